@@ -3,6 +3,7 @@
 import pytest
 from fastapi.testclient import TestClient
 
+from docs import generate_sizing
 from docs.generate_reference import KINDS, METHODS, REFERENCE, pages
 from docs.grader_examples import EXAMPLES, Example
 
@@ -12,6 +13,30 @@ RUN = {kind: example for kind, example in EXAMPLES.items() if example.reward is 
 def test_the_pages_are_what_the_generator_writes() -> None:
     stale = [str(path) for path, text in pages().items() if path.read_text(encoding="utf-8") != text]
     assert stale == [], "run python -m docs.generate_reference"
+
+
+def test_the_table_of_what_fits_where_is_what_the_generator_writes() -> None:
+    assert generate_sizing.PAGE.read_text(encoding="utf-8") == generate_sizing.page(), (
+        "run python -m docs.generate_sizing"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("0.6B", 0.596),
+        ("1.7B", 1.72),
+        ("4B", 4.02),
+        ("8B", 8.19),
+        ("14B", 14.8),
+        ("32B", 32.8),
+        ("70B", 70.6),
+    ],
+)
+def test_a_shape_of_the_table_has_the_published_number_of_parameters(name: str, billions: float) -> None:
+    (config,) = [config for model, config in generate_sizing.MODELS.items() if model.endswith(f"-{name}")]
+    found = generate_sizing.model_shape(config).num_parameters / 10**9
+    assert found == pytest.approx(billions, rel=0.005)
 
 
 def test_every_grader_has_a_page_and_an_example_and_no_page_is_left_over() -> None:

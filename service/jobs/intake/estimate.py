@@ -32,6 +32,10 @@ PROCESS_BYTES = 370 * 2**20
 """Memory of an engine without a model on a CPU: Python, torch and transformers."""
 BYTES_PER_TRAINED = 16
 """Weight, gradient and Adam's two moments in float32."""
+FULL_WIDTH = 4
+"""Bytes of a weight if all weights are trained, and of its reference's."""
+GATHERED_LAYERS = 2
+"""Layers that a sharded rank holds whole while it trains: the current one and the next."""
 CPU_ACTIVATION_BYTES, GPU_TOKENS = 160 * 2**20, 16_384
 """Limits of one training pass if no token budget is set (the engine's `micro_batch_budget.py`)."""
 LOGITS_TOKENS = 1024
@@ -162,24 +166,47 @@ def trained_tokens(subject: Subject, sampled: TokenRange, notes: list[str]) -> T
 
 
 def peak_memory(subject: Subject, notes: list[str]) -> TokenRange | None:
-    """Weights, trained parameters, and the larger of sampling's cache and training's activations."""
+    """A rank's weights, trained parameters, and the larger of sampling's cache and training's activations."""
     shape = subject.shape
     if shape is None:
         notes.append("The model's size is unknown on this machine, so its memory is too.")
         return None
     width, method = bytes_per_value(subject), subject.method
     has_reference = isinstance(method, Reinforcement) and method.reinforcement.hyperparameters.beta > 0
-    held = shape.weight_bytes(width, quantization_of(method)) + (0 if subject.on_gpu else PROCESS_BYTES)
+    held = shape.weight_bytes(width, quantization_of(method))
     lora = lora_of(subject.method) or Lora()
     if lora == "full":
-        held += shape.num_parameters * (BYTES_PER_TRAINED - (0 if has_reference else width))
+        held = shape.num_parameters * (BYTES_PER_TRAINED + (FULL_WIDTH if has_reference else 0))
     else:
         held += shape.adapter_parameters(lora.rank, lora.target_modules) * BYTES_PER_TRAINED
-    working = max(cache_bytes(subject, shape, width), activation_bytes(subject, shape, width))
+    sampling, training = cache_bytes(subject, shape, width), activation_bytes(subject, shape, width)
+    if (ranks := sharding_ranks(subject.runtime)) > 1:
+        held //= ranks
+        sampling += whole_bytes(subject, shape, FULL_WIDTH if lora == "full" else width)
+        training += layer_bytes(shape, 2 * FULL_WIDTH if lora == "full" else width)
+    held += 0 if subject.on_gpu else PROCESS_BYTES
+    working = max(sampling, training)
     logits = LOGITS_TOKENS * shape.vocabulary * 4
     if subject.on_gpu:
         notes.append("vLLM's share of the GPU's memory (sampler_memory) is not included.")
     return TokenRange(low=round(held), high=round(MARGIN * (held + working + logits)))
+
+
+def sharding_ranks(runtime: Runtime) -> int:
+    """The number of ranks that divide weights, gradients and moments among them."""
+    return runtime.ranks if runtime.sharding == "fsdp" else 1
+
+
+def whole_bytes(subject: Subject, shape: ModelShape, width: int) -> int:
+    """All weights, which the torch sampler gathers on each rank."""
+    gathers = sampling_of(subject.method) is not None and subject.runtime.sampler != "vllm"
+    return shape.num_parameters * width if gathers else 0
+
+
+def layer_bytes(shape: ModelShape, width: int) -> int:
+    """The layers that are whole during training, with the weights outside of the layers."""
+    inside = sum(each.rows * each.columns for each in shape.matrices)
+    return (shape.num_parameters - inside + GATHERED_LAYERS * inside // shape.layers) * width
 
 
 def bytes_per_value(subject: Subject) -> int:

@@ -86,7 +86,7 @@ def _read(folder: Path, weights: tuple[Path, ...], _stamp: tuple[int, ...]) -> M
         config = json.loads((folder / "config.json").read_bytes())
         config = config.get("text_config", config)
         tensors = dict(item for path in weights for item in _tensors(path))
-        return _shape(config, tensors)
+        return shape_of(config, tensors)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnknownShape(f"the shape of {folder.name} is unknown: {error!r}") from error
 
@@ -97,7 +97,8 @@ def _tensors(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
         return ((each.name, each.shape) for each in read_tensors(file))
 
 
-def _shape(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> ModelShape:
+def shape_of(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> ModelShape:
+    """Raises ValueError, KeyError."""
     if not tensors:
         raise ValueError("there are no safetensors files")
     hidden = config.get("hidden_size") or config["n_embd"]

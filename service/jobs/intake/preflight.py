@@ -114,6 +114,7 @@ class Preflight:
             with self.database.reading() as session:
                 past = read_past(session, tenant)
             self.past_jobs.put(tenant, past)
+        runtime = self.settings.runtime
         subject = Subject(
             model=base_of(job.model),
             method=report.method,
@@ -121,7 +122,7 @@ class Preflight:
             rows=report.training_tokens,
             shape=report.shape,
             on_gpu=report.on_gpu,
-            runtime=self.settings.runtime,
+            runtime=runtime.model_copy(update={"ranks": job.resources.gpus or runtime.ranks}),
         )
         return estimate(subject, past)
 

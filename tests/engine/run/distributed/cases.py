@@ -4,8 +4,8 @@ FOLDER holds `cases.json`. Each of its `runs` (name → RunConfig) is a whole ru
 first rank writes its events, and whether its weights were sharded, to `FOLDER/NAME.json`. Each of its
 `injected` jobs trains three steps on given completions; every rank writes parameters and metrics to
 `FOLDER/NAME.RANK.pt`. The policy of each of its `loaded` jobs is opened only; every rank writes how many
-bytes its memory grew meanwhile, how many its weights have, and how much its memory grew while Adam's moments
-were saved, to `FOLDER/NAME.RANK.json`.
+bytes its memory grew meanwhile, how many its weights have, and how much its memory grew while it made an
+optimiser step and while it saved Adam's moments, to `FOLDER/NAME.RANK.json`.
 """
 
 import ctypes
@@ -64,10 +64,12 @@ def load(config: RunConfig, folder: Path) -> dict[str, int]:
     settings = hyperparameters_of(config.method)
     with growth() as loading:
         policy = open_policy(config, settings, torch.device("cpu"), torch.float32)
+    before = _status("VmRSS")
     updater = PolicyUpdater(policy, settings, None, total_steps=1)
     for parameter in policy.trainable.values():
         parameter.grad = torch.ones_like(parameter)
     updater.optimizer.step(1e-4, 0.0, step=1)
+    training = _status("VmHWM") - before
     with growth() as saving:
         save_gathered(
             updater.optimizer.state_tensors(), folder / MOMENTS if Ranks.current().is_first else None
@@ -78,7 +80,7 @@ def load(config: RunConfig, folder: Path) -> dict[str, int]:
     for name, tensor in updater.optimizer.state_tensors().items():
         assert torch.equal(gathered(again.optimizer.state_tensors()[name]), gathered(tensor)), name
     held = sum(each.to_local().nbytes for each in policy.model.parameters() if isinstance(each, DTensor))
-    return {"held": held, "loading": loading[0], "saving": saving[0]}
+    return {"held": held, "loading": loading[0], "training": training, "saving": saving[0]}
 
 
 @contextmanager

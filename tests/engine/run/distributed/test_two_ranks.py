@@ -13,6 +13,8 @@ from examples.tiny_model import make_model
 from grpo_engine.config.job import Lora, ModelSource, RunConfig, SupervisedHyperparameters
 from grpo_engine.models.loading import load_policy
 from grpo_engine.models.lora import save_adapter
+from service.jobs.intake.estimate import PROCESS_BYTES, Subject, estimate
+from service.jobs.intake.model_size import model_shape
 from tests.engine.conftest import sum_rows, write_rows
 from tests.engine.injection import after_steps, steps_of
 from tests.engine.run.distributed.gang import Run, alone, config_of, together
@@ -114,6 +116,13 @@ def injected(folder: Path) -> dict[str, RunConfig]:
 
 
 @pytest.fixture(scope="module")
+def larger(folder: Path) -> RunConfig:
+    """A full job on a model of 150 MB."""
+    path = str(folder / "larger")
+    return config_of(folder, SHARDED, {"reinforcement": {"lora": "full", "beta": 0.0}}, path=path)
+
+
+@pytest.fixture(scope="module")
 def one(folder: Path, configs: dict[str, RunConfig]) -> Callable[[str], Run]:
     """The run of that name by one process."""
     made: dict[str, Run] = {}
@@ -128,15 +137,17 @@ def one(folder: Path, configs: dict[str, RunConfig]) -> Callable[[str], Run]:
 
 @pytest.fixture(scope="module")
 def two(
-    folder: Path, configs: dict[str, RunConfig], injected: dict[str, RunConfig], one: Callable[[str], Run]
+    folder: Path,
+    configs: dict[str, RunConfig],
+    injected: dict[str, RunConfig],
+    larger: RunConfig,
+    one: Callable[[str], Run],
 ) -> dict[str, Run]:
     """All of them by two ranks, and the third step alone of those that one process began."""
     for name in CONTINUED:
         keep_two_steps(one(name).folder, folder / "together" / f"{name}_continued")
     continued = {f"{name}_continued": configs[name] for name in CONTINUED}
-    source = {"path": str(folder / "larger")}
-    loaded = {"larger": config_of(folder, SHARDED, {"reinforcement": {"lora": "full"}}, **source)}
-    return together(folder / "together", {**configs, **continued}, injected, loaded)
+    return together(folder / "together", {**configs, **continued}, injected, {"larger": larger})
 
 
 def keep_two_steps(run: Path, target: Path) -> None:
@@ -157,6 +168,22 @@ def test_two_ranks_end_with_the_weights_and_metrics_of_one_process(
     assert len(by_two.metrics) == len(by_one.metrics) > 3
     for mine, other in zip(by_one.metrics, by_two.metrics, strict=True):
         assert other == pytest.approx(mine, abs=1e-5, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_sharded_rank_is_within_its_estimate(
+    folder: Path, two: dict[str, Run], larger: RunConfig
+) -> None:
+    """What loading and an optimiser step leave and need: weights, gradients and moments, divided by two."""
+    runtime = larger.runtime.model_copy(update={"ranks": 2})
+    shape = model_shape(folder / "larger")
+    subject = Subject("larger", larger.method, 1, None, shape, on_gpu=False, runtime=runtime)
+    found = estimate(subject, []).peak_memory_bytes
+    assert found is not None
+    low, high = found.low - PROCESS_BYTES, found.high - PROCESS_BYTES
+    for rank in range(2):
+        measured = json.loads((folder / "together" / f"larger.{rank}.json").read_text())
+        assert low <= measured["held"] + measured["training"] <= min(high, 1.15 * low)
 
 
 @pytest.mark.slow

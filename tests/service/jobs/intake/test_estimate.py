@@ -14,7 +14,7 @@ from service.jobs.intake.costs import Past, past_of, with_start, with_step
 from service.jobs.intake.estimate import RowTokens, Subject, estimate
 from service.jobs.intake.model_size import Matrix, ModelShape, UnknownShape, model_shape
 from service.jobs.model.dataset import Problems
-from service.jobs.model.schemas import Estimate
+from service.jobs.model.schemas import Estimate, TokenRange
 from tests.service.job_samples import METHOD, reinforcement
 
 GIB = 2**30
@@ -149,7 +149,32 @@ def test_all_weights_take_optimizer_states_and_the_reference_a_copy() -> None:
     assert without is not None
     assert with_reference is not None
     assert without.low == 500_000_000 * 16
-    assert with_reference.low - without.low == 500_000_000 * 2
+    assert with_reference.low - without.low == 500_000_000 * 4
+
+
+@pytest.mark.parametrize(("lora", "width"), [("full", 4), (None, 2)])
+def test_sharded_ranks_divide_what_is_held_and_gather_the_model_to_sample(lora: Any, width: int) -> None:
+    def memory(ranks: int) -> TokenRange:
+        runtime = Runtime(ranks=ranks, sharding="fsdp", sampler="torch", token_budget=16)  # type: ignore[call-arg]
+        shape = replace(SHAPE, num_parameters=26_000_000)
+        job = subject(method=grpo(lora=lora, beta=0.0), shape=shape, on_gpu=True, runtime=runtime)
+        found = estimate(job, []).peak_memory_bytes
+        assert found is not None
+        return found
+
+    alone, shared = memory(1), memory(8)
+    assert shared.low == alone.low // 8
+    assert shared.high - alone.high == pytest.approx(1.4 * (26_000_000 * width - alone.low * 7 / 8), rel=1e-6)
+
+
+def test_sharded_training_gathers_layers_and_what_is_outside_of_them() -> None:
+    method = METHOD.validate_python({"type": "supervised", "supervised": {}})
+    runtime = Runtime(ranks=2, sharding="fsdp", token_budget=16)  # type: ignore[call-arg]
+    found = estimate(subject(method=method, on_gpu=True, runtime=runtime), []).peak_memory_bytes
+    inside = 24 * 1024 * 1024
+    working = 16 * 24 * (8 * 1024 + 3 * 4096) * 2 + (500_000_000 - inside + 2 * 1024 * 1024) * 2
+    assert found is not None
+    assert found.high == round(1.4 * (found.low + working + 1024 * 150_000 * 4))
 
 
 def test_a_model_on_another_machine_has_no_memory_estimate_but_a_note() -> None:
