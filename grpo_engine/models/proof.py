@@ -65,6 +65,8 @@ class Proof:
         try:
             with torch.no_grad():
                 return self._wrong_structure(faster) or self._lost_precision(faster)
+        except torch.OutOfMemoryError:
+            raise  # the model does not fit; a slower way needs more memory
         except FAILURES as error:
             return f"it fails with {type(error).__name__}: {error}"
 
