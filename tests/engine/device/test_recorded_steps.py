@@ -1,4 +1,4 @@
-"""Recorded steps in fixed buffers give what steps without a recording give, whoever leaves and joins."""
+"""Recorded steps in fixed buffers give what steps without a recording give, whichever rows leave and join."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
