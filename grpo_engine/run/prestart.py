@@ -12,11 +12,14 @@ import importlib
 import json
 import os
 import sys
+from importlib.util import find_spec
 
 from grpo_engine.process.setup import without_garbage_collector
 
 LOADED_AHEAD = ("grpo_engine.run.build", "peft.utils.transformers_weight_conversion")
 """All modules that a job imports, and those that its libraries import while loading a model."""
+QUANTIZED = "peft.tuners.lora.bnb"
+"""PEFT imports it with every adapter if bitsandbytes is installed."""
 
 
 def load_ahead() -> None:
@@ -24,6 +27,8 @@ def load_ahead() -> None:
     with without_garbage_collector():
         for name in LOADED_AHEAD:
             importlib.import_module(name)
+        if find_spec("bitsandbytes") is not None:
+            importlib.import_module(QUANTIZED)
 
 
 def await_job() -> list[str]:

@@ -16,6 +16,7 @@ from tests.engine.processes import adapter_sha256, events, metric_lines, run_her
 LOADS_AHEAD = """
 import os, random, sys
 before = random.getstate()
+import grpo_engine.__main__
 from grpo_engine.run.prestart import load_ahead
 load_ahead()
 import torch
