@@ -32,6 +32,7 @@ from grpo_engine.contract.errors import ConfigError
 from grpo_engine.models.fast.model import FastModel
 from grpo_engine.models.loading import load_policy
 from grpo_engine.models.policy import Policy
+from grpo_engine.models.proof import Choice
 from grpo_engine.models.shared_prompt_attention import recompute
 from grpo_engine.objective.types import Group, Prompt
 from grpo_engine.parallel.ranks import Ranks
@@ -127,6 +128,8 @@ def shard(policy: Policy, device: torch.device) -> None:
             _shard_model(model, device)
     policy.place_on(device)
     policy.use_forward(forward)
+    if forward.name == "kernels":  # they still sample, with gathered weights
+        policy.forward = Choice("packed", "kernels bypass the layers, which gather sharded weights")
     policy.__class__ = ShardedPolicy
 
 
@@ -189,7 +192,7 @@ class ShardedPolicy(Policy):
 
     @property
     def training_kernels(self) -> FastModel | None:
-        """None: kernels bypass the layers' forward pass, which gathers the weights."""
+        """None: kernels bypass the layers, which gather their weights."""
         return None
 
     def _logprobs(self, model: PreTrainedModel, *arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:

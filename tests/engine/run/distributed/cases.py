@@ -55,7 +55,9 @@ def run(config: RunConfig, folder: Path, name: str) -> None:
     trainer = build_loop(config, folder / name)
     events = [event.model_dump(mode="json") for event in trainer.run(agreed_by_ranks(lambda: False))]
     if Ranks.current().is_first:
-        is_sharded = isinstance(trainer.method.policy.model, FSDPModule)
+        policy = trainer.method.policy
+        is_sharded = isinstance(policy.model, FSDPModule)
+        assert policy.forward.name == ("packed" if is_sharded else "kernels")
         (folder / f"{name}.json").write_text(json.dumps({"events": events, "is_sharded": is_sharded}))
 
 
