@@ -21,12 +21,14 @@ from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.rollout.collector import Collector, StepGroups, sampling_of
 from grpo_engine.rollout.overlap import one_step_ahead
 from grpo_engine.rollout.overlap.one_step_ahead import OneStepAhead
+from grpo_engine.rollout.overlap.own_stream import OwnStream
 from grpo_engine.rollout.overlap.policy_snapshot import sampler_for
 from grpo_engine.rollout.prompt_source import CurriculumSource, PromptOutcome
 from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.run.build import build_loop
 from grpo_engine.training.trainer import Trainer
 from tests.engine.conftest import largest_difference, parameters_of, trained
+from tests.engine.injection import CPU
 from tests.engine.processes import adapter_sha256, crash_here, metric_lines, run_here
 from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler
 
@@ -263,6 +265,8 @@ class _RowsOnly:
 
 
 class _NoSnapshot:
+    stream = OwnStream(CPU)
+
     def update(self, version: int) -> None:
         """Nothing to copy."""
 
