@@ -143,7 +143,7 @@ def test_the_merged_model_decodes_as_base_and_adapter(trained: Trained) -> None:
 
 def test_the_card_names_the_base_model(trained: Trained) -> None:
     card = (trained.adapter / "README.md").read_text()
-    assert f'base_model: "{trained.supervised["fine_tuned_model"]}"' in card
+    assert f'base_model: "{trained.supervised["id"]}"' in card
     assert "--max-lora-rank 8" in card
     assert "library_name: transformers" in (trained.model / "README.md").read_text()
 

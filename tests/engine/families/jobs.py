@@ -17,6 +17,7 @@ from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.run.build import build_loop
 from grpo_engine.run.export import ExportRun
 from tests.engine.conftest import write_rows
+from tests.engine.run.export_samples import export_of
 
 ROWS = [
     {
@@ -83,7 +84,7 @@ def plain_logprobs(base: Path, adapter: Path | None = None) -> Tensor:
 def merged(base: Path, adapter: Path, folder: Path) -> Path:
     """The export of an adapter."""
     source = ModelSource(name=base.name, path=str(base), adapter=str(adapter))
-    list(ExportRun(source, folder).run(lambda: False))
+    list(ExportRun(export_of(source), folder).run(lambda: False))
     return folder / "merged"
 
 

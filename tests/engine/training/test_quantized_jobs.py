@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from grpo_engine.config.job import RunConfig
+from grpo_engine.config.job import RunConfig, hyperparameters_of
 from grpo_engine.contract.errors import ConfigError
 from grpo_engine.contract.events import Evaluated, StepFinished
-from grpo_engine.models.policy import Policy
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.run.build import build_loop
-from grpo_engine.run.rank_setup import shard
+from grpo_engine.run.rank_setup import open_policy
 from tests.engine.conftest import cut, largest_difference, parameters_of, sum_rows, trained, write_rows
 
 STEPS = 3
@@ -69,10 +69,9 @@ def test_the_adapter_names_the_base_without_its_quantisation(
 
 
 def test_sharded_weights_are_refused(
-    make_config: Callable[..., RunConfig],
-    make_policy: Callable[..., Policy],
-    monkeypatch: pytest.MonkeyPatch,
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Ranks, "current", classmethod(lambda cls: cls(0, 2)))
+    config = cut(make_config(quantization="nf4"), sharding="fsdp")
     with pytest.raises(ConfigError, match="fsdp does not support quantization"):
-        shard(make_policy(quantization="nf4"), cut(make_config(quantization="nf4"), sharding="fsdp"))
+        open_policy(config, hyperparameters_of(config.method), torch.device("cpu"), torch.float32)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from grpo_engine.config.job import Lora, ModelSource, Runtime, SupervisedHyperparameters
-from grpo_engine.models.policy import Policy, load_policy
+from grpo_engine.models.loading import load_policy
+from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.sampler.vllm_engine import VllmEngine
 from grpo_engine.rollout.sampler.vllm_options import engine_arguments, why_unsupported
 from tests.engine.families.catalogue import FAMILIES

@@ -17,7 +17,7 @@ from grpo_engine.rollout.sampler.vllm_sampler import VllmSampler, request_seed
 from grpo_engine.rollout.tools.sampler import ToolSampler
 from tests.engine.conftest import assert_most_likely
 from tests.engine.injection import trained_batch
-from tests.engine.rollout.tools.test_training import _CallsAfterwards
+from tests.engine.rollout.tools.test_training import CallsAfterwards
 from tests.engine.vllm.conftest import PROMPTS
 from tests.support.chat_server import ScriptedServer
 
@@ -190,7 +190,7 @@ def test_tools_run_between_turns_that_vllm_samples(
         tools = [HttpTool(type="http", name="add", url=server.url)]
         prompts = [Prompt(row, "", (4, 9 + row, 5), {}) for row in range(3)]
         sampling = replace(SAMPLING, max_tokens=120)
-        sampler = ToolSampler(_CallsAfterwards(inner), inner.policy, tools, max_turns=3)  # type: ignore[arg-type]
+        sampler = ToolSampler(CallsAfterwards(inner), inner.policy, tools, max_turns=3)  # type: ignore[arg-type]
         groups = sampler.generate(prompts, 2, sampling)
         again = sampler.generate(prompts[1:], 2, sampling.starting_at(1))
     assert not ToolSampler(inner, inner.policy, tools, max_turns=3).shares_weights

@@ -37,7 +37,7 @@ def test_a_worker_whose_gpu_fails_claims_nothing_until_it_works_again(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8a")
     assert not run_job(worker)
     assert read_job(database, job_id).state == "queued"
-    assert "sees none of this machine's 1 GPUs" in capsys.readouterr().out
+    assert "sees none of this machine's 1 GPUs" in "".join(capsys.readouterr())
     with database.transaction() as session:
         session.execute(update(WorkerHelper).values(seen_at=WorkerHelper.seen_at - 61))
     assert helpers_check(database, settings).startswith("gpu not seen for 6")

@@ -95,6 +95,7 @@ def test_the_manifest_names_data_rules_configuration_seed_and_versions(
         "device": "cpu",
         "dtype": "float32",
         "sampler": "fake",
+        "computation": None,
     }
     assert job_id not in json.dumps(manifest)
 
