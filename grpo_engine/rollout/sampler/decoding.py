@@ -119,7 +119,7 @@ class SharedDecoder:
         self.last_position = (getattr(model.config, "max_position_embeddings", None) or sys.maxsize) - 1
         self.room: Room | None = None
         self.fixed: FixedCache | None = None
-        self.recorded = RecordedSteps(self._on_device)
+        self.recorded = RecordedSteps()
 
     def reserve(self, room: Room) -> None:
         """Sizes of all decodings that follow; call once.
@@ -150,7 +150,7 @@ class SharedDecoder:
             self.cache.grow()
         self.cache.length += 1
         if self.fixed is not None:
-            return self.recorded(self.fixed.shape, tokens_B)
+            return self.recorded(self._on_device, self.fixed.shape, tokens_B)
         return self._on_device(tokens_B)
 
     def keep(self, rows: Tensor) -> None:

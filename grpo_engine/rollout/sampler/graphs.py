@@ -16,39 +16,41 @@ CAPTURE_MODE = "thread_local"
 class RecordedStep:
     """`step(tokens_B) → logits`, all effects in place: first run normally, then recorded, then replayed."""
 
-    def __init__(self, step: Callable[[Tensor], Tensor], num_rows: int, like: Tensor) -> None:
-        self.step = step
+    def __init__(self, num_rows: int, like: Tensor) -> None:
         self.tokens = like.new_zeros(num_rows)
         self.is_warm = False
         self.recorded: torch.cuda.CUDAGraph | None = None
 
-    def __call__(self, tokens_B: Tensor) -> Tensor:
+    def __call__(self, step: Callable[[Tensor], Tensor], tokens_B: Tensor) -> Tensor:
         """Logits of the first rows, which have these tokens."""
         self.tokens[: len(tokens_B)].copy_(tokens_B)
-        return self._logits()[: len(tokens_B)]
+        return self._logits(step)[: len(tokens_B)]
 
-    def _logits(self) -> Tensor:
+    def _logits(self, step: Callable[[Tensor], Tensor]) -> Tensor:
         if not self.is_warm:
             self.is_warm = True
-            return self.step(self.tokens)
+            return step(self.tokens)
         if self.recorded is None:
             recorded = torch.cuda.CUDAGraph()
             with torch.cuda.graph(recorded, capture_error_mode=CAPTURE_MODE):
-                self.logits = self.step(self.tokens)
+                self.logits = step(self.tokens)
             self.recorded = recorded
         self.recorded.replay()
         return self.logits
 
 
 class RecordedSteps:
-    """One recording for each shape of the buffers, which never move."""
+    """One recording for each shape of the buffers, which never move.
 
-    def __init__(self, step: Callable[[Tensor], Tensor]) -> None:
-        self.step = step
+    The step is an argument: a reference to its decoder would keep the decoder's memory until the next garbage
+    collection.
+    """
+
+    def __init__(self) -> None:
         self.by_shape: dict[Any, RecordedStep] = {}
 
-    def __call__(self, shape: tuple[int, ...], tokens_B: Tensor) -> Tensor:
+    def __call__(self, step: Callable[[Tensor], Tensor], shape: tuple[int, ...], tokens_B: Tensor) -> Tensor:
         """`shape`: of the buffers now, the number of their rows first."""
         if shape not in self.by_shape:
-            self.by_shape[shape] = RecordedStep(self.step, shape[0], tokens_B)
-        return self.by_shape[shape](tokens_B)
+            self.by_shape[shape] = RecordedStep(shape[0], tokens_B)
+        return self.by_shape[shape](step, tokens_B)

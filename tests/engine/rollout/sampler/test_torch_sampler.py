@@ -1,5 +1,7 @@
 """The torch sampler: same tokens whatever is computed together, and their true log-probabilities."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -227,3 +229,24 @@ def test_further_prompts_of_a_step_draw_other_tokens(make_policy: Callable[..., 
     assert tokens(again) != tokens(later)
     together = sampler.generate([*PROMPTS, PROMPTS[0]], 8, SAMPLING)
     assert tokens(together)[4:] == tokens(later)
+
+
+def test_a_decoders_memory_is_free_when_its_sampling_ends(
+    make_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without garbage collection: a decoder holds a copy of the weights and the cache."""
+    sampler, made = TorchSampler(make_policy(), 8), []
+
+    def decoder() -> Decoder:
+        new = make()
+        made.append(weakref.ref(new))
+        return new
+
+    make = sampler._decoder
+    monkeypatch.setattr(sampler, "_decoder", decoder)
+    gc.disable()
+    try:
+        sampler.generate(PROMPTS, 2, SAMPLING)
+        assert [each() for each in made] == [None]
+    finally:
+        gc.enable()
