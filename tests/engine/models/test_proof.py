@@ -56,6 +56,14 @@ def test_the_kernels_are_chosen_for_every_family(name: str, tmp_path: Path) -> N
     assert chosen(folder, ADAPTER) == ("kernels", "kernels")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_that_amplify_rounding_errors_keep_the_kernels(dtype: torch.dtype, tmp_path: Path) -> None:
+    """In float32 log-probabilities of this model differ by more than the structure's tolerance."""
+    more = {"initializer_range": 0.5, "hidden_size": 96, "vocab_size": 300}
+    folder = write_model(tmp_path, "Qwen2Config", largest_logit=13, layers=36, **more)
+    assert chosen(folder, "full", dtype) == ("kernels", "kernels")
+
+
 def test_the_kernels_are_chosen_for_an_adapter_that_is_continued(tmp_path: Path) -> None:
     kind, more = QWEN3
     folder = write_model(tmp_path / "base", kind, largest_logit=18, layers=4, **more)
@@ -153,7 +161,6 @@ def test_a_loss_of_precision_is_refused_with_a_reason(
     policy = load(folder, ADAPTER)
     assert policy.forward.name == "packed"
     assert policy.forward.slower_because.startswith("its rounding errors are")
-    assert "twice the model's own" in policy.forward.slower_because
 
 
 def test_the_pass_in_float32_widens_one_layer_at_a_time(tmp_path: Path) -> None:
