@@ -15,6 +15,8 @@ from grpo_engine.__main__ import run
 from grpo_engine.config.job import RunConfig
 
 CLOCKS = ("timing/", "perf/", "memory/", "step_time")
+PATIENCE_SECONDS = 300
+"""On a machine with a load of 15, two ranks took more than a minute to start."""
 
 
 class Crash(BaseException):
@@ -66,7 +68,7 @@ def last_step(run_dir: Path) -> int:
 
 
 def wait_for_step(run_dir: Path, step: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while last_step(run_dir) < step:
         assert time.monotonic() < deadline, f"step {step} never came"
         time.sleep(0.01)

@@ -27,7 +27,7 @@ from tests.support.forking import client as forking
 
 ROOT = Path(__file__).parents[2]
 GRPO = [sys.executable, "-m", "service.cli"]
-START_SECONDS = 60
+START_SECONDS = 120
 
 
 def run_shell(script: str, folder: Path, environment: dict[str, str]) -> str:

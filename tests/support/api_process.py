@@ -14,7 +14,7 @@ from service.cli.operate.settings import api_command
 from tests.support.forking import client as forking
 from tests.support.servers import is_ok, wait_until
 
-START_SECONDS = 60
+START_SECONDS = 120
 Process = subprocess.Popen[bytes] | forking.Forked
 
 

@@ -24,7 +24,7 @@ import redis
 
 from grpo_engine.process.parent_death import dies_with_this_process
 
-START_SECONDS = 30
+START_SECONDS = 120
 MEMORY_BYTES = 2 << 30
 
 
@@ -35,7 +35,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 10.0, what: str = "") -> Any:
+def wait_until(condition: Callable[[], Any], seconds: float = 60.0, what: str = "") -> Any:
     """Wait for the condition's first true value and return it. Raises TimeoutError after `seconds`.
 
     The pauses between checks grow, because the awaited process needs the processor too.

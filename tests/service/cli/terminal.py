@@ -30,7 +30,7 @@ class Terminal:
     def text(self) -> str:
         return _STYLES.sub("", self._shown.decode(errors="replace")).replace("\r", "\n")
 
-    def wait_for(self, text: str, seconds: float = 60) -> None:
+    def wait_for(self, text: str, seconds: float = 180) -> None:
         """Waits until the text is on the screen. Raises TimeoutError."""
         deadline = time.monotonic() + seconds
         while text not in self.text:
@@ -42,7 +42,7 @@ class Terminal:
 
     def end(self) -> int:
         """Reads the rest of the output and returns the exit code."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while self._read(5):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the command is still running: {self.text}")
