@@ -8,15 +8,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
+from jinja2 import TemplateError
 from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from grpo_engine.config.job import ModelSource
+from grpo_engine.config.turn_ends import turn_ends
 from grpo_engine.files.fingerprint import fingerprint
 from grpo_engine.models import lora, quantization
 from grpo_engine.models.fast.model import FAMILIES, FastModel
@@ -223,10 +225,30 @@ def _has_attention_windows(config: PreTrainedConfig) -> bool:
 
 
 def _stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The stops of model and tokenizer, and the ends of turns that the chat template writes."""
     stops = model.generation_config.eos_token_id if model.generation_config else None
     found = set(stops) if isinstance(stops, list) else {stops}
     found.add(tokenizer.eos_token_id)
+    special = {each.content: token for token, each in tokenizer.added_tokens_decoder.items() if each.special}
+    known = {text for text, token in special.items() if token in found}
+    ends = turn_ends(lambda messages: rendered(tokenizer, messages), special, known)
+    found |= {special[text] for text in ends}
     return frozenset(token for token in found if token is not None)
+
+
+def rendered(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], *, for_completion: bool = False
+) -> str | None:
+    """A conversation as text; None if there is no chat template or if it refuses the conversation."""
+    if tokenizer.chat_template is None:
+        return None
+    try:
+        return cast(
+            str,
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=for_completion),
+        )
+    except (TemplateError, ValueError, TypeError, LookupError, ArithmeticError):
+        return None
 
 
 def base_fingerprint(source: ModelSource) -> str:

@@ -14,9 +14,8 @@ import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from grpo_engine.config.tool_formats import (
@@ -29,6 +28,7 @@ from grpo_engine.config.tool_formats import (
     find_format,
 )
 from grpo_engine.contract.errors import ConfigError
+from grpo_engine.models.policy import rendered
 
 MARKER = 'answerqzx"{}"xzq'
 ESCAPED_MARKER = json.dumps(MARKER)[1:-1]
@@ -153,21 +153,6 @@ def tool_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat:
     except UnreadableFormat as error:
         hint = "Train without tools, or use a model whose chat template writes a readable format."
         raise ConfigError(str(error), hint=hint) from error
-
-
-def rendered(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], *, for_completion: bool = False
-) -> str | None:
-    """A conversation as text; None if there is no chat template or if it refuses the conversation."""
-    if tokenizer.chat_template is None:
-        return None
-    try:
-        return cast(
-            str,
-            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=for_completion),
-        )
-    except (TemplateError, ValueError, TypeError, LookupError, ArithmeticError):
-        return None
 
 
 def _fair(lengths: Sequence[int], room: int) -> list[int]:

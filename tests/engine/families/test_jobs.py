@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from grpo_engine.contract.events import StepFinished, Warned
 from grpo_engine.models.policy import Policy
@@ -86,3 +87,16 @@ def test_a_job_trains_resumes_samples_and_exports(
     assert float((expected - plain_logprobs(base, result)).abs().max()) < limit
     alone = plain_logprobs(merged(base, result, tmp_path / "export"))
     assert float((expected - alone).abs().max()) < limit
+
+
+def test_a_copy_without_generation_config_stops_where_its_template_ends_a_turn(
+    family_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    base = shutil.copytree(family_folder("gpt-oss"), tmp_path / "copy")
+    (base / "generation_config.json").unlink()
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.eos_token = "<|endoftext|>"
+    tokenizer.save_pretrained(base)
+    _, policy = run(supervised(base, tmp_path, {"rank": 1}), tmp_path / "run")
+    stops = tokenizer.convert_ids_to_tokens(sorted(policy.stop_set))
+    assert stops == ["<|endoftext|>", "<|return|>", "<|call|>"]
