@@ -101,26 +101,34 @@ def shape_of(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) 
     """Raises ValueError, KeyError."""
     if not tensors:
         raise ValueError("there are no safetensors files")
-    hidden = config.get("hidden_size") or config["n_embd"]
-    heads = config.get("num_attention_heads") or config["n_head"]
-    head_size = config.get("head_dim") or hidden // heads
+    hidden = _largest(config.get("hidden_size") or config["n_embd"])
+    heads = _largest(config.get("num_attention_heads") or config["n_head"])
+    head_size = _largest(config.get("head_dim") or hidden // heads)
     linear = [(name, shape) for name, shape in tensors.items() if len(shape) == 2]
     experts = [(name, shape) for name, shape in tensors.items() if len(shape) == 3 and ".experts." in name]
     # an adapter has a pair of matrices for each expert of the stack
     linear += [(name, (each * rows, each * columns)) for name, (each, rows, columns) in experts]
     return ModelShape(
         num_parameters=sum(math.prod(shape) for shape in tensors.values()),
-        layers=config.get("num_hidden_layers") or config["n_layer"],
+        layers=_largest(config.get("num_hidden_layers") or config["n_layer"]),
         hidden=hidden,
-        intermediate=config.get("intermediate_size") or config.get("n_inner") or 4 * hidden,
-        kv_width=(config.get("num_key_value_heads") or heads) * head_size,
-        vocabulary=config["vocab_size"],
+        intermediate=_largest(config.get("intermediate_size") or config.get("n_inner") or 4 * hidden),
+        kv_width=_largest(config.get("num_key_value_heads") or heads) * head_size,
+        vocabulary=_largest(config["vocab_size"]),
         matrices=tuple(Matrix(name, *shape) for name, shape in linear if not _NOT_ADAPTED.search(name)),
         modules=(
             *(name.removesuffix(".weight") for name in tensors if name.endswith(".weight")),
             *(name for name, _ in experts),
         ),
     )
+
+
+def _largest(size: Any) -> int:
+    """A size of the configuration; the largest one if it differs between layers. Raises ValueError."""
+    found = max(size) if isinstance(size, list) and size else size
+    if not isinstance(found, int):
+        raise ValueError(f"{size!r} is no size")
+    return found
 
 
 def _is_expert(name: str) -> bool:

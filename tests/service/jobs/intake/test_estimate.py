@@ -12,7 +12,7 @@ from grpo_engine.contract.events import Computation, Started
 from service.jobs.intake.checks.method import check_lora_targets
 from service.jobs.intake.costs import Past, past_of, with_start, with_step
 from service.jobs.intake.estimate import RowTokens, Subject, estimate
-from service.jobs.intake.model_size import Matrix, ModelShape, UnknownShape, model_shape
+from service.jobs.intake.model_size import Matrix, ModelShape, UnknownShape, model_shape, shape_of
 from service.jobs.model.dataset import Problems
 from service.jobs.model.schemas import Estimate, TokenRange
 from tests.service.job_samples import METHOD, reinforcement
@@ -191,6 +191,14 @@ def test_the_shape_of_a_real_folder(tmp_path: Path) -> None:
     assert total * 0.95 < shape.num_parameters < total
     assert len(shape.matrices) == 14
     assert shape.adapter_parameters(4, ("q_proj",)) < shape.adapter_parameters(4, "all-linear")
+
+
+def test_a_size_that_differs_between_layers_counts_as_the_largest() -> None:
+    config = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 9}
+    tensors = {"layers.0.mlp.up_proj.weight": (16, 8)}
+    assert shape_of({**config, "intermediate_size": [16, 32]}, tensors).intermediate == 32
+    with pytest.raises(ValueError, match="'wide' is no size"):
+        shape_of({**config, "intermediate_size": "wide"}, tensors)
 
 
 def test_targets_that_name_no_module_are_refused_with_the_names_that_exist(tmp_path: Path) -> None:
