@@ -50,6 +50,7 @@ def load_base(
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{source.name} cannot be loaded: {error}") from error
     _refuse_endless(model, tokenizer, source)
+    _use_unaligned_experts(model)
     return model, tokenizer
 
 
@@ -78,6 +79,13 @@ def load_policy(
     if device.type != "meta":
         policy.prove_shared_prompts()
     return policy
+
+
+def _use_unaligned_experts(model: PreTrainedModel) -> None:
+    """Avoid torch's grouped products if the experts' rows are no multiple of 16 bytes, as it requires."""
+    stacked = (each for name, each in model.named_parameters() if each.ndim == 3 and ".experts." in name)
+    if any(size * each.element_size() % 16 for each in stacked for size in each.shape[1:]):
+        model.set_experts_implementation("batched_mm")
 
 
 def _refuse_endless(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: ModelSource) -> None:
