@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from peft import LoraConfig, PeftModel
 from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
 from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from torch import nn
 from transformers import PreTrainedModel
@@ -35,10 +36,12 @@ def adapter_shape(model: PreTrainedModel, lora: Lora) -> LoraConfig:
         task_type="CAUSAL_LM",
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
+    config.exclude_modules = _not_wrapped(model, config) or None
     convert_peft_config_for_transformers(config, model, None)
     chosen = set(config.target_parameters or ())
     if is_everything:
         chosen |= {each for each in fused if not any(_matches(given, [each]) for given in chosen)}
+    chosen |= _displaced(model, config, lora)
     if chosen and lora.dropout:
         raise ConfigError(
             f"lora.dropout is {lora.dropout}, but PEFT trains a model's experts without dropout only: "
@@ -47,6 +50,38 @@ def adapter_shape(model: PreTrainedModel, lora: Lora) -> LoraConfig:
         )
     config.target_parameters = sorted(chosen) or None
     return config
+
+
+def _not_wrapped(model: PreTrainedModel, config: LoraConfig) -> list[str]:
+    """Linear layers that PEFT wraps wrongly (routers with two results) or refuses (Mamba's)."""
+    found = set()
+    for name, module in model.named_modules():
+        leaf = name.rpartition(".")[2]
+        try:
+            _check_lora_target_modules_mamba(config, model, leaf)
+            is_refused = False
+        except ValueError:
+            is_refused = True
+        if isinstance(module, nn.Linear) and (is_refused or _is_router(module)):
+            found.add(leaf)
+    return sorted(found)
+
+
+def _displaced(model: PreTrainedModel, config: LoraConfig, lora: Lora) -> set[str]:
+    """Linear layers that PEFT's conversion has dropped, because the experts have the same names.
+
+    Dense layers and shared experts of a mixture, by the parameters through which they can be trained.
+    """
+    kept, given = config.target_modules, lora.target_modules
+    if kept is None or isinstance(kept, str):
+        return set()
+    linear = {name.removesuffix(".weight") for name, module, _ in _matrices(model) if _is_linear(module)}
+    wanted = {
+        name for name in linear if given == "all-linear" or any(_matches(each, [name]) for each in given)
+    }
+    return {
+        f"{_in_layer(name)}.weight" for name in wanted if not any(_matches(each, [name]) for each in kept)
+    }
 
 
 def left_out(model: PeftModel) -> dict[str, int]:
@@ -67,7 +102,7 @@ def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]
     for name, module in model.named_modules():
         for parameter_name, parameter in module.named_parameters(recurse=False):
             path = f"{name}.{parameter_name}"
-            is_router = "Router" in type(module).__name__ and parameter.ndim == 2
+            is_router = _is_router(module) and parameter.ndim == 2
             is_experts = parameter.ndim == 3 and not isinstance(module, nn.modules.conv._ConvNd)
             is_product = _is_linear(module) and parameter_name == "weight" and module is not head
             if ".lora_" not in path and (is_product or is_router or is_experts):
@@ -75,7 +110,11 @@ def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]
 
 
 def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear | Conv1D)
+    return isinstance(module, nn.Linear | Conv1D) and not _is_router(module)
+
+
+def _is_router(module: nn.Module) -> bool:
+    return "Router" in type(module).__name__
 
 
 def _in_layer(name: str) -> str:

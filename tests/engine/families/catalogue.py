@@ -34,6 +34,7 @@ QWEN = ("<|endoftext|>", *CHATML, "<tool_call>", "</tool_call>", "<think>", "</t
 LLAMA = ("<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>")
 GEMMA = ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>")
 PHI = ("<|endoftext|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+GLM = ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 HARMONY = ("<|endoftext|>", "<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>", "<|call|>")
 
 
@@ -123,6 +124,20 @@ FAMILIES: dict[str, Family] = {
             "sliding_window": WINDOW,
             "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
         },
+    ),
+    "glm4-moe": Family(
+        "Glm4MoeConfig",
+        GLM,
+        "<|endoftext|>",
+        "glm4moe",
+        {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+        },
+        forward="packed",
     ),
     "gpt2": Family("GPT2Config", ("<|endoftext|>", *CHATML), "<|endoftext|>", is_tied=True, forward="packed"),
 }

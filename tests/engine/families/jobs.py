@@ -70,14 +70,16 @@ def engine_logprobs(policy: Policy, *, reference: bool = False) -> Tensor:
         return policy.reference_logprobs(batch) if reference else policy.logprobs(batch)[0]
 
 
-def plain_logprobs(base: Path, adapter: Path | None = None) -> Tensor:
+def plain_logprobs(base: Path, adapter: Path | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
     """The same by transformers and PEFT from files."""
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    # transformers' own choice in bfloat16 fails for rows of experts that are no multiple of 16 bytes
+    options = {} if dtype == torch.float32 else {"experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, **options)
     if adapter is not None:
         model = PeftModel.from_pretrained(model, str(adapter))
     ids = torch.tensor([IDS])
     with torch.no_grad():
-        logits = model(ids, use_cache=False).logits[0, :-1]
+        logits = model(ids, use_cache=False).logits[0, :-1].float()
     return logits.log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)
 
 

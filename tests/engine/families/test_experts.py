@@ -4,14 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, FalconH1Config, Llama4TextConfig
 
 from grpo_engine.config.job import Lora
 from grpo_engine.contract.errors import ConfigError
 from grpo_engine.contract.events import Warned
 from grpo_engine.models import lora
 from grpo_engine.models.lora_targets import left_out
+from tests.engine.families.catalogue import SIZES
 from tests.engine.families.jobs import (
     RESULT,
     adapter_config,
@@ -27,6 +29,13 @@ MIXTURES = {
     "qwen3.5-moe": {**LINEAR, "mlp.gate.weight": 2},
     "mixtral": {**LINEAR, "mlp.gate.weight": 2},
     "gpt-oss": {**LINEAR, "mlp.router.weight": 2},
+    "glm4-moe": {
+        "mlp.experts.gate_up_proj": 1,
+        "mlp.experts.down_proj": 1,
+        "mlp.gate.weight": 1,
+        "mlp.down_proj.weight": 1,
+        "mlp.shared_experts.down_proj.weight": 1,
+    },
 }
 pytestmark = pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning")
 
@@ -41,7 +50,7 @@ def test_all_linear_layers_include_every_expert(family: str, family_folder: Call
     assert left_out(lora.attach(without.unload(), Lora(rank=4))) == {}
 
 
-@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss"])
 def test_named_layers_leave_out_the_others(family: str, family_folder: Callable[[str], Path]) -> None:
     model = AutoModelForCausalLM.from_pretrained(family_folder(family))
     adapter = lora.attach(model, Lora(rank=4, target_modules=("q_proj", "experts.down_proj")))
@@ -89,3 +98,23 @@ def test_a_continued_adapter_is_its_own_reference(
     reference = engine_logprobs(child, reference=True)
     assert float((reference - engine_logprobs(parent)).abs().max()) < 1e-4
     assert float((reference - engine_logprobs(child)).abs().max()) > 0.05
+
+
+def test_a_router_that_is_a_linear_layer_is_trained_as_a_parameter() -> None:
+    """Llama 4's returns two tensors, which PEFT's layer for products cannot add to."""
+    sizes = {**SIZES, "num_local_experts": 2, "intermediate_size_mlp": 48}
+    model = AutoModelForCausalLM.from_config(Llama4TextConfig(vocab_size=64, pad_token_id=0, **sizes))
+    adapter = lora.attach(model, Lora(rank=4))
+    assert left_out(adapter) == {}
+    adapter(input_ids=torch.arange(8)[None]).logits.sum().backward()
+    trained = [
+        name for name, each in adapter.named_parameters() if "lora_B" in name and each.grad is not None
+    ]
+    assert sum("router" in name for name in trained) == 2
+
+
+def test_a_layer_that_peft_refuses_is_left_out_and_reported() -> None:
+    """The output layer of Mamba's mixers."""
+    sizes = {**SIZES, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
+    model = AutoModelForCausalLM.from_config(FalconH1Config(vocab_size=64, pad_token_id=0, **sizes))
+    assert left_out(lora.attach(model, Lora(rank=4))) == {"mamba.out_proj.weight": 2}
