@@ -57,6 +57,8 @@ class Started(BaseEvent):
     versions: dict[str, str]
     computation: Computation | None = None
     """None if only endpoints compute."""
+    adapter_rank: int | None = None
+    """Largest rank of the adapter's matrices: PEFT doubles that of experts whose projections are fused."""
     base_fingerprint: str = ""
     """Fingerprint of the loaded weights (`files/fingerprint.py`); empty without weight files."""
 

@@ -73,6 +73,12 @@ def resume_adapter(model: PreTrainedModel, folder: str, lora: Lora | None) -> Pe
     return peft_model
 
 
+def largest_rank(model: PeftModel) -> int:
+    """Largest rank of the trained adapter's matrices."""
+    config = cast(LoraConfig, model.peft_config[TRAINED])
+    return max([config.r, *(config.rank_pattern or {}).values()])
+
+
 def lora_layers(model: PeftModel) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, LoraLayer)]
 

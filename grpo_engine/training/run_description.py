@@ -10,6 +10,7 @@ import torch
 from grpo_engine.config.job import Lora
 from grpo_engine.contract.events import Computation, Started, Warned
 from grpo_engine.models.fast.operations import compiled_version
+from grpo_engine.models.lora import largest_rank
 from grpo_engine.models.lora_targets import left_out
 from grpo_engine.models.policy import Policy
 from grpo_engine.training.method import Method
@@ -42,6 +43,7 @@ def started(method: Method, step: int) -> Started:
     if method.trains_weights:
         model["num_trainable_parameters"] = sum(each.numel() for each in parameters if each.requires_grad)
         model["base_fingerprint"] = policy.base_fingerprint
+        model["adapter_rank"] = None if policy.peft_model is None else largest_rank(policy.peft_model)
     return run.model_copy(update=model)
 
 

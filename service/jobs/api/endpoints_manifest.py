@@ -50,7 +50,8 @@ class ManifestRead(BaseModel):
     resources: dict[str, Any]
     configuration_sha256: str
     engine: dict[str, Any]
-    """`versions`, `device`, `dtype`, `sampler` and `computation` of the run; empty before it has started."""
+    """`versions`, `device`, `dtype`, `sampler`, `computation` and largest `adapter_rank` of the run; empty
+    before it has started."""
     service: dict[str, Any]
     evaluation: dict[str, Any]
 

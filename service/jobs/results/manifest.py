@@ -53,7 +53,7 @@ class Facts:
     base_checkpoint: str | None = None
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
-    """`versions`, `device`, `dtype`, `sampler`, `computation`; empty before it has started."""
+    """`versions`, `device`, `dtype`, `sampler`, `computation`, `adapter_rank`; empty before its start."""
     service_version: str = ""
     fingerprint: str | None = None
     """Fingerprint of the base's weights when the job started."""

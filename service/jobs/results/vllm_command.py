@@ -24,7 +24,7 @@ def serve_line(manifest: Mapping[str, Any], *, name: str, path: str) -> str:
     lora = settings_in(manifest["method"])["hyperparameters"].get("lora")
     if holds_whole_model(manifest):
         return f"vllm serve {shlex.quote(path)} --served-model-name {shlex.quote(name)}"
-    trained = lora["rank"] if lora else Lora().rank
+    trained = manifest["engine"].get("adapter_rank") or (lora["rank"] if lora else Lora().rank)
     rank = next((each for each in RANKS if each >= trained), RANKS[-1])
     model = manifest["model"]
     revision = f" --revision {shlex.quote(model['revision'])}" if model["revision"] else ""

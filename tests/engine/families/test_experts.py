@@ -37,6 +37,8 @@ MIXTURES = {
         "mlp.shared_experts.down_proj.weight": 1,
     },
 }
+RANKS = {"qwen3-moe": 8, "mixtral": 8, "glm4-moe": 8}
+"""PEFT gives each of two fused projections its own rank."""
 pytestmark = pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning")
 
 
@@ -47,7 +49,10 @@ def test_all_linear_layers_include_every_expert(family: str, family_folder: Call
     without = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"))
     missing = left_out(without)
     assert {name: missing[name] for name in MIXTURES[family]} == MIXTURES[family]
-    assert left_out(lora.attach(without.unload(), Lora(rank=4))) == {}
+    adapter = lora.attach(without.unload(), Lora(rank=4))
+    assert left_out(adapter) == {}
+    ranks = [layer.r["default"] for layer in lora.lora_layers(adapter)]
+    assert lora.largest_rank(adapter) == max(ranks) == RANKS.get(family, 4)
 
 
 @pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss"])

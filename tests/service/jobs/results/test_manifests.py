@@ -124,6 +124,12 @@ def test_the_vllm_command_has_an_allowed_rank(rank: int, allowed: int) -> None:
     assert serve_line(manifest, name="n", path="./p").endswith(f"--max-lora-rank {allowed}")
 
 
+def test_the_vllm_command_has_the_rank_that_the_engine_reported() -> None:
+    manifest = with_settings(document(facts(engine={"adapter_rank": 32})), lora={"rank": 16})
+    assert serve_line(manifest, name="n", path="./p").endswith("--max-lora-rank 32")
+    assert "--max-lora-rank 32" in model_card(manifest)
+
+
 def test_a_revision_and_whole_weights_are_served_as_what_they_are() -> None:
     pinned = document(facts(revision="abc"))
     assert serve_line(pinned, name="n", path="./p").startswith(
