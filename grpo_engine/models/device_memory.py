@@ -4,10 +4,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 
 from grpo_engine.contract.errors import DeviceMemoryError
 
 GB = 1e9
+
+
+def feed_forward_width(config: PreTrainedConfig) -> int:
+    """Width of the widest feed-forward layer."""
+    width = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    return int(max(width) if isinstance(width, list | tuple) else width)
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -47,7 +48,7 @@ def load_base(
             trust_remote_code=False,
             **options,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(f"{source.name} cannot be loaded: {error}") from error
     _refuse_endless(model, tokenizer, source)
     _use_unaligned_experts(model)

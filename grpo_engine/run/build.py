@@ -74,6 +74,7 @@ def _supervised(
         reader.demonstrations(read_rows(config.validation_file), limit) if config.validation_file else []
     )
     demonstrations = reader.demonstrations(read_rows(config.training_file), limit)
+    _refuse_unknown_tokens([*demonstrations, *validation], policy)
     trainer = SupervisedTrainer(config, method, policy, demonstrations, validation)
     schedule = Schedule.of(settings, trainer.total_steps)
     return TrainingLoop(config, run_dir, trainer, schedule, artifact=trainer.updater)
@@ -89,6 +90,7 @@ def _reinforcement(
     def prompts(path: str) -> list[Prompt]:
         made = reader.prompts(read_rows(path))
         _refuse_long(made, settings.max_completion_tokens, policy.max_length)
+        _refuse_unknown_tokens(made, policy)
         return made
 
     grading_of = partial(
@@ -146,6 +148,20 @@ def _refuse_long(prompts: list[Prompt], max_completion_tokens: int, max_length: 
                 f"row {prompt.row + 1}: a prompt of {len(prompt.token_ids)} tokens and "
                 f"max_completion_tokens {max_completion_tokens} exceed the model's {max_length}",
                 hint="Shorten the prompt or lower max_completion_tokens.",
+            )
+
+
+def _refuse_unknown_tokens(prompts: list[Prompt], policy: Policy) -> None:
+    """Tokens that were added to the tokenizer without rows in the model's embeddings."""
+    known = policy.model.get_input_embeddings().num_embeddings
+    for prompt in prompts:
+        last = max((*prompt.token_ids, *prompt.target_ids), default=0)
+        if last >= known:
+            token = policy.tokenizer.convert_ids_to_tokens(last)
+            raise DatasetError(
+                f"row {prompt.row + 1} has the token {token!r} ({last}), but the model has embeddings "
+                f"of {known} tokens",
+                hint="Resize the model's embeddings to its tokenizer, or remove the token from the rows.",
             )
 
 

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from grpo_engine.contract.errors import DeviceMemoryError
 from grpo_engine.contract.events import Warned
+from grpo_engine.models.device_memory import feed_forward_width
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence
 from grpo_engine.objective.types import Prompt
@@ -87,9 +88,8 @@ def _cpu_tokens(policy: Policy) -> int:
     """The number of tokens whose activations take about `CPU_BYTES`."""
     config = policy.model.config
     hidden, layers = config.hidden_size, config.num_hidden_layers
-    between = getattr(config, "intermediate_size", None) or 4 * hidden
     # inputs and outputs of a layer's products, and its attention weights
-    per_token = layers * (8 * hidden + 3 * between) * policy.compute_dtype.itemsize
+    per_token = layers * (8 * hidden + 3 * feed_forward_width(config)) * policy.compute_dtype.itemsize
     return max(CPU_TOKENS.start, min(CPU_TOKENS.stop, CPU_BYTES // per_token))
 
 

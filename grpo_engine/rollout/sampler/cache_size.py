@@ -6,6 +6,8 @@ from typing import Self
 import torch
 from transformers import PreTrainedConfig
 
+from grpo_engine.models.device_memory import feed_forward_width
+
 USABLE = 0.9
 """Share of the free memory that is planned for; the rest is fragments and workspaces."""
 LOGIT_COPIES = 4
@@ -29,10 +31,9 @@ class DecodingMemory:
     def of(cls, config: PreTrainedConfig, dtype: torch.dtype) -> Self:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        between = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         return cls(
             cached_token=2 * config.num_hidden_layers * heads * head_size * dtype.itemsize,
-            prompt_token=(8 * config.hidden_size + 3 * between) * dtype.itemsize,
+            prompt_token=(8 * config.hidden_size + 3 * feed_forward_width(config)) * dtype.itemsize,
             row=LOGIT_COPIES * 4 * config.vocab_size,
         )
 

@@ -1,0 +1,56 @@
+"""Model folders that differ from what their families usually have."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import torch
+
+from grpo_engine.config.job import ModelSource
+from grpo_engine.contract.errors import DatasetError, ModelError
+from grpo_engine.contract.events import StepFinished
+from grpo_engine.models.loading import load_base
+from tests.engine.families.catalogue import MIXED_WINDOWS, QWEN, Family
+from tests.engine.families.jobs import run, supervised
+from tests.engine.families.models import make_family
+
+
+def test_a_file_that_was_not_copied_whole_is_an_error_of_the_model(
+    family_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copytree(family_folder("qwen3"), tmp_path / "qwen3")
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ModelError, match=r"qwen3 cannot be loaded: .*incomplete metadata"):
+        load_base(ModelSource(name="qwen3", path=str(folder)), torch.float32)
+
+
+def test_a_token_without_embedding_is_an_error_of_its_row(tmp_path: Path) -> None:
+    """Tokens were added to the tokenizer, the model was not resized."""
+    base = make_family(tmp_path / "base", Family("Qwen3Config", QWEN, "<|im_end|>"))
+    tokenizer = json.loads((base / "tokenizer.json").read_text())
+    count = len(tokenizer["model"]["vocab"])
+    added = {**tokenizer["added_tokens"][0], "id": count, "content": "sum"}
+    tokenizer["added_tokens"].append(added)
+    (base / "tokenizer.json").write_text(json.dumps(tokenizer))
+    expected = rf"row 1 has the token 'sum' \({count}\), but the model has embeddings of {count} tokens"
+    with pytest.raises(DatasetError, match=expected):
+        run(supervised(base, tmp_path, {"rank": 2}), tmp_path / "run")
+
+
+def test_a_model_whose_layers_have_different_widths_is_trained(tmp_path: Path) -> None:
+    shape = {
+        **MIXED_WINDOWS,
+        "intermediate_size": [48, 40],
+        "activation_sparsity_pattern": [0.0, 0.0],
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 512,
+        "laurel_rank": 4,
+        "altup_num_inputs": 2,
+    }
+    family = Family("Gemma3nTextConfig", QWEN, "<|im_end|>", shape=shape, is_tied=True)
+    events, _ = run(supervised(make_family(tmp_path / "base", family), tmp_path, "full"), tmp_path / "run")
+    assert [event.step for event in events if isinstance(event, StepFinished)] == [1, 2]
