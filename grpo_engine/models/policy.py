@@ -60,6 +60,7 @@ class Policy:
         self.pad_token_id = tokenizer.pad_token_id or 0
         self.shares_prompts = False
         self.fast: FastModel | None = None
+        self.fast_reference: FastModel | None = None
         self.forward = Choice("padded")
         self.decoder: Choice | None = None
         """Set by the torch sampler; the names are in `contract.events.Computation`."""
@@ -142,10 +143,8 @@ class Policy:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             if not self.shares_prompts:
                 return plain_logits(model, batch), lambda logits: logits
-            if self.training_kernels is not None and model is self.model:
-                hidden = fast_states(self.training_kernels, batch)
-            else:
-                hidden = packed_states(model, batch)
+            kernels = self.training_kernels if model is self.model else self.fast_reference
+            hidden = fast_states(kernels, batch) if kernels is not None else packed_states(model, batch)
             return hidden, cast(LogitsOf, model.get_output_embeddings())
 
     def keep_fewer_activations(self) -> bool:
@@ -180,8 +179,13 @@ class Policy:
                 yield
 
     def keep_reference(self) -> None:
-        """Freeze a copy of the whole model (full fine-tuning with β > 0)."""
+        """Freeze a copy of the whole model (full fine-tuning with β > 0).
+
+        It runs as the policy does, so that the KL is 0 until the weights differ.
+        """
         self.reference_model = copy.deepcopy(self.model).requires_grad_(False)
+        if self.fast is not None:
+            self.fast_reference = FastModel(self.reference_model, self.compute_dtype)
 
     def prove_shared_prompts(self) -> None:
         """Use the fastest forward pass that computes what the model's own does."""

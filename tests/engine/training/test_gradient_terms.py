@@ -51,6 +51,20 @@ def test_the_kl_in_the_loss_has_the_gradient_of_its_formula(
     assert same(gradients_of(policy, lambda: made(1000)), gradients_of(policy, expected))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kl_of_full_fine_tuning_is_zero_before_the_first_update(
+    make_policy: Callable[..., Policy], dtype: torch.dtype
+) -> None:
+    policy = make_policy(lora="full", dtype=dtype)
+    policy.keep_reference()
+    assert policy.forward.name == "kernels"
+    made, _ = term(policy, scored(TWO), beta=0.3)
+    assert made(1000)["kl"] == 0.0
+    with torch.no_grad():
+        policy.model.base_model.norm.weight *= 1.1
+    assert made(1000)["kl"] > 1e-5
+
+
 def test_the_kl_in_the_reward_is_subtracted_from_it(make_policy: Callable[..., Policy]) -> None:
     policy = make_policy()
     group = Group(Prompt(0, "", PROMPT, {}), TWO)
