@@ -4,7 +4,9 @@ Boundary: one attempt; the worker decides whether the job is tried again. Left o
 what failed; its exceptions are recognised by name.
 """
 
+import errno
 import re
+import socket
 import sys
 import traceback
 from pathlib import Path
@@ -17,8 +19,15 @@ HINT = (
     "This is a defect of the engine or of a library: report the evidence to the operator. "
     "Other settings, or the newest checkpoint as the model of a new job, may avoid it."
 )
-_OF_MACHINE = {"OSError", "MemoryError", "MachineError", "AcceleratorError", "DistError"}
-"""A full disk, no memory on the host, a lost sandbox, a failed device, a rank that ended."""
+_OF_MACHINE = {"MemoryError", "MachineError", "AcceleratorError", "DistError"}
+"""No memory on the host, a lost sandbox, a failed device, a rank that ended."""
+_OF_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)
+_PASSING = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EREMOTEIO),
+    *(errno.ENOMEM, errno.EAGAIN, errno.EBUSY, errno.EMFILE, errno.ENFILE, errno.ENOBUFS),
+    *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EADDRINUSE),
+}
+"""Numbers of an OSError that another attempt may not meet; a missing file or permission is met again."""
 _TEXTS_OF_MACHINE = re.compile(r"CUDA error|CUBLAS_STATUS|CUDNN_STATUS|NCCL|gloo|can't allocate memory", re.I)
 """Their texts in a plain RuntimeError."""
 
@@ -30,10 +39,16 @@ def failure_of(error: Exception) -> Failed | None:
     types = {base.__name__ for base in type(error).__mro__}
     if "OutOfMemoryError" in types:
         return Failed(code=DeviceMemoryError.code, message=_shown(str(error)), hint=DeviceMemoryError.hint)
-    if types & _OF_MACHINE or (isinstance(error, RuntimeError) and _TEXTS_OF_MACHINE.search(str(error))):
+    if types & _OF_MACHINE or _is_passing(error):
         return None
     message = _shown(f"{type(error).__name__}: {error}")
     return Failed(code=EngineError.code, message=message, hint=HINT, evidence=_last_frames(error))
+
+
+def _is_passing(error: Exception) -> bool:
+    if isinstance(error, RuntimeError):
+        return _TEXTS_OF_MACHINE.search(str(error)) is not None
+    return isinstance(error, _OF_NETWORK) or (isinstance(error, OSError) and error.errno in _PASSING)
 
 
 def _last_frames(error: Exception) -> tuple[str, ...]:

@@ -1,6 +1,10 @@
 """The `failed` event of an exception that ends the engine, and the exceptions that are the machine's."""
 
+import errno
 import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -59,7 +63,13 @@ def test_no_memory_on_the_device_is_not_a_crash() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        OSError(28, "No space left on device"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EIO, "Input/output error"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        OSError(errno.ETIMEDOUT, "Connection timed out"),
+        BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+        ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
+        socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"),
         MemoryError(),
         MachineError("no sandbox"),
         torch.AcceleratorError("CUDA error: unspecified launch failure", 719),
@@ -70,3 +80,27 @@ def test_no_memory_on_the_device_is_not_a_crash() -> None:
 )
 def test_errors_of_the_machine_have_no_event(error: Exception) -> None:
     assert failure_of(error) is None
+
+
+@pytest.mark.parametrize(
+    ("expected", "use"),
+    [
+        ("FileNotFoundError", lambda folder: (folder / "missing").read_text()),
+        ("IsADirectoryError", lambda folder: folder.read_text()),
+        ("NotADirectoryError", lambda folder: (Path(__file__) / "file").read_text()),
+        ("OSError", lambda folder: (folder / ("x" * 300)).read_text()),
+    ],
+)
+def test_a_path_that_cannot_be_used_is_a_failure_with_its_name(
+    expected: str, use: Callable[[Path], object], tmp_path: Path
+) -> None:
+    with pytest.raises(OSError, match="Errno") as raised:
+        use(tmp_path)
+    found = failure(raised.value)
+    assert found.code == "engine_error"
+    assert found.message.startswith(f"{expected}: [Errno ")
+
+
+def test_a_missing_permission_is_a_failure() -> None:
+    found = failure(PermissionError(errno.EACCES, "Permission denied", "/data/rows.jsonl"))
+    assert found.message == "PermissionError: [Errno 13] Permission denied: '/data/rows.jsonl'"
