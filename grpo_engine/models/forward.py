@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from grpo_engine.models.fast.attention import attention_for, packed_attention
 from grpo_engine.models.fast.model import FastModel
+from grpo_engine.models.logprobs import CappedHead, LogitsOf
 from grpo_engine.models.shared_prompt_attention import using
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.objective.types import GroupSpan, PackedBatch
@@ -31,8 +32,24 @@ def fast_states(fast: FastModel, batch: PackedBatch) -> Tensor:
 def packed_states(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     """The same by the model's own layers with our attention, if transformers can replace theirs."""
     with using(model, packed_attention(batch.spans, model, compute_dtype(model))):
-        out = model.base_model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
-    return cast(Tensor, out.last_hidden_state[0].index_select(0, batch.sources_N))
+        hidden = own_states(model, batch.input_ids, batch.position_ids)
+    return hidden.index_select(0, batch.sources_N)
+
+
+def own_states(model: PreTrainedModel, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+    """Tokens and positions of a row [1, T] → hidden states [T, H], ready for the `output_head`."""
+    out = model.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+    config = model.config.get_text_config()
+    scale = getattr(config, "logit_scale", None) or 1 / getattr(config, "logits_scaling", 1)
+    hidden = cast(Tensor, out.last_hidden_state[0])
+    return hidden if scale == 1 else hidden * scale
+
+
+def output_head(model: PreTrainedModel) -> LogitsOf:
+    """Hidden states [n, H] → logits [n, V], with the family's soft cap."""
+    head = cast(torch.nn.Linear, model.get_output_embeddings())
+    cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    return CappedHead(head, cap) if cap else head
 
 
 def plain_logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
@@ -76,7 +93,7 @@ def supported_by_kernels(model: PreTrainedModel) -> FastModel:
 
 def packed(model: PreTrainedModel) -> Tensor:
     """The same by the model's own layers with our attention."""
-    return cast(Tensor, model.get_output_embeddings()(packed_states(model, proof_batch(model))))
+    return output_head(model)(packed_states(model, proof_batch(model)))
 
 
 def plainly(model: PreTrainedModel) -> Tensor:

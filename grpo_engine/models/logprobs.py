@@ -5,6 +5,7 @@ tokens times the vocabulary. Sums are in float32.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -25,6 +26,21 @@ CPU_CHUNK_ELEMENTS = 2**20
 
 LogitsOf = Callable[[Tensor], Tensor]
 """Hidden states [n, H] → logits [n, V]."""
+
+
+@dataclass(frozen=True, slots=True)
+class CappedHead:
+    """An output layer whose logits are bounded by c · tanh(logit / c), as in Gemma 2 (arXiv 2408.00118)."""
+
+    layer: torch.nn.Linear
+    cap: float
+
+    @property
+    def weight(self) -> Tensor:
+        return self.layer.weight
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.cap * torch.tanh(self.layer(hidden) / self.cap)
 
 
 def token_logprobs(
@@ -55,7 +71,8 @@ def token_logprobs(
 
 def num_logits(logits_of: LogitsOf, hidden_N: Tensor) -> int:
     """V of logits [N, V]; without an output layer the hidden states are the logits."""
-    return logits_of.weight.shape[0] if isinstance(logits_of, torch.nn.Linear) else hidden_N.shape[-1]
+    weight = getattr(logits_of, "weight", None)
+    return hidden_N.shape[-1] if weight is None else len(weight)
 
 
 def by_chunks(compute: Callable[..., T], tensors_N: Sequence[Tensor], size: int, *options: Any) -> list[T]:

@@ -14,7 +14,7 @@ import torch
 from jinja2 import TemplateError
 from peft import PeftModel
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from grpo_engine.config.job import ModelSource
@@ -24,6 +24,7 @@ from grpo_engine.models import lora, quantization
 from grpo_engine.models.fast.model import FAMILIES, FastModel
 from grpo_engine.models.forward import (
     fast_states,
+    output_head,
     packed,
     packed_by_kernels,
     packed_states,
@@ -34,6 +35,8 @@ from grpo_engine.models.logprobs import LogitsOf, is_frozen, token_logprobs
 from grpo_engine.models.proof import Choice, Compute, Proof
 from grpo_engine.objective.types import PackedBatch
 
+ATTENTION = {"full_attention", "sliding_attention"}
+"""Types of layers that can run on a packed row; a proof on short sequences would not detect all others."""
 UNSUPPORTED = "the engine's kernels do not support its layers or its adapter"
 
 
@@ -145,7 +148,7 @@ class Policy:
                 return plain_logits(model, batch), lambda logits: logits
             kernels = self.training_kernels if model is self.model else self.fast_reference
             hidden = fast_states(kernels, batch) if kernels is not None else packed_states(model, batch)
-            return hidden, cast(LogitsOf, model.get_output_embeddings())
+            return hidden, output_head(model)
 
     def keep_fewer_activations(self) -> bool:
         """Recompute each layer in the backward pass; False if that is impossible or already done."""
@@ -189,8 +192,9 @@ class Policy:
 
     def prove_shared_prompts(self) -> None:
         """Use the fastest forward pass that computes what the model's own does."""
-        if _has_attention_windows(self.model.config):
-            self.use_forward(Choice("padded", "some of its layers attend to a window only"))
+        if other := set(getattr(self.model.config, "layer_types", None) or ()) - ATTENTION:
+            reason = f"layers of type {', '.join(sorted(other))} carry a state along the whole row"
+            self.use_forward(Choice("padded", reason))
             return
         fits = FastModel.fitting(self.model, self.compute_dtype) is not None
         proof, name = self.proof(plainly), "padded"
@@ -211,21 +215,13 @@ class Policy:
         """How log-probabilities are computed from hidden states."""
         if not self.shares_prompts:
             return Choice("full_logits", "the forward pass is padded")
-        if is_frozen(self.model.get_output_embeddings()):
+        if is_frozen(output_head(self.model)):
             return Choice("frozen")
         return Choice("recomputed", "the output layer is trained, or not a plain linear layer")
 
     def proof(self, own: Compute) -> Proof:
         """Compares computations of this model with `own`."""
         return Proof(self.model, own, peft_model=self.peft_model, autocast=self.autocast)
-
-
-def _has_attention_windows(config: PreTrainedConfig) -> bool:
-    """Whether some layers attend to a window only, which a proof on short sequences would not detect."""
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None:
-        return any(kind != "full_attention" for kind in kinds)
-    return bool(getattr(config, "sliding_window", None)) and getattr(config, "use_sliding_window", True)
 
 
 def _stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -37,6 +37,8 @@ FEW_LAYERS = 4
 TWIN_LAYERS = 2
 """Fewest layers of the copy with random weights; more if the model has more kinds of layers."""
 TWIN_VOCABULARY = 256
+TWIN_WINDOW = 3
+"""Tokens of an attention window in the copy: shorter than the prompts and completions of a proof."""
 
 FAILURES = (RuntimeError, AttributeError, TypeError, KeyError, ValueError, IndexError)
 """What a model raises that cannot be computed in a faster way."""
@@ -98,9 +100,13 @@ class Proof:
 
     @cached_property
     def _twin(self) -> PreTrainedModel:
-        """A float32 model of the same structure with few layers; the model itself if it is one."""
+        """A float32 model of the same structure with few layers; the model itself if it is one.
+
+        A model with attention windows is copied, because a proof's sequences are shorter than its windows.
+        """
         num_layers = self.model.config.get_text_config().num_hidden_layers
-        if self.model.dtype == torch.float32 and num_layers <= FEW_LAYERS:
+        is_small = self.model.dtype == torch.float32 and num_layers <= FEW_LAYERS
+        if is_small and window_of(self.model) is None:
             return self.model
         return _twin(self.model, self.peft_model)
 
@@ -172,7 +178,14 @@ def _small(config: PreTrainedConfig) -> PreTrainedConfig:
     config.num_hidden_layers = TWIN_LAYERS if kinds is None else len(config.layer_types)
     config.vocab_size = min(config.vocab_size, TWIN_VOCABULARY)
     config.pad_token_id = None
+    if getattr(config, "sliding_window", None):
+        config.sliding_window = TWIN_WINDOW
     return config
+
+
+def window_of(model: PreTrainedModel) -> int | None:
+    """Tokens that some of its layers attend to; None if its configuration has no window."""
+    return getattr(model.config.get_text_config(), "sliding_window", None)
 
 
 @contextmanager

@@ -4,8 +4,8 @@ An `Attention` replaces masks and caches, so that a prompt is computed once for 
 and in training. A transformers model calls `grpo_layout` (registered with transformers) for every layer; it
 uses the attention of the innermost `with using(model, attention)`.
 
-Left out: sliding windows, soft-capped scores and position biases. `policy.py` proves at load that a model
-gives the same log-probabilities this way as through its own forward pass, and otherwise uses that.
+Left out: soft-capped scores and position biases. `policy.py` proves at load that a model gives the same
+log-probabilities this way as through its own forward pass, and otherwise uses that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -48,11 +48,13 @@ def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """transformers' interface: query [1, Hq, T, D], key and value [1, Hkv, T, D] → [1, T, Hq, D]."""
+    names = {"sliding_window": "window", "s_aux": "sinks"}
+    special = {name: kwargs[each] for each, name in names.items() if kwargs.get(each) is not None}
     scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
     # autocast leaves rotated queries and keys in float32
     queries, keys, values = (states[0].transpose(0, 1).to(value.dtype) for states in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
-        out = _current.attentions[-1].attend(module.layer_idx, queries, keys, values, scale)
+        out = _current.attentions[-1].attend(module.layer_idx, queries, keys, values, scale, **special)
     return out.view(1, *queries.shape), None
 
 
@@ -92,13 +94,34 @@ class PackedLayout:
         self.spans = tuple(spans)
         self.blocks = blocks_of(spans, device)
         columns = torch.cat([block.columns for block in self.blocks])
+        self.within: dict[int, list[Block]] = {}
+        """The blocks with the mask of a window, by its size."""
         self.restore = torch.empty_like(columns)
         self.restore[columns] = torch.arange(len(columns), device=device)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """query [T, Hq, D], key and value [T, Hkv, D] → [T, Hq · D]."""
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        *,
+        window: int | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """query [T, Hq, D], key and value [T, Hkv, D] → [T, Hq · D].
+
+        `window`: the token and those before it that a query attends to; None: all. `sinks` [Hq]: the score of
+        one more key, whose value is 0.
+        """
+        blocks = self.blocks
+        if window is not None:
+            if window not in self.within:
+                self.within[window] = [block.within(window) for block in blocks]
+            blocks = self.within[window]
         query, key, value = (states.transpose(0, 1) for states in (query, key, value))
-        pieces = [block.attend(query, key, value, scale) for block in self.blocks]
+        pieces = [block.attend(query, key, value, scale, sinks) for block in blocks]
         return torch.cat(pieces, dim=1).index_select(1, self.restore).transpose(0, 1).flatten(1)
 
 
@@ -168,8 +191,22 @@ class Block:
     columns: Tensor
     """[M] their columns in the packed row."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def within(self, window: int | None) -> Block:
+        """The block with a mask in which a query attends to the last `window` of its keys; None: to all."""
+        queries, keys = self.queries.shape[1], self.keys.shape[1]
+        if window is not None and keys <= window:
+            return self
+        steps = torch.arange(keys, device=self.keys.device)
+        distance = steps[keys - queries :, None] - steps
+        near = (distance >= 0) & (distance < (window or keys))
+        return replace(self, mask=near[None, None] if self.mask is None else self.mask & near)
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         """query [Hq, T, D], key and value [Hkv, T, D] → [Hq, M, D]."""
+        if sinks is not None:
+            return self._attend_with(sinks, query, key, value, scale)
         if self.mask is not None and query.shape[0] != key.shape[0]:
             # Fast kernels support grouped heads or a mask, not both.
             shared = query.shape[0] // key.shape[0]
@@ -183,6 +220,18 @@ class Block:
             scale=scale,
             enable_gqa=query.shape[0] != key.shape[0],
         )
+        return out.transpose(0, 1).flatten(1, 2).index_select(1, self.inside)
+
+    def _attend_with(self, sinks: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """The same with sinks, which torch's kernels do not support; the softmax is in float32."""
+        shared = query.shape[0] // key.shape[0]
+        queries = _take(query, self.queries)
+        keys, values = (_take(each, self.keys).repeat_interleave(shared, 1) for each in (key, value))
+        mask = self.within(None).mask if self.mask is None else self.mask
+        assert mask is not None
+        scores = (queries @ keys.transpose(2, 3) * scale).float().masked_fill(~mask, float("-inf"))
+        weights = torch.cat([scores, sinks.float().view(-1, 1, 1).expand(*scores.shape[:3], 1)], 3).softmax(3)
+        out = weights[..., :-1].to(value.dtype) @ values
         return out.transpose(0, 1).flatten(1, 2).index_select(1, self.inside)
 
 

@@ -220,6 +220,8 @@ detect others, and a recorded step could not follow them."""
 
 def _fits(base: Any) -> bool:
     """Whether the parts that a proof does not check are supported. Raises AttributeError."""
+    if getattr(base.config, "sliding_window", None):
+        return False
     return base.rotary_emb.rope_type in FIXED_ANGLES and all(
         isinstance(layer.mlp.act_fn, torch.nn.SiLU | SiLUActivation)
         and all(map(_is_plain, _products(layer)))

@@ -6,12 +6,14 @@ per micro-batch.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
+from grpo_engine.models.shared_prompt_attention import PackedLayout
 from grpo_engine.objective.types import GroupSpan
 
 HEAD_MULTIPLE, LARGEST_HEAD = 8, 256
@@ -34,6 +36,7 @@ class VarlenLayout:
 
     def __init__(self, spans: Sequence[GroupSpan], device: torch.device) -> None:
         """`spans` cover the row without gaps."""
+        self.spans, self.device = tuple(spans), device
         runs = [run for span in spans for run in _runs(span)]
         self.longest_queries = max(len(own) for _, own in runs)
         self.longest_keys = max(len(before) + len(own) for before, own in runs)
@@ -44,8 +47,24 @@ class VarlenLayout:
         self.query_ends = torch.tensor(list(queries), dtype=torch.int32).to(device)
         self.key_ends = torch.tensor(list(keys), dtype=torch.int32).to(device)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """query [T, Hq, D], key and value [T, Hkv, D] → [T, Hq · D]."""
+    @cached_property
+    def with_masks(self) -> PackedLayout:
+        return PackedLayout(self.spans, self.device)
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        *,
+        window: int | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """query [T, Hq, D], key and value [T, Hkv, D] → [T, Hq · D]; the kernel does not support sinks."""
+        if sinks is not None:
+            return self.with_masks.attend(layer, query, key, value, scale, window=window, sinks=sinks)
         out = varlen_attn(
             query,
             key.index_select(0, self.columns),
@@ -55,7 +74,7 @@ class VarlenLayout:
             self.longest_queries,
             self.longest_keys,
             scale=scale,
-            window_size=(-1, 0),  # causal
+            window_size=(-1 if window is None else window - 1, 0),  # keys before and after
             enable_gqa=query.shape[1] != key.shape[1],
         )
         assert isinstance(out, Tensor)

@@ -9,7 +9,7 @@ models without such a cache. `decoder_choice.py` takes the first one that reprod
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, cast
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from grpo_engine.models.fast.attention import attention_for
 from grpo_engine.models.fast.model import FastModel, reads_at_once
 from grpo_engine.models.fast.packed import Packed, packs
 from grpo_engine.models.fast.products import product
-from grpo_engine.models.forward import compute_dtype
+from grpo_engine.models.forward import compute_dtype, output_head, own_states
 from grpo_engine.models.shared_prompt_attention import Attention, using
 from grpo_engine.objective.types import GroupSpan
 from grpo_engine.rollout.sampler.cache import Prefill, RowCache
@@ -56,9 +56,9 @@ LARGEST_COPY = 2**25
 
 
 def _output_layer(model: PreTrainedModel, dtype: torch.dtype, *, packed: bool) -> Callable[[Tensor], Tensor]:
-    head = cast(Any, model.get_output_embeddings())
+    head = output_head(model)
     if type(head) is not torch.nn.Linear:
-        return cast(Callable[[Tensor], Tensor], head)
+        return head
     weight, bias = head.weight.to(dtype), None if head.bias is None else head.bias.to(dtype)
     if packed and packs(weight) and weight.nbytes <= LARGEST_COPY:
         layer = Packed.of(weight, bias, None, None)
@@ -91,10 +91,7 @@ class OwnLayers:
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         with using(self.model, attention):
-            out = self.model.base_model(
-                input_ids=tokens_T[None], position_ids=positions_T[None], use_cache=False
-            )
-        return cast(Tensor, out.last_hidden_state[0])
+            return own_states(self.model, tokens_T[None], positions_T[None])
 
 
 @dataclass

@@ -76,7 +76,12 @@ FAMILIES: dict[str, Family] = {
         "LlamaConfig", LLAMA, "<|eot_id|>", "llama3", begin="<|begin_of_text|>", forward="own kernels"
     ),
     "mistral": Family(
-        "MistralConfig", ("</s>", "<s>", *CHATML), "</s>", shape={"sliding_window": WINDOW}, begin="<s>"
+        "MistralConfig",
+        ("</s>", "<s>", *CHATML),
+        "</s>",
+        shape={"sliding_window": WINDOW},
+        begin="<s>",
+        forward="packed",
     ),
     "mixtral": Family(
         "MixtralConfig",
@@ -87,12 +92,26 @@ FAMILIES: dict[str, Family] = {
         forward="packed",
     ),
     "gemma2": Family(
-        "Gemma2Config", GEMMA, "<end_of_turn>", "gemma", MIXED_WINDOWS, begin="<bos>", is_tied=True
+        "Gemma2Config",
+        GEMMA,
+        "<end_of_turn>",
+        "gemma",
+        MIXED_WINDOWS,
+        begin="<bos>",
+        is_tied=True,
+        forward="packed",
     ),
     "gemma3": Family(
-        "Gemma3TextConfig", GEMMA, "<end_of_turn>", "gemma3", MIXED_WINDOWS, begin="<bos>", is_tied=True
+        "Gemma3TextConfig",
+        GEMMA,
+        "<end_of_turn>",
+        "gemma3",
+        MIXED_WINDOWS,
+        begin="<bos>",
+        is_tied=True,
+        forward="packed",
     ),
-    "phi3": Family("Phi3Config", PHI, "<|end|>", "phi3", {"sliding_window": WINDOW}),
+    "phi3": Family("Phi3Config", PHI, "<|end|>", "phi3", {"sliding_window": WINDOW}, forward="packed"),
     "phi4": Family(
         "Phi3Config", (*PHI, *CHATML), "<|im_end|>", shape={"partial_rotary_factor": 0.5}, forward="packed"
     ),
@@ -107,12 +126,19 @@ FAMILIES: dict[str, Family] = {
             "attention_multiplier": 0.25,
         },
         is_tied=True,
+        forward="packed",
     ),
     "smollm3": Family(
         "SmolLM3Config", QWEN, "<|im_end|>", shape={"num_hidden_layers": 4}, is_tied=True, forward="packed"
     ),
     "olmo2": Family("Olmo2Config", ("<|pad|>", "<|endoftext|>", *CHATML), "<|endoftext|>", forward="packed"),
-    "olmo3": Family("Olmo3Config", ("<|pad|>", "<|endoftext|>", *CHATML), "<|im_end|>", shape=MIXED_WINDOWS),
+    "olmo3": Family(
+        "Olmo3Config",
+        ("<|pad|>", "<|endoftext|>", *CHATML),
+        "<|im_end|>",
+        shape=MIXED_WINDOWS,
+        forward="packed",
+    ),
     "gpt-oss": Family(
         "GptOssConfig",
         HARMONY,
@@ -124,6 +150,7 @@ FAMILIES: dict[str, Family] = {
             "sliding_window": WINDOW,
             "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
         },
+        forward="packed",
     ),
     "glm4-moe": Family(
         "Glm4MoeConfig",

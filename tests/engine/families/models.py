@@ -100,9 +100,13 @@ def final_norm(model: PreTrainedModel) -> Tensor:
 
 
 def _scale_logits(model: PreTrainedModel) -> None:
-    """Scale the final norm until the largest logit is `LARGEST_LOGIT`; some families add 1 to its weight."""
+    """Scale the final norm until the largest logit is `LARGEST_LOGIT`; some families add 1 to its weight.
+
+    Repeated, because a soft cap hides how large the logits were.
+    """
     norm = final_norm(model)
     offset = float(norm.mean().abs() < 0.5)
     with torch.no_grad():
-        logits = model(torch.arange(40)[None] + 20).logits
-        norm.copy_((norm + offset) * (LARGEST_LOGIT / logits.abs().max()) - offset)
+        for _ in range(16):
+            logits = model(torch.arange(40)[None] + 20).logits
+            norm.copy_((norm + offset) * (LARGEST_LOGIT / logits.abs().max()) - offset)

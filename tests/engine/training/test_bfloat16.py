@@ -149,7 +149,7 @@ def test_sampling_during_training_trains(lora: Any, make: Callable[..., RunConfi
 def test_models_without_our_kernels_train(
     kind: str, lora: Any, make: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    """Phi-3 through its own layers with our attention, Mistral with a window by its own cache."""
+    """Through their own layers with our attention; Mistral with a window is sampled by its own cache."""
     window = {"sliding_window": 64} if kind == "MistralConfig" else {}
     other = write_model(tmp_path / "model", kind, largest_logit=18, layers=2, **window)
     config = make("reinforcement", LONG, lora=lora, beta=0.1)

@@ -1,6 +1,7 @@
 """Dense attention over packed groups: the library's kernel, and each row alone, in value and gradient."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -10,10 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from grpo_engine.models.fast import varlen
 from grpo_engine.models.fast.attention import DENSE_KEYS, DenseLayout, attention_for
+from grpo_engine.models.fast.varlen import VarlenLayout
 from grpo_engine.models.shared_prompt_attention import WASTE, Attention, PackedLayout, blocks_of
 from grpo_engine.objective.types import GroupSpan
 from tests.engine.injection import CPU
+from tests.engine.models.fast.varlen_definition import varlen_by_definition
 
 DIM, SCALE = 4, 0.4
 MIXED = ((9, (4, 1, 30)), (3, (2, 6)), (40, (5,)), (1, (1, 2, 3, 4)))
@@ -45,7 +49,7 @@ def states(
     return query, key, value
 
 
-def row_by_row(spans: Sequence[GroupSpan]) -> Attention:
+def row_by_row(spans: Sequence[GroupSpan], window: int = 1000, sinks: Tensor | None = None) -> Attention:
     """Softmax attention of each completion after its own copy of the prompt: the definition."""
 
     class RowByRow:
@@ -61,8 +65,12 @@ def row_by_row(spans: Sequence[GroupSpan]) -> Attention:
                     own = columns[len(prompt) :] if length else prompt
                     first += length
                     scores = torch.einsum("qhd,khd->hqk", query[own], keys[columns]) * scale
-                    seen = torch.ones(scores.shape[1:]).tril(len(columns) - len(own)).bool()
-                    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+                    last = len(columns) - len(own)
+                    seen = torch.ones(scores.shape[1:]).tril(last).triu(last - window + 1).bool()
+                    scores = scores.masked_fill(~seen, float("-inf"))
+                    if sinks is not None:
+                        scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(-1, len(own), 1)], 2)
+                    weights = scores.softmax(-1)[..., : len(columns)]
                     out[own] = torch.einsum("hqk,khd->qhd", weights, values[columns])
             return out.flatten(1)
 
@@ -91,6 +99,42 @@ def test_dense_and_kernel_attention_equal_each_row_alone(name: str, heads: int, 
     expected = row_by_row(spans)
     assert_agree(DenseLayout(spans, CPU, torch.float64), expected, given)
     assert_agree(PackedLayout(spans, CPU), expected, given)
+
+
+class Special:
+    """A layout that every layer calls with these options."""
+
+    def __init__(self, layout: PackedLayout | VarlenLayout, **options: Any) -> None:
+        self.layout, self.options = layout, options
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        return self.layout.attend(layer, query, key, value, scale, **self.options)
+
+
+@pytest.mark.parametrize("window", [1, 3, 7, 30, 200])
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_window_ends_at_the_same_token_as_in_each_row_alone(
+    name: str, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_by_definition)
+    spans = spans_of(SHAPES[name])
+    given, expected = states(spans[-1].end, 2, 2), row_by_row(spans, window)
+    for layout in (PackedLayout(spans, CPU), VarlenLayout(spans, CPU)):
+        assert_agree(Special(layout, window=window), expected, given)
+
+
+@pytest.mark.parametrize("window", [None, 3, 200])
+@pytest.mark.parametrize("name", SHAPES)
+def test_sinks_take_their_share_of_each_query(name: str, window: int | None) -> None:
+    spans, sinks = spans_of(SHAPES[name]), torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64)
+    given, expected = states(spans[-1].end, 2, 2), row_by_row(spans, window or 1000, sinks)
+    for layout in (PackedLayout(spans, CPU), VarlenLayout(spans, CPU)):
+        (value, gradients), right = (
+            result(Special(layout, window=window, sinks=sinks), given),
+            result(expected, given),
+        )
+        for one, other in zip((value, *gradients), (right[0], *right[1]), strict=True):
+            assert torch.allclose(one, other, rtol=0, atol=1e-5)  # its softmax is in float32
 
 
 def test_these_shapes_have_blocks_of_several_groups_with_padding() -> None:

@@ -26,18 +26,23 @@ def varlen_by_definition(
     read: Callable[[Tensor], list[int]] = lengths_of,
 ) -> Tensor:
     """Sequence i has queries [query_ends[i]:query_ends[i + 1]], aligned with the end of its keys."""
-    assert window_size == (-1, 0)
+    before, after = window_size
+    assert after == 0
     assert enable_gqa == (query.shape[1] != key.shape[1])
     queries, keys = read(query_ends), read(key_ends)
     assert [max(queries), max(keys)] == [longest_queries, longest_keys]
     shared = query.shape[1] // key.shape[1]
     wide = (states.repeat_interleave(shared, 1, output_size=query.shape[1]) for states in (key, value))
     split = (states.split(keys) for states in wide)
-    return torch.cat([_causal(*states, scale) for states in zip(query.split(queries), *split, strict=True)])
+    return torch.cat(
+        [_causal(*states, scale, before) for states in zip(query.split(queries), *split, strict=True)]
+    )
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float, before: int) -> Tensor:
     scores = torch.einsum("qhd,khd->hqk", query, key) * scale
     ones = torch.ones(scores.shape[1:], dtype=torch.bool, device=query.device)
-    scores = scores.masked_fill(~ones.tril(len(key) - len(query)), -torch.inf)
+    last = len(key) - len(query)
+    seen = ones.tril(last) if before < 0 else ones.tril(last).triu(last - before)
+    scores = scores.masked_fill(~seen, -torch.inf)
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), value)
