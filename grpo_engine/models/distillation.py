@@ -13,10 +13,17 @@ CHUNK_ELEMENTS = 2**24
 
 
 def kl_to_teacher(
-    student_N: Tensor, teacher_N: Tensor, logits_of: LogitsOf, *, temperature: float, top_k: int | None = None
-) -> Tensor:
-    """KL(student ‖ teacher) of each token [N], float32, from hidden states [N, H] of both; the teacher's have
-    no gradient.
+    student_N: Tensor,
+    teacher_N: Tensor,
+    targets_N: Tensor,
+    logits_of: LogitsOf,
+    *,
+    temperature: float,
+    top_k: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """KL(student ‖ teacher) of each token [N], and the student's log-probability of its target [N], float32.
+
+    From hidden states [N, H] of both. The teacher's have no gradient, and the log-probabilities have none.
 
     `Σ_v p_v (log p_v − log q_v)` over the vocabulary, p the student's distribution and q the teacher's (SDPO,
     arXiv 2601.20802). With `top_k`: over the teacher's k likeliest tokens and one outcome for all others,
@@ -24,14 +31,21 @@ def kl_to_teacher(
     """
     vocab = num_logits(logits_of, student_N)
     bucketed = top_k if top_k is not None and top_k < vocab else None
-    states, size = (student_N, teacher_N.detach()), max(1, CHUNK_ELEMENTS // vocab)
-    return torch.cat(by_chunks(_chunk_kl, states, size, logits_of, temperature, bucketed))
+    tensors, size = (student_N, teacher_N.detach(), targets_N), max(1, CHUNK_ELEMENTS // vocab)
+    kl, logprobs = zip(*by_chunks(_chunk_kl, tensors, size, logits_of, temperature, bucketed), strict=True)
+    return torch.cat(kl), torch.cat(logprobs)
 
 
 def _chunk_kl(
-    student: Tensor, teacher: Tensor, logits_of: LogitsOf, temperature: float, top_k: int | None
-) -> Tensor:
+    student: Tensor,
+    teacher: Tensor,
+    targets: Tensor,
+    logits_of: LogitsOf,
+    temperature: float,
+    top_k: int | None,
+) -> tuple[Tensor, Tensor]:
     log_p = every_logprob(student, logits_of, temperature)
+    chosen = log_p.detach().gather(1, targets[:, None]).squeeze(1)
     with torch.no_grad():  # the output layer belongs to the teacher too
         log_q = every_logprob(teacher, logits_of, temperature)
     if top_k is not None:
@@ -39,7 +53,7 @@ def _chunk_kl(
         log_p, log_q = _with_rest(log_p, likeliest), _with_rest(log_q, likeliest)
     # In p · log p only p needs its gradient: that of log p sums to 0, except for rounding. So the gradient is
     # exactly 0 if the two distributions are equal.
-    return (log_p.exp() * (log_p.detach() - log_q)).sum(-1)
+    return (log_p.exp() * (log_p.detach() - log_q)).sum(-1), chosen
 
 
 def _with_rest(log_all: Tensor, chosen: Tensor) -> Tensor:

@@ -63,13 +63,15 @@ def ratios(logprobs_N: Tensor, old_N: Tensor, sequences_N: Tensor, loss_type: st
 
 
 def sequence_sums(values_N: Tensor, sequences_N: Tensor) -> Tensor:
-    """Sum of each sequence's tokens [S]."""
-    count = int(sequences_N.max()) + 1 if len(sequences_N) else 0
-    return values_N.new_zeros(count).index_add(0, sequences_N, values_N)
+    """Sum of each sequence's tokens [N], with zeros behind the last sequence.
+
+    Their number would have to be read from the device; there are at most N.
+    """
+    return torch.zeros_like(values_N).index_add(0, sequences_N, values_N)
 
 
 def sequence_means(values_N: Tensor, sequences_N: Tensor) -> Tensor:
-    """Mean over each sequence's tokens [S]."""
+    """Mean over each sequence's tokens [N], as `sequence_sums`."""
     lengths = sequence_sums(torch.ones_like(values_N), sequences_N)
     return sequence_sums(values_N, sequences_N) / lengths.clamp(min=1)
 
@@ -152,12 +154,13 @@ def token_weights(loss_type: str, lengths: Sequence[int], max_completion_tokens:
     raise ValueError(f"unknown loss_type {loss_type!r}")
 
 
-def clip_counts(ratio_N: Tensor, advantages_N: Tensor, settings: Settings) -> tuple[float, float]:
+def clip_counts(ratio_N: Tensor, advantages_N: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
     """Tokens whose ratio is clipped from below (A < 0) and from above (A > 0)."""
+    none = ratio_N.new_zeros(())
     if settings.loss_type in ("sapo", "reinforce"):
-        return 0.0, 0.0
+        return none, none
     if settings.loss_type == "cispo":
-        return 0.0, float(((ratio_N > settings.epsilon_high) & (advantages_N > 0)).sum())
+        return none, ((ratio_N > settings.epsilon_high) & (advantages_N > 0)).sum()
     low = (ratio_N < 1 - settings.epsilon_low) & (advantages_N < 0)
     high = (ratio_N > 1 + settings.epsilon_high) & (advantages_N > 0)
-    return float(low.sum()), float(high.sum())
+    return low.sum(), high.sum()

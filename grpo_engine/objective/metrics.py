@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -18,6 +19,11 @@ from grpo_engine.objective.types import Completion, PackedBatch, ScoredGroup
 
 PASS_REWARD = 1.0
 """A completion with at least this reward counts as passed in `pass_at_1` and `pass_at_group`."""
+
+MEAN_DIFFERENCE, LARGEST_DIFFERENCE = (
+    f"sampling/sampling_logp_difference/{kind}" for kind in ("mean", "max")
+)
+LEAST_RATIO, LARGEST_RATIO = (f"sampling/importance_sampling_ratio/{end}" for end in ("min", "max"))
 
 
 class PhaseTimer:
@@ -40,11 +46,22 @@ class PhaseTimer:
         return {"step_time": time.perf_counter() - self.started, **timing}
 
 
+def numbers(values: Sequence[Tensor]) -> list[float]:
+    """Tensors of one number each as numbers: the host waits for the device once, not for each."""
+    return (
+        [float(value) for value in torch.stack([each.float() for each in values]).tolist()] if values else []
+    )
+
+
 class TrainingStats:
-    """Sums over the trained tokens of an optimiser step, independent of its micro-batches."""
+    """Sums over the trained tokens of an optimiser step, independent of its micro-batches.
+
+    `add` leaves its numbers on the device; `read` fetches those of all micro-batches.
+    """
 
     def __init__(self) -> None:
         self.tokens = 0
+        self.unread: list[dict[str, Tensor]] = []
         self.sums: Counter[str] = Counter()
         self.loss = 0.0
         self.largest_difference = 0.0
@@ -53,34 +70,47 @@ class TrainingStats:
     def add(
         self,
         batch: PackedBatch,
+        loss: Tensor,
         logprobs_N: Tensor,
         old_N: Tensor,
         reference_N: Tensor | None,
         entropy_N: Tensor,
         settings: ReinforcementHyperparameters,
     ) -> None:
-        """Add one micro-batch; all tensors are [N], without gradient."""
+        """Add one micro-batch; all tensors but the loss are [N], without gradient."""
         self.tokens += len(logprobs_N)
         ratio_N = ratios(logprobs_N, old_N, batch.sequences_N, settings.loss_type)
         low, high = clip_counts(ratio_N, batch.advantages_N, settings)
         difference = old_N - batch.sampled_logprobs_N
         mismatch = difference.exp()
-        sums = {
+        found = {
+            "loss": loss,
+            LARGEST_DIFFERENCE: difference.abs().max(),
+            LEAST_RATIO: mismatch.min(),
+            LARGEST_RATIO: mismatch.max(),
             "clip_ratio/low_mean": low,
             "clip_ratio/high_mean": high,
             "clip_ratio/region_mean": low + high,
-            "entropy": float(entropy_N.sum()),
-            "sampling/sampling_logp_difference/mean": float(difference.abs().sum()),
-            "sampling/importance_sampling_ratio/mean": float(mismatch.sum()),
+            "entropy": entropy_N.sum(),
+            MEAN_DIFFERENCE: difference.abs().sum(),
+            "sampling/importance_sampling_ratio/mean": mismatch.sum(),
         }
         if reference_N is not None:
-            sums["kl"] = float(kl_estimate(logprobs_N, reference_N, settings.kl_estimator).sum())
-        self.sums.update(sums)
-        self.largest_difference = max(self.largest_difference, float(difference.abs().max()))
-        self.ratio_range = (
-            min(self.ratio_range[0], float(mismatch.min())),
-            max(self.ratio_range[1], float(mismatch.max())),
-        )
+            found["kl"] = kl_estimate(logprobs_N, reference_N, settings.kl_estimator).sum()
+        self.unread.append(found)
+
+    def read(self) -> Self:
+        """Read what `add` left on the device."""
+        values = iter(numbers([value for each in self.unread for value in each.values()]))
+        for each in self.unread:
+            found = {name: next(values) for name in each}
+            low, high = self.ratio_range
+            self.loss += found.pop("loss")
+            self.largest_difference = max(self.largest_difference, found.pop(LARGEST_DIFFERENCE))
+            self.ratio_range = min(low, found.pop(LEAST_RATIO)), max(high, found.pop(LARGEST_RATIO))
+            self.sums.update(found)
+        self.unread = []
+        return self
 
     def metrics(self) -> dict[str, float]:
         if not self.tokens:
@@ -88,9 +118,9 @@ class TrainingStats:
         return {
             "loss": self.loss,
             **{name: total / self.tokens for name, total in self.sums.items()},
-            "sampling/sampling_logp_difference/max": self.largest_difference,
-            "sampling/importance_sampling_ratio/min": self.ratio_range[0],
-            "sampling/importance_sampling_ratio/max": self.ratio_range[1],
+            LARGEST_DIFFERENCE: self.largest_difference,
+            LEAST_RATIO: self.ratio_range[0],
+            LARGEST_RATIO: self.ratio_range[1],
         }
 
 

@@ -161,6 +161,7 @@ def _batch(row: Sequence[TrainingGroup], device: torch.device) -> PackedBatch:
     positions: list[int] = []
     spans: list[GroupSpan] = []
     indices: list[int] = []
+    num_trained: list[int] = []
     places: list[tuple[int, int, int, int]] = []
     """(source, column, target, sequence) of each trained token."""
     values: list[tuple[float, float, float, float]] = []
@@ -182,6 +183,7 @@ def _batch(row: Sequence[TrainingGroup], device: torch.device) -> PackedBatch:
                 places.append((source, start + i, each.token_ids[i], len(indices)))
                 values.append((each.advantages[i], each.weight, each.kl_weight, each.logprobs[i]))
             indices.append(each.index)
+            num_trained.append(len(each.columns))
     places_N = torch.tensor(places, dtype=torch.long, device=device).reshape(-1, 4).T.contiguous()
     values_N = torch.tensor(values, dtype=torch.float32, device=device).reshape(-1, 4).T.contiguous()
     return PackedBatch(
@@ -196,5 +198,6 @@ def _batch(row: Sequence[TrainingGroup], device: torch.device) -> PackedBatch:
         kl_weights_N=values_N[2],
         sequences_N=places_N[3],
         indices=tuple(indices),
+        num_trained=tuple(num_trained),
         sampled_logprobs_N=values_N[3],
     )

@@ -128,5 +128,7 @@ class PackedBatch:
     """[N] which completion of the micro-batch the token belongs to, from 0."""
     indices: tuple[int, ...]
     """Completions of the micro-batch by their position in the optimiser step."""
+    num_trained: tuple[int, ...]
+    """Trained tokens of each of these completions; their sum is N."""
     sampled_logprobs_N: Tensor
     """[N] log-probability under the sampling policy; 0 for supervised rows."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from grpo_engine.config.reinforcement import ReinforcementHyperparameters
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.loss import importance_weights, kl_estimate, kl_losses, policy_losses
-from grpo_engine.objective.metrics import TrainingStats
+from grpo_engine.objective.metrics import TrainingStats, numbers
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.objective.types import GradedGroup, PackedBatch
 from grpo_engine.parallel.ranks import Ranks, summed
@@ -31,8 +31,7 @@ class TokenValues:
         self._values: dict[str, dict[int, Tensor]] = {}
 
     def store(self, name: str, batch: PackedBatch, values_N: Tensor) -> None:
-        lengths = torch.bincount(batch.sequences_N, minlength=len(batch.indices)).tolist()
-        pieces = values_N.detach().split(lengths)
+        pieces = values_N.detach().split(batch.num_trained)
         self._values.setdefault(name, {}).update(zip(batch.indices, pieces, strict=True))
 
     def values(self, name: str) -> dict[int, Tensor]:
@@ -92,7 +91,7 @@ class PolicyGradient:
         for batch in idle:
             self._keep_pace(batch)
         self.threshold = None
-        return summed(self.ranks.gather(stats)).metrics()
+        return summed(self.ranks.gather(stats.read())).metrics()
 
     def _passes(self, token_budget: int) -> tuple[list[PackedBatch], list[PackedBatch]]:
         """This rank's micro-batches, and idle ones that keep sharded ranks in step."""
@@ -124,8 +123,7 @@ class PolicyGradient:
             bonus_N = entropy_N if chosen_N is None else entropy_N * chosen_N
             loss = loss - settings.entropy_coef * bonus_N.sum() / max(1, num_chosen)
         loss.backward()  # type: ignore[no-untyped-call]
-        stats.loss += float(loss.detach())
-        stats.add(batch, logprobs_N.detach(), old_N, reference_N, entropy_N.detach(), settings)
+        stats.add(batch, loss.detach(), logprobs_N.detach(), old_N, reference_N, entropy_N.detach(), settings)
 
     def _chosen(self, batch: PackedBatch) -> tuple[Tensor | None, int]:
         """[N] 1 if the token is trained, otherwise 0 (None: all are), and the number of those in the step."""
@@ -178,16 +176,17 @@ class PolicyGradient:
         share = self.hyperparameters.top_entropy_quantile
         if share >= 1:
             return None
-        found: list[np.ndarray] = []
+        found: list[Tensor] = []
         with torch.no_grad():
             own, idle = self._passes(token_budget)
             for batch in own:
                 entropy_N = self.policy.logprobs(batch, self.hyperparameters.temperature)[1]
                 self.token_values.store("entropy", batch, entropy_N)
-                found.append(entropy_N.double().cpu().numpy())
+                found.append(entropy_N.double())
             for batch in idle:
                 self.policy.logprobs(batch)
-        values_N = np.concatenate(self.ranks.joined(found))
+        own_N = torch.cat(found).cpu().numpy() if found else np.empty(0)
+        values_N = np.concatenate(self.ranks.gather(own_N))
         threshold = float(np.quantile(values_N, 1 - share))
         return threshold, int((values_N >= threshold).sum())
 
@@ -219,7 +218,7 @@ def kl_penalties(
             reference_N = policy.reference_logprobs(batch, temperature)
             token_values.store("kl", batch, kl_estimate(logprobs_N, reference_N, estimator))
     kl = token_values.values("kl")
-    sums = iter(beta * float(kl[index].sum()) for index in sorted(kl))
-    tokens = sum(len(values) for values in kl.values())
-    mean = sum(float(values.sum()) for values in kl.values()) / max(1, tokens)
+    totals = dict(zip(kl, numbers([values.sum() for values in kl.values()]), strict=True))
+    sums = iter(beta * totals[index] for index in sorted(totals))
+    mean = sum(totals.values()) / max(1, sum(map(len, kl.values())))
     return [tuple(next(sums) for _ in each.group.completions) for each in groups_P], mean

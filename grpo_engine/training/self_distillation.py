@@ -15,6 +15,7 @@ from torch import Tensor
 from grpo_engine.config.reinforcement import ReinforcementHyperparameters, SelfDistillation
 from grpo_engine.models.distillation import kl_to_teacher
 from grpo_engine.models.policy import Policy
+from grpo_engine.objective.metrics import LARGEST_DIFFERENCE, MEAN_DIFFERENCE, numbers
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack, trained_tokens
 from grpo_engine.objective.types import PackedBatch, Prompt, ScoredGroup
 from grpo_engine.parallel.ranks import Ranks
@@ -127,17 +128,26 @@ class DistillationTerm:
         self.batch = batch
         self.num_tokens = batch.num_tokens
         self.ranks = Ranks.current()
+        self.difference: dict[str, float] = {}
+        """Between sampler and trainer, before the first update of the step."""
 
     def __call__(self, token_budget: int) -> dict[str, float]:
         """Add the gradients of this rank's micro-batches; returns metrics over all ranks."""
-        total, tokens = 0.0, self.num_tokens
+        values: list[Tensor] = []
         for batch in pack(self.ranks.share(self.batch.student), token_budget, self.policy.device):
-            kl_N = self._divergence(batch, self._teacher_states(batch, token_budget))
-            loss = self.options.weight * kl_N.sum() / tokens
+            kl_N, logprobs_N = self._divergence(batch, self._teacher_states(batch, token_budget))
+            loss = self.options.weight * kl_N.sum() / self.num_tokens
             loss.backward()  # type: ignore[no-untyped-call]
-            total += float(kl_N.detach().sum())
-        kl = sum(self.ranks.gather(total)) / tokens
+            difference_N = (logprobs_N - batch.sampled_logprobs_N).abs()
+            values += kl_N.detach().sum(), difference_N.sum(), difference_N.max()
+        found = self.ranks.joined(numbers(values))
+        kl = sum(found[::3]) / self.num_tokens
+        self.difference = self.difference or {
+            MEAN_DIFFERENCE: sum(found[1::3]) / self.num_tokens,
+            LARGEST_DIFFERENCE: max(found[2::3]),
+        }
         return {
+            **self.difference,
             "loss": self.options.weight * kl,
             "self_distillation/kl": kl,
             "self_distillation/attempts": float(len(self.batch.teacher)),
@@ -159,13 +169,18 @@ class DistillationTerm:
         assert states_N is not None
         return states_N
 
-    def _divergence(self, batch: PackedBatch, teacher_N: Tensor) -> Tensor:
-        """[N] KL of each token, with the student's gradient."""
+    def _divergence(self, batch: PackedBatch, teacher_N: Tensor) -> tuple[Tensor, Tensor]:
+        """[N] KL of each token, with the student's gradient, and the student's log-probability [N]."""
         with self.policy.dropout():
             student_N, head = self.policy.output_states(self.policy.model, batch)
         with torch.autocast(self.policy.device.type, torch.bfloat16, enabled=self.policy.autocast):
             return kl_to_teacher(
-                student_N, teacher_N, head, temperature=self.temperature, top_k=self.options.top_k
+                student_N,
+                teacher_N,
+                batch.targets_N,
+                head,
+                temperature=self.temperature,
+                top_k=self.options.top_k,
             )
 
 

@@ -10,7 +10,7 @@ import torch
 from grpo_engine.config.job import RunConfig, SupervisedMethod
 from grpo_engine.contract.events import BaseEvent, Evaluated, StepFinished
 from grpo_engine.models.policy import Policy
-from grpo_engine.objective.metrics import PhaseTimer, finite, peak_memory_bytes
+from grpo_engine.objective.metrics import PhaseTimer, finite, numbers, peak_memory_bytes
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence
 from grpo_engine.objective.types import Prompt
 from grpo_engine.parallel.ranks import Ranks
@@ -75,14 +75,16 @@ class SupervisedTrainer(Method):
         tokens = sum(len(row.target_ids) for row in rows)
         groups = [_demonstration_group(row, 1.0 / tokens) for row in rows]
         own, idle = ranks.passes(groups, token_budget, self.policy.model, self.policy.device)
-        loss = entropy = 0.0
+        losses, entropies = [], []
         for batch in [*own, *idle]:
             logprobs_N, entropy_N = self.policy.logprobs(batch)
             share = -(logprobs_N * batch.weights_N).sum()
             if train:
                 share.backward()  # type: ignore[no-untyped-call]
-            loss += float(share.detach())
-            entropy += float((entropy_N * (batch.weights_N > 0)).sum()) / tokens
+            losses.append(share.detach())
+            entropies.append((entropy_N.detach() * (batch.weights_N > 0)).sum())
+        found = numbers([*losses, *entropies])
+        loss, entropy = sum(found[: len(losses)]), sum(each / tokens for each in found[len(losses) :])
         return {"loss": sum(ranks.gather(loss)), "entropy": sum(ranks.gather(entropy))}
 
 

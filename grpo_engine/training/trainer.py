@@ -205,10 +205,10 @@ class Trainer(Method):
     def _gradients(
         self, step: int, iteration: int, terms: Sequence[LossTerm], token_budget: int
     ) -> dict[str, float]:
-        """Metrics of all terms, whose gradients and losses are summed."""
+        """Metrics of all terms, whose gradients and losses are summed; the first term's have priority."""
         seed_step(self.seed, step, iteration)
         found = [term(token_budget) for term in terms]
-        metrics = {name: value for each in found for name, value in each.items()}
+        metrics = {name: value for each in reversed(found) for name, value in each.items()}
         return {**metrics, "loss": sum(each["loss"] for each in found)}
 
     def evaluate(self, step: int) -> Iterator[BaseEvent]:

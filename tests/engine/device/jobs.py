@@ -61,7 +61,13 @@ def job(
             "training_file": str(write_rows(folder / "train.jsonl", rows)),
             "method": method,
             "probe": probe,
-            "runtime": {"grader_processes": 1, "sample_budget": 8, "device": device, "dtype": dtype},
+            "runtime": {
+                "grader_processes": 1,
+                "sample_budget": 8,
+                "token_budget": 60,  # several micro-batches in a step
+                "device": device,
+                "dtype": dtype,
+            },
         }
     )
 
@@ -85,6 +91,14 @@ class Run:
         """The largest value of a metric in any step."""
         found = [each.metrics.get(metric, 0.0) for each in self.events if isinstance(each, StepFinished)]
         return max(found, default=0.0)
+
+    @property
+    def steps(self) -> int:
+        return sum(isinstance(event, StepFinished) for event in self.events)
+
+    @property
+    def waits_while_training(self) -> int:
+        return sum(n for place, n in self.seen.waits.items() if place.startswith(("training/", "objective/")))
 
     @property
     def waits_while_sampling(self) -> int:

@@ -9,6 +9,8 @@ from tests.engine.device.jobs import KINDS, job, largest_difference, run
 
 Folder = Callable[[str], Path]
 TOKENS_PER_WAIT = 8
+WAITS_OF_A_STEP = 8
+"""Waits of two inner iterations, whatever the number of micro-batches: a step here has at least three."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -20,6 +22,7 @@ def test_a_job_keeps_the_devices_rules_and_learns_what_it_learns_on_a_cpu(
     here = run(job(tmp_path, model, kind, device="cpu"), tmp_path / "here")
     assert there.seen.violations() == {}
     assert there.waits_while_sampling <= there.turns / TOKENS_PER_WAIT
+    assert there.waits_while_training <= WAITS_OF_A_STEP * (there.steps + 1)  # the probe of memory is one
     assert there.worst("sampling/sampling_logp_difference/max") < 1e-5 or kind == "one step ahead"
     assert there.tokens == here.tokens
     assert largest_difference(there, here) < 5e-5

@@ -11,7 +11,7 @@ from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.events import RolloutsRecorded, StepFinished
 from grpo_engine.contract.records import Score
 from grpo_engine.models.policy import Policy
-from grpo_engine.objective.loss import kl_estimate, sequence_sums
+from grpo_engine.objective.loss import kl_estimate
 from grpo_engine.objective.types import Completion, GradedGroup, Group, PackedBatch, Prompt
 from grpo_engine.run.build import build_loop
 from grpo_engine.training.gradients import kl_penalties
@@ -44,7 +44,7 @@ def test_the_kl_in_the_loss_has_the_gradient_of_its_formula(
 
     def expected() -> None:
         kl_N = kl_estimate(policy.logprobs(batch)[0], reference_N, estimator)
-        sums = sequence_sums(kl_N, batch.sequences_N)
+        sums = torch.stack([each.sum() for each in kl_N.split([4, 2])])
         means = sums / torch.tensor([4.0, 2.0]) if placement == "loss" else sums
         (0.3 * means.mean()).backward()
 
@@ -74,7 +74,7 @@ def test_the_kl_in_the_reward_is_subtracted_from_it(make_policy: Callable[..., P
     _, batch = term(policy, scored(TWO))
     with torch.no_grad():
         kl_N = policy.logprobs(batch)[0] - policy.reference_logprobs(batch)
-    assert penalties == pytest.approx((0.3 * sequence_sums(kl_N, batch.sequences_N)).tolist(), rel=1e-5)
+    assert penalties == pytest.approx([0.3 * float(each.sum()) for each in kl_N.split([4, 2])], rel=1e-5)
     assert mean == pytest.approx(float(kl_N.mean()), rel=1e-5)
     assert kl_penalties(policy, [graded], options, 0.3, 8)[0][0] == pytest.approx(penalties, rel=1e-4)
 

@@ -12,6 +12,7 @@ from grpo_engine.config.job import ReinforcementHyperparameters, RunConfig
 from grpo_engine.contract.events import StepFinished, StepSkipped
 from grpo_engine.contract.records import FinishReason, Score
 from grpo_engine.models.policy import Policy
+from grpo_engine.objective.packing import pack
 from grpo_engine.objective.types import Completion, Group, ScoredGroup
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.run.build import build_loop
@@ -258,3 +259,27 @@ def test_alone_leaves_the_policy_gradient_out_and_a_weight_adds_to_it(
     assert added["loss"] == pytest.approx(base["loss"] + only["loss"], abs=1e-6)
     assert added["self_distillation/kl"] == pytest.approx(only["self_distillation/kl"], abs=1e-6)
     assert 0 < only["self_distillation/attempts"] < 16
+    for each in (only, base):
+        assert 0 < each["sampling/sampling_logp_difference/mean"] < 1e-5
+        assert each["sampling/sampling_logp_difference/max"] < 1e-4
+    assert added["sampling/sampling_logp_difference/mean"] == base["sampling/sampling_logp_difference/mean"]
+
+
+def test_the_difference_to_the_sampler_is_that_of_the_weights_it_sampled_with(
+    make_policy: Callable[..., Policy],
+) -> None:
+    """Not that of the step's own later updates."""
+    policy = make_policy()
+    groups = [scored(policy, (0.0, 1.0, 0.0), row) for row in (2, 3)]
+    term = DistillationTerm(policy, settings(), lesson_of(policy, groups))
+    (batch,) = pack(term.batch.student, 10_000, policy.device)
+    with torch.no_grad():
+        difference_N = (policy.logprobs(batch)[0] - batch.sampled_logprobs_N).abs()
+    first = term(10_000)
+    Optimizer(policy.trainable, settings()).step(3e-3, first["loss"], step=1)
+    second = term(10_000)
+    assert second["self_distillation/kl"] != first["self_distillation/kl"]
+    for metrics in (first, second):
+        mean, largest = (metrics[f"sampling/sampling_logp_difference/{kind}"] for kind in ("mean", "max"))
+        assert mean == pytest.approx(float(difference_N.mean()), rel=1e-4)
+        assert largest == pytest.approx(float(difference_N.max()), rel=1e-4)
