@@ -25,6 +25,19 @@ def free_bytes(device: torch.device) -> int | None:
     return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
+def forget_peak(device: torch.device) -> None:
+    """Start a new peak, for `peak_bytes_above_now`."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_bytes_above_now(device: torch.device) -> int:
+    """Bytes that were allocated at the peak and are free now; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+
+
 def place(model: Any, name: str, device: torch.device) -> None:
     """Move a model to its device. Raises DeviceMemoryError, before it moves anything, if it does not fit."""
     needed, free = weight_bytes(model), free_bytes(device)

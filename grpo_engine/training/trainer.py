@@ -122,7 +122,7 @@ class Trainer(Method):
         timer = PhaseTimer()
         self.sampler.load_policy(self.state.policy_version)
         step_groups = self.collector.collect(step, sampling_of(self.hyperparameters, self.seed, step), timer)
-        self.sampler.rest()
+        rested = self.sampler.rest()
         scored_P, metrics = self._with_advantages(step, step_groups.groups, timer)
         all_scored = [*scored_P, *map(with_zero_advantages, step_groups.discarded)]
         yield from rollouts(step, all_scored)
@@ -131,7 +131,7 @@ class Trainer(Method):
             with timer.measure("train"):
                 metrics |= self._update(step, terms, scored_P)
         self._advance(all_scored, metrics, trained=bool(terms))
-        metrics |= {"sampling/discarded_groups": float(len(step_groups.discarded))}
+        metrics |= {**rested, "sampling/discarded_groups": float(len(step_groups.discarded))}
         yield self._step_event(step, all_scored, metrics, timer)
         yield from self.updater.budget.take_warnings()
         refuse_silence(step, self.state.skipped_in_a_row, scored_P, self.hyperparameters)

@@ -78,7 +78,8 @@ class InjectedSampler:
         )
         return Group(Prompt(0, "", prompt, {}), completions)
 
-    def rest(self) -> None: ...
+    def rest(self) -> dict[str, float]:
+        return {}
 
     def load_policy(self, version: int) -> None:
         self.version = version

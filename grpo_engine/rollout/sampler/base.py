@@ -132,8 +132,8 @@ class Sampler(Protocol):
         """Sample from the policy's current weights from now on; completions carry `version`."""
         ...
 
-    def rest(self) -> None:
-        """Release the device until the next `load_policy`, because the trainer needs it."""
+    def rest(self) -> dict[str, float]:
+        """Release the device until the next `load_policy`, because the trainer needs it; returns metrics."""
         ...
 
 
@@ -147,8 +147,8 @@ class AroundSampler:
     def load_policy(self, version: int) -> None:
         self.inner.load_policy(version)
 
-    def rest(self) -> None:
-        self.inner.rest()
+    def rest(self) -> dict[str, float]:
+        return self.inner.rest()
 
 
 def uniforms(seed: int, step: int, prompt: int, sample: int, count: int, *, turn: int = 0) -> np.ndarray:

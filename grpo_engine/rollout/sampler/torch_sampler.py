@@ -39,8 +39,8 @@ class TorchSampler:
     def load_policy(self, version: int) -> None:
         self.version = version  # the weights are the trainer's own
 
-    def rest(self) -> None:
-        """Nothing to release: the weights are the trainer's own."""
+    def rest(self) -> dict[str, float]:
+        return {}  # nothing to release: the weights are the trainer's own
 
     def generate(
         self,

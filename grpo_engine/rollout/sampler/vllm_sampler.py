@@ -2,7 +2,7 @@
 
 Each completion is a request with its own seed; vLLM computes a group's prompt once through its prefix cache.
 The trained policy is handed over before each step under a new version, and a canary proves that it arrived.
-While the trainer trains, vLLM sleeps if its device supports it.
+While the trainer trains, vLLM sleeps unless the largest step so far would fit beside it.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from grpo_engine.config.job import Runtime
 from grpo_engine.contract.errors import ConfigError
+from grpo_engine.models import device_memory
 from grpo_engine.models.lora import WEIGHTS_FILE, save_adapter
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Group, Prompt
@@ -29,6 +30,8 @@ from grpo_engine.rollout.sampler.vllm_engine import VllmCompletion, VllmEngine
 from grpo_engine.rollout.sampler.vllm_options import engine_arguments
 
 SEED_BITS = 63
+HEADROOM = 1.2
+"""Free bytes for each byte of training beside an awake vLLM: free memory is in pieces."""
 TORCH_HINT = "Set runtime.sampler to torch for this job."
 
 
@@ -46,6 +49,9 @@ class VllmSampler:
                 self.engine = VllmEngine(arguments | other_base)
         except (ValueError, RuntimeError, OSError) as error:
             raise ConfigError(f"vLLM cannot load {policy.source.name}: {error}", hint=TORCH_HINT) from error
+        self.training_bytes = 0
+        """Most that the trainer has allocated while vLLM slept, beside what it keeps."""
+        self.stays_awake = False
         self.version: int | None = None
         self.proven = self._base_reading()
 
@@ -54,7 +60,7 @@ class VllmSampler:
 
         Raises ConfigError if vLLM refuses the adapter, PolicyMismatchError if it serves another policy.
         """
-        self.engine.wake()
+        self._wake()
         if version == self.version:
             return
         if self.policy.peft_model is None:
@@ -67,8 +73,22 @@ class VllmSampler:
         prove(reading, self.proven, self.policy.compute_dtype)
         self.proven = reading
 
-    def rest(self) -> None:
-        self.engine.sleep()
+    def rest(self) -> dict[str, float]:
+        if not self.stays_awake:
+            self.engine.sleep()
+            device_memory.forget_peak(self.policy.device)
+        return {"memory/sampler_slept": float(self.engine.asleep)}
+
+    def _wake(self) -> None:
+        """Wake up, for good if training fits beside vLLM: at first the trainer has tried its largest step."""
+        if not self.engine.asleep:
+            return
+        device = self.policy.device
+        self.training_bytes = max(self.training_bytes, device_memory.peak_bytes_above_now(device))
+        self.engine.wake()
+        moments = 2 * sum(weight.nbytes for weight in self.policy.trainable.values())
+        free = device_memory.free_bytes(device) or 0
+        self.stays_awake = free >= HEADROOM * (self.training_bytes + moments)
 
     def generate(
         self,
@@ -77,7 +97,7 @@ class VllmSampler:
         sampling: Sampling,
         on_group: OnGroup | None = None,
     ) -> list[Group]:
-        self.engine.wake()
+        self._wake()
         stop_ids = sorted(self.policy.stop_set)
         for place, prompt in enumerate(prompts_P):
             for sample in range(group_size):

@@ -85,7 +85,7 @@ def test_the_sampler_rests_before_training_memory_is_tried(
     model_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    monkeypatch.setattr(TorchSampler, "rest", lambda _: order.append("rest"))
+    monkeypatch.setattr(TorchSampler, "rest", lambda _: {str(order.append("rest")): 0.0})
     monkeypatch.setattr(Trainer, "probe_memory", lambda _: order.append("probe"))
     with pretended_cuda():
         build_loop(

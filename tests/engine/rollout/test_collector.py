@@ -56,7 +56,8 @@ class RowSampler:
     def _completions(self, row: int) -> tuple[Completion, ...]:
         return tuple(completion(r if row in self.alive else 0.7) for r in self.rewards)
 
-    def rest(self) -> None: ...
+    def rest(self) -> dict[str, float]:
+        return {}
 
     def load_policy(self, version: int) -> None:
         """Nothing to load."""

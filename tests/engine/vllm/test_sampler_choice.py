@@ -15,6 +15,7 @@ from grpo_engine.rollout.sampler.choice import open_sampler
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from grpo_engine.rollout.sampler.vllm_engine import VllmEngine
 from grpo_engine.rollout.sampler.vllm_options import cache_bytes, engine_arguments
+from grpo_engine.rollout.sampler.vllm_sampler import VllmSampler
 from tests.engine.one_group import settings
 
 CUDA = torch.device("cuda", 0)
@@ -48,7 +49,7 @@ def test_a_gpu_without_vllm_samples_with_torch(
     assert not choice._prefers_vllm(Runtime(sampler="torch"), policy)
 
 
-def test_a_gpu_gives_vllm_its_share_and_lets_it_sleep(make_policy: Callable[..., Policy]) -> None:
+def test_a_gpu_gives_vllm_its_share_and_can_let_it_sleep(make_policy: Callable[..., Policy]) -> None:
     policy = make_policy()
     policy.device = CUDA
     found = engine_arguments(policy, Runtime(sampler_memory=0.3, sample_budget=256), 900)
@@ -92,6 +93,52 @@ class _Core:
 
     def wake_up(self) -> None:
         self.calls.append("wake")
+
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("free", "peaks", "slept"),
+    [
+        (13 * GB, [10 * GB, 0, 0], [1.0, 0.0, 0.0]),
+        (11 * GB, [10 * GB, 0, 0], [1.0, 1.0, 1.0]),
+        (1 * GB, [0, 0, 0], [1.0, 0.0, 0.0]),
+    ],
+    ids=["training fits beside it", "it does not fit", "nothing was trained"],
+)
+def test_vllm_sleeps_only_until_training_is_known_to_fit_beside_it(
+    free: int,
+    peaks: list[int],
+    slept: list[float],
+    make_policy: Callable[..., Policy],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`peaks`: what the trainer allocates between two turns of sampling, at first in its largest step."""
+    sampler, left = sampler_on_gpu(make_policy()), iter(peaks)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: next(left))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80 * GB))
+    found = []
+    for _ in range(3):
+        found.append(sampler.rest()["memory/sampler_slept"])
+        sampler.load_policy(0)
+        assert not sampler.engine.asleep
+    assert found == slept
+    core: Any = sampler.engine.core
+    assert core.calls == ["sleep 1", "wake"] * int(sum(slept))
+
+
+def sampler_on_gpu(policy: Policy) -> VllmSampler:
+    """A sampler that serves version 0, without a vLLM behind it."""
+    policy.device = CUDA
+    sampler, engine = object.__new__(VllmSampler), object.__new__(VllmEngine)
+    engine.core, engine.can_sleep, engine.asleep = _Core(), True, False
+    sampler.policy, sampler.engine, sampler.version = policy, engine, 0
+    sampler.training_bytes, sampler.stays_awake = 0, False
+    return sampler
 
 
 @pytest.mark.parametrize(("can_sleep", "expected"), [(True, ["sleep 1", "wake", "sleep 1"]), (False, [])])

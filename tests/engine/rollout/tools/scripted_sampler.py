@@ -23,7 +23,8 @@ class ScriptedSampler:
     heard: dict[Stream, tuple[int, ...]] = field(default_factory=dict)
     """The prompt's ids that each turn began from."""
 
-    def rest(self) -> None: ...
+    def rest(self) -> dict[str, float]:
+        return {}
 
     def load_policy(self, version: int) -> None:
         self.version = version

@@ -57,7 +57,8 @@ class CallsAfterwards:
     def __init__(self, inner: TorchSampler) -> None:
         self.inner = inner
 
-    def rest(self) -> None: ...
+    def rest(self) -> dict[str, float]:
+        return {}
 
     def load_policy(self, version: int) -> None:
         self.inner.load_policy(version)
