@@ -102,11 +102,11 @@ class Proof:
     def _twin(self) -> PreTrainedModel:
         """A float32 model of the same structure with few layers; the model itself if it is one.
 
-        A model with attention windows is copied, because a proof's sequences are shorter than its windows.
+        A model whose configuration has a window is copied, because a proof's sequences are shorter than that.
         """
-        num_layers = self.model.config.get_text_config().num_hidden_layers
-        is_small = self.model.dtype == torch.float32 and num_layers <= FEW_LAYERS
-        if is_small and window_of(self.model) is None:
+        config = self.model.config.get_text_config()
+        is_small = self.model.dtype == torch.float32 and config.num_hidden_layers <= FEW_LAYERS
+        if is_small and not getattr(config, "sliding_window", None):
             return self.model
         return _twin(self.model, self.peft_model)
 
@@ -181,11 +181,6 @@ def _small(config: PreTrainedConfig) -> PreTrainedConfig:
     if getattr(config, "sliding_window", None):
         config.sliding_window = TWIN_WINDOW
     return config
-
-
-def window_of(model: PreTrainedModel) -> int | None:
-    """Tokens that some of its layers attend to; None if its configuration has no window."""
-    return getattr(model.config.get_text_config(), "sliding_window", None)
 
 
 @contextmanager

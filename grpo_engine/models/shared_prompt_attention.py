@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.distributed._composable import checkpoint
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from grpo_engine.objective.types import GroupSpan
 
@@ -72,6 +72,15 @@ def using(model: PreTrainedModel, attention: Attention) -> Iterator[None]:
     finally:
         _current.attentions.pop()
         model.config._attn_implementation = before
+
+
+def window_of(config: PreTrainedConfig) -> int | None:
+    """Tokens that some layers attend to; None if all layers attend to every earlier token."""
+    config = config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and "sliding_attention" not in kinds:
+        return None
+    return getattr(config, "sliding_window", None) or None
 
 
 def recompute(layer: torch.nn.Module, model: PreTrainedModel) -> None:

@@ -25,7 +25,7 @@ from transformers.activations import SiLUActivation
 from grpo_engine.models.fast.kernels import rms_norm, rotated, swiglu
 from grpo_engine.models.fast.linears import Layer, Linears
 from grpo_engine.models.fast.operations import at_least_single
-from grpo_engine.models.shared_prompt_attention import Attention
+from grpo_engine.models.shared_prompt_attention import Attention, window_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,13 +220,15 @@ detect others, and a recorded step could not follow them."""
 
 def _fits(base: Any) -> bool:
     """Whether the parts that a proof does not check are supported. Raises AttributeError."""
-    if getattr(base.config, "sliding_window", None):
-        return False
-    return base.rotary_emb.rope_type in FIXED_ANGLES and all(
-        isinstance(layer.mlp.act_fn, torch.nn.SiLU | SiLUActivation)
-        and all(map(_is_plain, _products(layer)))
-        and len(_norms(layer)) == 2
-        for layer in base.layers
+    return (
+        window_of(base.config) is None
+        and base.rotary_emb.rope_type in FIXED_ANGLES
+        and all(
+            isinstance(layer.mlp.act_fn, torch.nn.SiLU | SiLUActivation)
+            and all(map(_is_plain, _products(layer)))
+            and len(_norms(layer)) == 2
+            for layer in base.layers
+        )
     )
 
 

@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 
 from grpo_engine.models.forward import supported_by_kernels
 from grpo_engine.models.policy import Policy
-from grpo_engine.models.proof import Choice, window_of
+from grpo_engine.models.proof import Choice
+from grpo_engine.models.shared_prompt_attention import window_of
 from grpo_engine.rollout.sampler.decoding import (
     CacheDecoder,
     Decoder,
@@ -33,7 +34,7 @@ def choose_decoder(policy: Policy, *, is_frozen: bool = False) -> tuple[Callable
     model, pad = policy.model, policy.pad_token_id
     proof = policy.proof(partial(_whole_rows, pad_token_id=pad))
     objection, is_refused = policy.forward.slower_because, policy.forward.is_refused
-    if policy.shares_prompts and window_of(model) is not None:
+    if policy.shares_prompts and window_of(model.config) is not None:
         objection = WINDOWED
     for name, make_on in _candidates(policy).items():
         found = proof.objection(partial(_proof_logits, make_on))
@@ -49,7 +50,7 @@ def _candidates(policy: Policy) -> dict[str, MakeOn]:
     ways: dict[str, MakeOn] = {}
     if policy.shares_prompts and policy.fast is not None:
         ways["kernels"] = lambda model: SharedDecoder(model, Kernels(supported_by_kernels(model)))
-    if policy.shares_prompts and window_of(policy.model) is None:
+    if policy.shares_prompts and window_of(policy.model.config) is None:
         ways["shared_prompts"] = lambda model: SharedDecoder(model, OwnLayers(model))
     ways["own_cache"] = lambda model: CacheDecoder(model, policy.pad_token_id)
     return ways

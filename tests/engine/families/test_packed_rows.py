@@ -9,12 +9,11 @@ import torch
 from grpo_engine.models import proof
 from grpo_engine.models.forward import output_head
 from grpo_engine.models.logprobs import CappedHead, num_logits
-from grpo_engine.models.proof import window_of
-from grpo_engine.models.shared_prompt_attention import Block
+from grpo_engine.models.shared_prompt_attention import Block, window_of
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from tests.engine.families.catalogue import WINDOW
 from tests.engine.models.test_shared_prompts import MIXED, batch_of, both
-from tests.engine.realistic import load
+from tests.engine.realistic import load, write_model
 
 WINDOWED = ("mistral", "gemma2", "gemma3", "phi3", "olmo3", "gpt-oss")
 
@@ -49,8 +48,17 @@ def test_a_packed_forward_that_ignores_windows_is_refused(
 
 def test_the_proof_of_a_windowed_model_uses_a_shorter_window(family_folder: Callable[[str], Path]) -> None:
     policy = load(family_folder("mistral"), {"rank": 4}, torch.float32)
-    assert window_of(policy.model) == WINDOW
-    assert window_of(policy.proof(lambda model: model(torch.ones(1, 1)).logits)._twin) == proof.TWIN_WINDOW
+    assert window_of(policy.model.config) == WINDOW
+    twin = policy.proof(lambda model: model(torch.ones(1, 1)).logits)._twin
+    assert window_of(twin.config) == proof.TWIN_WINDOW
+
+
+def test_a_window_that_no_layer_uses_leaves_the_kernels(tmp_path: Path) -> None:
+    """As in Qwen2 whose window begins behind its last layer."""
+    unused = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}
+    policy = load(write_model(tmp_path, "Qwen2Config", largest_logit=18, layers=2, **unused), {"rank": 4})
+    assert policy.model.config.sliding_window == 4
+    assert policy.forward.name == "kernels"
 
 
 def test_the_decoder_of_a_windowed_model_says_why_it_shares_no_prompts(
