@@ -38,9 +38,9 @@ def settings_for(home: Path, database_url: str | None = None, **more: object) ->
 
 @pytest.fixture(scope="session", autouse=True)
 def clean_environment() -> Iterator[None]:
-    """No `GRPO_…` and no `AWS_…` variable of this machine reaches a test."""
+    """No `GRPO_…`, no `AWS_…` and no pytest variable of this machine reaches a test."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith(("GRPO_", "AWS_"))]:
+        for name in [name for name in os.environ if name.startswith(("GRPO_", "AWS_", "PYTEST_ADDOPTS"))]:
             patch.delenv(name)
         yield
 

@@ -155,7 +155,7 @@ def test_other_files_of_the_charts_package_are_not_served(deployment: Deployment
 
 
 def test_the_static_files_are_not_in_the_api_document(deployment: Deployment) -> None:
-    paths = httpx.get(f"{deployment.url}/openapi.json").json()["paths"]
+    paths = httpx.get(f"{deployment.url}/openapi.json", timeout=60).json()["paths"]
     assert not [path for path in paths if path == "/" or path.startswith("/dashboard")]
 
 
