@@ -22,6 +22,7 @@ from service.cli.commands.watch import watch_job
 from service.cli.http.client import JOBS, Client
 from tests.e2e.rollouts import evaluations
 from tests.service.embedded import Up, grpo_job, grpo_up, processes_of, write_rows
+from tests.support.forking import client as forking
 from tests.support.servers import is_ok, wait_until
 
 pytestmark = pytest.mark.slow
@@ -29,14 +30,14 @@ pytestmark = pytest.mark.slow
 STEPS = 6
 TOLERANCE = 1e-6
 CLOCKS = ("timing/", "perf/", "memory/", "step_time")
+LAST_KILL = "checkpoint.published"
 SETTINGS = {
-    "GRPO_ENGINE_PYTHON": sys.executable,  # not forked
     "GRPO_ENGINE_MODULE": "grpo_engine",
     "GRPO_WARM_ENGINE": "0",
     "GRPO_GPUS": "2",
     "GRPO_RUNTIME": json.dumps({"dtype": "float32", "num_threads": 2}),
     # once: the engine dies after step 3, and the worker when it has published step 4
-    "GRPO_FAULT": "step.trained:kill@3, checkpoint.published:kill@2",
+    "GRPO_FAULT": f"step.trained:kill@3, {LAST_KILL}:kill@2",
     "GRPO_LEASE_SECONDS": "20",
     "GRPO_SELF_FENCE_SECONDS": "15",
     "GRPO_HEARTBEAT_SECONDS": "2",
@@ -126,13 +127,24 @@ class Service:
         wait_until(lambda: is_ok(f"{self.up.url}/readyz"), seconds=60)
 
 
+def engine_python(folder: Path) -> Path:
+    """Starts engines that are killed as real processes, and forks those of later attempts and jobs."""
+    program, forked = folder / "engine", forking.engine_python()
+    program.write_text(
+        f'#!/bin/sh\n[ -e {folder}/marks/{LAST_KILL} ] && exec {forked} "$@"\nexec {sys.executable} "$@"\n'
+    )
+    program.chmod(0o755)
+    return program
+
+
 @contextmanager
 def running(folder: Path) -> Iterator[Service]:
     """No process is left at the end of the block."""
     make_model(folder / "home" / "models" / "tiny", hidden=64, layers=2, seed=1)
     rows = write_rows(folder / "rows.jsonl")
     (folder / "marks").mkdir()
-    with grpo_up(folder / "home", **SETTINGS, GRPO_FAULT_MARKS=str(folder / "marks")) as up:
+    here = {"GRPO_FAULT_MARKS": str(folder / "marks"), "GRPO_ENGINE_PYTHON": str(engine_python(folder))}
+    with grpo_up(folder / "home", **SETTINGS, **here) as up:
         key = Path(up.ready["key_file"]).read_text().strip()
         with Client(up.url, key) as client:
             yield Service(up, client, client.upload(rows)["id"])
@@ -158,7 +170,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     marks = folder / "marks"
     with running(folder) as service:
         job_id = service.submit()
-        wait_until((marks / "checkpoint.published").exists, 120, "the worker is killed")
+        wait_until((marks / LAST_KILL).exists, 120, "the worker is killed")
         service.kill_api()
         killed = service.end_of(job_id)
         whole = service.end_of(service.submit())
@@ -169,7 +181,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def test_a_job_with_killed_engine_worker_and_api_equals_an_undisturbed_one(runs: Runs) -> None:
-    assert runs.marks == {"step.trained", "checkpoint.published"}
+    assert runs.marks == {"step.trained", LAST_KILL}
     assert (runs.killed.job["attempt"], runs.whole.job["attempt"]) == (3, 1)
     assert [row["step"] for row in runs.killed.metrics] == list(range(1, STEPS + 1))
     assert runs.killed.metrics == runs.whole.metrics

@@ -19,6 +19,7 @@ from service.settings import Settings
 from tests.conftest import settings_for
 from tests.engine.realistic import write_model
 from tests.service.embedded import call_grpo, environment
+from tests.support.forking import client as forking
 from tests.support.servers import Redis
 from tests.worker.jobs import insert_job
 
@@ -62,7 +63,8 @@ def test_a_healthy_deployment_has_no_problems(settings: Settings, model: Path) -
 @on_sqlite
 def test_a_model_is_loaded_and_the_way_it_is_computed_is_shown(settings: Settings) -> None:
     write_model(settings.models_dir / "phi", "Phi3Config", largest_logit=18, layers=2)
-    in_bfloat16 = settings.model_copy(update={"runtime": Runtime(dtype="bfloat16")})
+    changed = {"runtime": Runtime(dtype="bfloat16"), "engine_python": forking.engine_python()}
+    in_bfloat16 = settings.model_copy(update=changed)
     reason = "(the engine's kernels do not support its layers or its adapter)"
     shown = f"forward packed {reason}, decoder shared_prompts {reason}, head frozen"
     assert list(model_check(in_bfloat16, "phi")) == [ok("model", f"phi in bfloat16 on cpu: {shown}")]
@@ -71,7 +73,8 @@ def test_a_model_is_loaded_and_the_way_it_is_computed_is_shown(settings: Setting
 @on_sqlite
 def test_a_model_that_cannot_be_loaded_is_a_failure_with_the_reason(settings: Settings, model: Path) -> None:
     assert only(model_check(settings, "none")).found == "none is not in the catalogue"
-    done = call_grpo("doctor", "--model", "tiny", "--json", environment=environment(settings.home))
+    env = environment(settings.home, GRPO_ENGINE_PYTHON=str(forking.engine_python()))
+    done = call_grpo("doctor", "--model", "tiny", "--json", environment=env)
     assert done.returncode == 1
     (failed,) = [each for each in json.loads(done.stdout) if each["level"] == "failure"]
     assert failed["check"] == "model"
