@@ -78,19 +78,21 @@ warm-start: setup  ## Measure the time from claim to first step, with and withou
 
 # one more than cores: some tests wait
 TESTERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+CHECK = $(MAKE) --no-print-directory check
 # tests/conftest.py needs server packages, which this environment does not have
 TEST_VLLM := .venv-vllm/bin/python -m pytest --confcutdir=tests/engine tests/engine/vllm
 
 test: system  ## Run all checks and tests
 	@# an installation takes one core
 	@$(MAKE) --no-print-directory --jobs 2 setup setup-vllm
-	@$(MAKE) --no-print-directory check
 	@# the tests start a thousand processes; compile once, not in each of them
-	$(BIN)/python -m compileall -q grpo_engine service worker migrations tests examples bench
-	@# the vLLM tests run beside the others; their output follows
-	@$(TEST_VLLM) >.venv-vllm/tests.log 2>&1 & vllm=$$!; \
+	$(BIN)/python -m compileall -q -j 0 grpo_engine service worker migrations tests examples bench
+	@# checks and vLLM tests run beside the others; their output follows, that of a failed check at once
+	@{ $(CHECK) >$(VENV)/check.log 2>&1 || { cat $(VENV)/check.log; false; }; } & check=$$!; \
+	$(TEST_VLLM) >.venv-vllm/tests.log 2>&1 & vllm=$$!; \
 	$(BIN)/python -m pytest -n $(TESTERS) --dist worksteal; tests=$$?; \
-	wait $$vllm; vllm=$$?; cat .venv-vllm/tests.log; exit $$((tests + vllm))
+	wait $$vllm; vllm=$$?; cat .venv-vllm/tests.log; \
+	wait $$check; check=$$?; cat $(VENV)/check.log; exit $$((tests + vllm + check))
 
 screenshots: setup system  ## Write docs/images: the page of a running job, light and dark (4 minutes)
 	$(BIN)/python -m docs.make_screenshots
