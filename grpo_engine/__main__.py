@@ -21,7 +21,7 @@ from grpo_engine.contract.events import PhaseChanged
 from grpo_engine.process.setup import set_library_defaults, without_garbage_collector
 from grpo_engine.run import rank_launcher
 from grpo_engine.run.engine_errors import failure_of
-from grpo_engine.run.prestart import await_job, load_ahead
+from grpo_engine.run.prestart import await_job, leave_out_bitsandbytes, load_ahead
 
 set_library_defaults()
 
@@ -68,6 +68,7 @@ def run(config: RunConfig, run_dir: Path, should_stop: Callable[[], bool]) -> in
     """Run the job to its end, writing every event as it happens."""
     journal = rank_launcher.open_log(config, run_dir)
     journal.write(PhaseChanged(phase="loading"))
+    leave_out_bitsandbytes(config)
     try:
         with without_garbage_collector():
             from grpo_engine.run.build import build_run

@@ -13,7 +13,9 @@ import json
 import os
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
+from grpo_engine.config.job import RunConfig, hyperparameters_of
 from grpo_engine.process.setup import without_garbage_collector
 
 LOADED_AHEAD = ("grpo_engine.run.build", "peft.utils.transformers_weight_conversion")
@@ -29,6 +31,17 @@ def load_ahead() -> None:
             importlib.import_module(name)
         if find_spec("bitsandbytes") is not None:
             importlib.import_module(QUANTIZED)
+
+
+def leave_out_bitsandbytes(config: RunConfig) -> None:
+    """Hide it from PEFT, which would import it, unless the job or its stored base is quantised.
+
+    Saves a second. No effect if it is already imported, or if the base is not a folder on this machine.
+    """
+    stored = Path(config.model.path) / "config.json"
+    is_plain = stored.is_file() and "quantization_config" not in stored.read_text()
+    if is_plain and getattr(hyperparameters_of(config.method), "quantization", None) is None:
+        sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]
 
 
 def await_job() -> list[str]:

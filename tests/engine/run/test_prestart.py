@@ -5,12 +5,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from grpo_engine.__main__ import main
 from grpo_engine.config.job import RunConfig
+from grpo_engine.run.prestart import leave_out_bitsandbytes
 from tests.engine.processes import adapter_sha256, events, metric_lines, run_here
 
 LOADS_AHEAD = """
@@ -70,6 +72,31 @@ def test_a_run_of_an_engine_started_ahead_has_the_bytes_of_a_fresh_ones(
     assert metric_lines(warm) == metric_lines(fresh)
     assert adapter_sha256(warm, 4) == adapter_sha256(fresh, 4)
     assert [each["type"] for each in events(warm)] == [each["type"] for each in events(fresh)]
+
+
+@pytest.mark.parametrize(
+    ("quantization", "stored", "is_hidden"),
+    [(None, {}, True), ("nf4", {}, False), (None, {"bits": 4}, False)],
+)
+def test_bitsandbytes_is_hidden_from_jobs_that_do_not_need_it(
+    make_config: Callable[..., RunConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    quantization: str | None,
+    stored: dict[str, int],
+    is_hidden: bool,
+) -> None:
+    config = make_config(quantization=quantization)
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": stored} if stored else {}))
+    source = config.model.model_copy(update={"path": str(tmp_path)})
+    monkeypatch.delitem(sys.modules, "bitsandbytes")
+    leave_out_bitsandbytes(config.model_copy(update={"model": source}))
+    assert (find_spec("bitsandbytes") is None) is is_hidden
+
+
+def test_a_loaded_bitsandbytes_stays(make_config: Callable[..., RunConfig]) -> None:
+    leave_out_bitsandbytes(make_config())
+    assert find_spec("bitsandbytes") is not None
 
 
 def test_without_a_job_it_ends_quietly(
