@@ -1,9 +1,5 @@
-"""One deployment for all tests of this folder, with its artifacts in a bucket; either engine trains.
+"""One deployment for all tests of this folder, with its artifacts in a bucket; either engine trains."""
 
-Engines are forked, except in `test_warm.py` and at the end.
-"""
-
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +10,6 @@ from examples.tiny_model import make_model
 from service.cli.http.client import JOBS, Client
 from tests.e2e.production.deployment import Production, empty_database, production
 from tests.service.embedded import grpo_job, processes_of, write_rows
-from tests.support.forking import client as forking
 from tests.support.moto import Moto
 from tests.support.s3 import Bucket, new_bucket
 from tests.support.servers import Postgres, Redis, wait_until
@@ -51,17 +46,14 @@ def running(
 ) -> Iterator[Production]:
     """No process is left when it is stopped while a job trains."""
     home = tmp_path_factory.mktemp("production") / "home"
-    forked = {"GRPO_ENGINE_PYTHON": str(forking.engine_python())}
-    settings = {**SETTINGS, **forked, "GRPO_STORAGE_URL": s3.location}
+    settings = {**SETTINGS, "GRPO_STORAGE_URL": s3.location}
     with (
         empty_database(postgres_server, "production") as url,
         production(home, model, url, redis_server, **settings) as running,
     ):
         yield running
-        if "worker" in running.running:
-            running.stop("worker")
-        running.environment |= {"GRPO_ENGINE_PYTHON": sys.executable, "GRPO_WARM_ENGINE": "0"}
-        running.start("worker")
+        if "worker" not in running.running:
+            running.start("worker")
         with running.client() as client:
             rows = write_rows(home / "rows.jsonl", faults={"step_seconds": 0.1})
             job_id = client.create(JOBS, grpo_job(client.upload(rows)["id"], steps=600))["id"]

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,18 +14,6 @@ from tests.support.servers import wait_until
 from tests.support.waiting import is_alive, waiting_engines, working_engines
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def real_starts(running: Production, first_metrics: str) -> Iterator[None]:
-    """The worker's engines are not forked: the tests look at their processes."""
-    forked = running.environment["GRPO_ENGINE_PYTHON"]
-    running.stop("worker")
-    running.environment["GRPO_ENGINE_PYTHON"] = sys.executable
-    yield
-    running.environment["GRPO_ENGINE_PYTHON"] = forked
-    if "worker" in running.running:
-        running.stop("worker")
 
 
 def waiting(deployment: Production) -> int:
