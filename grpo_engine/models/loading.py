@@ -39,7 +39,9 @@ def load_base(
         if not has_weights:
             config = AutoConfig.from_pretrained(source.path, revision=source.revision)
             with torch.device("meta"):
-                return AutoModelForCausalLM.from_config(config, dtype=dtype), tokenizer
+                model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            _use_unaligned_experts(model)
+            return model, tokenizer
         model = AutoModelForCausalLM.from_pretrained(
             source.path,
             revision=source.revision,
@@ -90,7 +92,9 @@ def _use_unaligned_experts(model: PreTrainedModel) -> None:
 
 
 def _refuse_endless(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: ModelSource) -> None:
-    """Require an end-of-sequence token; replace contradictory generation settings, which cannot be saved."""
+    """Require a vocabulary with an end; replace contradictory generation settings, which cannot be saved."""
+    if len(tokenizer) == len(tokenizer.all_special_ids):
+        raise ModelError(f"{source.name} has no tokenizer: its files, such as tokenizer.json, are missing")
     if tokenizer.eos_token_id is None:
         raise ModelError(f"the tokenizer of {source.name} has no end-of-sequence token")
     try:

@@ -27,6 +27,16 @@ def test_a_file_that_was_not_copied_whole_is_an_error_of_the_model(
         load_base(ModelSource(name="qwen3", path=str(folder)), torch.float32)
 
 
+def test_a_folder_without_the_files_of_its_tokenizer_is_an_error_of_the_model(
+    family_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copytree(family_folder("qwen3"), tmp_path / "qwen3")
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ModelError, match=r"qwen3 has no tokenizer: its files, such as tokenizer.json"):
+        load_base(ModelSource(name="qwen3", path=str(folder)), torch.float32)
+
+
 def test_a_token_without_embedding_is_an_error_of_its_row(tmp_path: Path) -> None:
     """Tokens were added to the tokenizer, the model was not resized."""
     base = make_family(tmp_path / "base", Family("Qwen3Config", QWEN, "<|im_end|>"))
