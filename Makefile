@@ -17,7 +17,7 @@ GPU_WHEELS := build/gpu-wheels
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm system demo equivalence recipes bench bench-gpu gpu-wheels gpu-check bench-service soak warm-start test \
+.PHONY: help setup setup-vllm system demo equivalence recipes learning bench bench-gpu gpu-wheels gpu-check bench-service soak warm-start test \
 	screenshots fuzz test-vllm check format up
 
 help:  ## List all targets
@@ -53,6 +53,9 @@ equivalence: setup  ## Compare every loss with TRL's; write bench/equivalence.md
 
 recipes: setup  ## Train every recipe on the demo task with three seeds; write bench/recipes.md
 	$(BIN)/python -m bench.recipes
+
+learning: setup  ## Compare learning curves with TRL's, three seeds (10 minutes); write bench/learning.md
+	$(BIN)/python -m bench.trl.learning
 
 bench: setup  ## Compare speed with TRL (30 minutes); write bench/results/<machine>.json and a table
 	$(BIN)/python -m bench.trl.compare --standard --out bench/results

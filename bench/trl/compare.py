@@ -97,7 +97,7 @@ def compare(workload: Workload, folder: Path, rounds: int, threads: int, seed: i
     for number in range(rounds):
         for side in ("ours", "theirs") if number % 2 == 0 else ("theirs", "ours"):
             before = _matrix_rate(spec)
-            answers[side].append(_run(side, replace(spec, seed=seed + number), folder))
+            answers[side].append(run_side(side, replace(spec, seed=seed + number), folder))
             if side == "ours":
                 rate = statistics.mean((before, _matrix_rate(spec)))
                 fractions.append(_fractions(spec, answers[side][-1].figures(), rate))
@@ -143,7 +143,7 @@ def _model(workload: Workload, folder: Path) -> Path:
     return Path(workload.model)
 
 
-def _run(side: str, spec: Spec, folder: Path) -> Answer:
+def run_side(side: str, spec: Spec, folder: Path) -> Answer:
     """One run in a child process, so that its peak memory is its own."""
     spec_file, answer_file = folder / "spec.json", folder / "answer.json"
     spec_file.write_text(json.dumps(asdict(spec)))

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from bench.trl.side import GRADER, Answer, Spec, Step, answer
+from bench.trl.side import Answer, Spec, Step, answer
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.events import StepFinished
 from grpo_engine.run.build import build_loop
@@ -21,12 +21,13 @@ def config_of(spec: Spec) -> RunConfig:
         "max_completion_tokens": spec.max_completion_tokens,
         "learning_rate": spec.learning_rate,
         "beta": spec.beta,
-        "lora": {"rank": spec.lora_rank, "alpha": 2 * spec.lora_rank},
+        "lora": {"rank": spec.lora_rank, "alpha": 2 * spec.lora_rank} if spec.lora_rank else "full",
         "loss_type": "dapo",
         "warmup_steps": 0,
         "guards": [],
         "checkpoint_interval": 1_000_000,
         "max_skipped_steps": 1_000,
+        **spec.ours,
     }
     return RunConfig.model_validate(
         {
@@ -36,7 +37,7 @@ def config_of(spec: Spec) -> RunConfig:
             "training_file": spec.rows,
             "method": {
                 "type": "reinforcement",
-                "reinforcement": {"grader": GRADER, "hyperparameters": hyperparameters},
+                "reinforcement": {"grader": spec.grader, "hyperparameters": hyperparameters},
             },
             "runtime": {
                 "device": spec.device,
@@ -60,6 +61,8 @@ def run(spec: Spec) -> Answer:
         found.moved = max(
             float((p.detach() - before[n]).abs().max()) for n, p in trainer.policy.trainable.items()
         )
+        if spec.trained:
+            trainer.updater.write(Path(spec.trained))
         trainer.close()
     return found
 

@@ -9,7 +9,9 @@ import random
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.trl.models import PROMPTS_FILE
 from examples.tiny_model import make_model
@@ -48,35 +50,38 @@ def _train(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     drawn = random.Random(0)
     sums = [worked_sum(drawn) for _ in range(ROWS + PROMPTS)]
-    rows = [
-        {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": solution}]}
-        for question, solution in sums[:ROWS]
-    ]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     base = make_model(folder / "base", hidden=HIDDEN, layers=LAYERS)
     with tempfile.TemporaryDirectory() as run:
-        for event in build_loop(_config(base, folder / "rows.jsonl"), Path(run)).run(lambda: False):
-            if isinstance(event, StepFinished) and event.step % 25 == 0:
-                print(f"supervised step {event.step}: loss {event.metrics['loss']:.3f}", file=sys.stderr)
-        newest = sorted((Path(run) / "checkpoints").glob("step-*"))[-1]
+        model = imitated(base, sums[:ROWS], Path(run), batch_size=BATCH, n_steps=STEPS, learning_rate=1.5e-3)
         held_out = [
             {"prompt": f"<|user|>{sum_}<|assistant|>", "target": solution} for sum_, solution in sums[ROWS:]
         ]
-        (newest / "model" / PROMPTS_FILE).write_text("".join(json.dumps(row) + "\n" for row in held_out))
+        (model / PROMPTS_FILE).write_text("".join(json.dumps(row) + "\n" for row in held_out))
         shutil.rmtree(KEPT, ignore_errors=True)
-        shutil.copytree(newest / "model", KEPT)
+        shutil.copytree(model, KEPT)
 
 
-def _config(base: Path, rows: Path) -> RunConfig:
+def imitated(base: Path, sums: Sequence[tuple[str, str]], run: Path, **hyperparameters: Any) -> Path:
+    """The folder of `base` after a supervised job, in the folder `run`, on questions and solutions."""
+    rows = [
+        {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": solution}]}
+        for question, solution in sums
+    ]
+    (run / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for event in build_loop(_config(base, run / "rows.jsonl", hyperparameters), run).run(lambda: False):
+        if isinstance(event, StepFinished) and event.step % 25 == 0:
+            print(f"supervised step {event.step}: loss {event.metrics['loss']:.3f}", file=sys.stderr)
+    return sorted((run / "checkpoints").glob("step-*"))[-1] / "model"
+
+
+def _config(base: Path, rows: Path, hyperparameters: dict[str, Any]) -> RunConfig:
     hyperparameters = {
-        "batch_size": BATCH,
-        "n_steps": STEPS,
-        "learning_rate": 1.5e-3,
         "warmup_steps": 10,
         "lr_schedule": "linear",
         "lora": "full",
         "max_tokens": 400,
-        "checkpoint_interval": STEPS,
+        "checkpoint_interval": 1_000_000,
+        **hyperparameters,
     }
     return RunConfig.model_validate(
         {

@@ -8,10 +8,10 @@ import json
 import resource
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
@@ -24,7 +24,7 @@ GRADER = {
     "reference": "{{ item.target }}",
     "evaluation_metric": "fuzzy_match",
 }
-"""The same grader on both sides: a reward from 0 to 1 that differs within nearly every group."""
+"""The default for both sides: a reward from 0 to 1 that differs within nearly every group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class Spec:
     lengths: Literal["fixed", "natural"]
     beta: float
     lora_rank: int
+    """0: all weights are trained."""
     learning_rate: float
     dtype: Literal["float32", "bfloat16"]
     sampler: Literal["torch", "vllm"]
@@ -50,6 +51,11 @@ class Spec:
     """The first step is a warm-up and is excluded."""
     seed: int
     threads: int
+    grader: dict[str, Any] = field(default_factory=lambda: GRADER)
+    ours: dict[str, Any] = field(default_factory=dict)
+    """Hyperparameters of this engine that make it do what TRL does by default."""
+    trained: str = ""
+    """Folder for the trained weights; empty: they are not saved."""
 
 
 @dataclass(slots=True)
@@ -95,12 +101,13 @@ class Answer:
         }
 
 
-RULE: Grader = TypeAdapter(Grader).validate_python(GRADER)
-
-
-def reward_of(target: str, text: str) -> float:
-    """The grader's reward, for TRL's reward function."""
-    return RULE.grade(make_sample(text), {"target": target}).reward or 0.0
+def rewards_of(spec: Spec, targets: Sequence[str], texts: Sequence[str]) -> list[float]:
+    """The grader's rewards, for TRL's reward function."""
+    rule: Grader = TypeAdapter(Grader).validate_python(spec.grader)
+    return [
+        rule.grade(make_sample(text), {"target": target}).reward or 0.0
+        for target, text in zip(targets, texts, strict=True)
+    ]
 
 
 def answer(run: Callable[[Spec], Answer]) -> None:
@@ -116,8 +123,8 @@ def answer(run: Callable[[Spec], Answer]) -> None:
     Path(sys.argv[2]).write_text(json.dumps(asdict(found)))
 
 
-def read_rows(spec: Spec) -> list[dict[str, str]]:
-    return [json.loads(line) for line in Path(spec.rows).read_text().splitlines()]
+def read_rows(path: str | Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
 def read_answer(path: Path) -> Answer:

@@ -3,13 +3,15 @@
 import os
 import tempfile
 import time
+from functools import partial, update_wrapper
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoTokenizer, TrainerCallback
 
-from bench.trl.side import Answer, Spec, Step, answer, read_rows, reward_of
+from bench.trl.side import Answer, Spec, Step, answer, read_rows, rewards_of
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
@@ -66,13 +68,11 @@ def run(spec: Spec) -> Answer:
     with tempfile.TemporaryDirectory() as folder:
         trainer = TimedTrainer(
             model=spec.model,
-            reward_funcs=_reward,
+            reward_funcs=update_wrapper(partial(_reward, spec), _reward),
             args=GRPOConfig(**_settings(spec, folder)),
-            train_dataset=Dataset.from_list(read_rows(spec)),
+            train_dataset=Dataset.from_list(read_rows(spec.rows)),
             processing_class=AutoTokenizer.from_pretrained(spec.model),
-            peft_config=LoraConfig(
-                r=spec.lora_rank, lora_alpha=2 * spec.lora_rank, target_modules="all-linear"
-            ),
+            peft_config=_adapter(spec.lora_rank) if spec.lora_rank else None,
             callbacks=[clock],
         )
         clock.trainer = trainer
@@ -82,12 +82,18 @@ def run(spec: Spec) -> Answer:
         rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
         for step, reward in zip(clock.steps, rewards, strict=True):
             step.reward = reward
+        if spec.trained:
+            trainer.save_model(str(Path(spec.trained) / ("adapter" if spec.lora_rank else "model")))
         moved = max(float((p - before[name]).abs().max()) for name, p in trained.items())
     return Answer(steps=clock.steps, moved=moved)
 
 
-def _reward(completions: list[str], target: list[str], **_: Any) -> list[float]:
-    return [reward_of(wanted, text) for wanted, text in zip(target, completions, strict=True)]
+def _adapter(rank: int) -> LoraConfig:
+    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+
+
+def _reward(spec: Spec, completions: list[str], target: list[str], **_: Any) -> list[float]:
+    return rewards_of(spec, target, completions)
 
 
 def _settings(spec: Spec, folder: str) -> dict[str, Any]:
@@ -109,7 +115,8 @@ def _settings(spec: Spec, folder: str) -> dict[str, Any]:
         "use_cpu": spec.device == "cpu",
         "bf16": spec.dtype == "bfloat16",
         "gradient_checkpointing": False,
-        "model_init_kwargs": {"dtype": spec.dtype},
+        # as this engine: all weights are trained in float32, under autocast in bfloat16
+        "model_init_kwargs": {"dtype": spec.dtype if spec.lora_rank else "float32"},
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": [],
