@@ -1,8 +1,8 @@
 """Learning curves of this engine and of TRL 1.16 on sums with carries, from the same model.
 
-    python -m bench.trl.learning [--seeds 0 1 2] [--steps 40] [--out bench/learning.md]
+    python -m bench.trl.learning [--seeds 0 1 2] [--steps 60] [--out bench/learning.md]
 
-Prompts, rewards and hyperparameters are equal; each run draws its order, samples and adapter from its seed.
+Prompts, their order, rewards and hyperparameters are equal; each run draws its samples and adapter itself.
 Writes the page and `results/learning.json` beside it. Exit status 1: a difference is not within noise.
 """
 
@@ -19,7 +19,8 @@ from typing import Any
 
 from bench.trl.compare import run_side
 from bench.trl.learning_task import GRADER, MAX_TOKENS, MODEL, NUM_HELD_OUT, TRAIN, accuracy, make_task
-from bench.trl.side import Spec
+from bench.trl.side import Spec, read_rows
+from grpo_engine.rollout.prompt_source import PromptSource
 from grpo_engine.training.run_description import library_versions
 
 SIDES = {"ours": "ours", "TRL": "theirs"}
@@ -28,6 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "LoRA, float32": {"dtype": "float32", "lora_rank": 16, "learning_rate": 5e-4},
     "all weights, bfloat16": {"dtype": "bfloat16", "lora_rank": 0, "learning_rate": 1e-4},
 }
+PROMPTS = 8
 LIKE_TRL = {"kl_ratio_weight": True, "train_groups_without_signal": True}
 T_99 = {2: 9.925, 3: 4.604, 4: 3.707, 5: 3.355, 6: 3.169}
 """Student's t for 99%, two-sided, by the number of seeds per engine."""
@@ -39,10 +41,10 @@ Written by `make learning` (`python -m bench.trl.learning`), with the curves in 
 
 A small model that works out sums of three numbers and forgets half of the carries; its largest logit is
 {logit:.0f}. GRPO rewards the right sum: {steps} steps of 8 prompts × 8 completions, temperature 1, β 0.02,
-clip 0.2, loss `dapo`, AdamW with a constant learning rate, in both engines. Seeds draw the order, the samples
-and the adapter. The sampler correction of this engine has its default: by token in bfloat16. Accuracy is
-measured by transformers and PEFT on the saved weights, greedily, on 200 sums that were not trained on; the
-area under the curve is the mean reward of all steps.
+clip 0.2, loss `dapo`, AdamW with a constant learning rate, in both engines. A seed draws the order of the
+prompts, the same for both engines, the samples and the adapter. The sampler correction of this engine has its
+default: by token in bfloat16. Accuracy is measured by transformers and PEFT on the saved weights, greedily,
+on 200 sums that were not trained on; the area under the curve is the mean reward of all steps.
 
 Within noise: the means over the seeds do not differ by Student's t-test at 99 %, |difference| ≤ noise =
 t · s · √(2/n), with s the pooled standard deviation between seeds (at least one held-out sum). If noise is
@@ -65,8 +67,7 @@ Mean reward over the seeds in each fifth of the steps:
 def spec_of(case: dict[str, Any], task: Path, **more: Any) -> Spec:
     return Spec(
         model=str(task / MODEL),
-        rows=str(task / TRAIN),
-        prompts=8,
+        prompts=PROMPTS,
         group_size=8,
         prompt_tokens=8,
         max_completion_tokens=MAX_TOKENS,
@@ -77,6 +78,7 @@ def spec_of(case: dict[str, Any], task: Path, **more: Any) -> Spec:
         threads=1,
         grader=GRADER,
         ours=LIKE_TRL,
+        theirs={"shuffle_dataset": False},
         **case,
         **more,
     )
@@ -113,7 +115,8 @@ def measure(name: str, task: Path, seeds: Sequence[int], steps: int) -> dict[str
     runs: dict[str, list[dict[str, Any]]] = {engine: [] for engine in SIDES}
     for seed in seeds:
         for engine, side in SIDES.items():
-            run = run_once(side, spec_of(CASES[name], task, seed=seed, steps=steps), task)
+            rows = _in_our_order(task, seed, steps) if side == "theirs" else task / TRAIN
+            run = run_once(side, spec_of(CASES[name], task, seed=seed, steps=steps, rows=str(rows)), task)
             print(f"{name}, seed {seed}, {engine}: {run['area']:.3f}, {run['accuracy']:.3f}", flush=True)
             runs[engine].append(run)
     first = statistics.mean(run["rewards"][0] for each in runs.values() for run in each)
@@ -122,6 +125,15 @@ def measure(name: str, task: Path, seeds: Sequence[int], steps: int) -> dict[str
         ours, trl = ([run[kind] for run in each] for each in runs.values())
         verdicts[kind] = judge(ours, trl, start)
     return {**CASES[name], "largest_logit": logit, "runs": runs, "verdicts": verdicts}
+
+
+def _in_our_order(task: Path, seed: int, steps: int) -> Path:
+    """A file with the rows in the order in which this engine draws them: TRL's, unshuffled."""
+    rows: Any = read_rows(task / TRAIN)
+    source, ordered = PromptSource(rows, PROMPTS, seed), task / "ordered.jsonl"
+    drawn: list[Any] = [row for step in range(1, steps + 1) for row in source.batch(step)]
+    ordered.write_text("".join(json.dumps(row) + "\n" for row in drawn))
+    return ordered
 
 
 def page(found: dict[str, Any]) -> str:
@@ -151,7 +163,7 @@ def page(found: dict[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.trl.learning", description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="2 to 6 of them")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "learning.md")
     options = parser.parse_args(arguments)

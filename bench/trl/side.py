@@ -54,6 +54,8 @@ class Spec:
     grader: dict[str, Any] = field(default_factory=lambda: GRADER)
     ours: dict[str, Any] = field(default_factory=dict)
     """Hyperparameters of this engine that make it do what TRL does by default."""
+    theirs: dict[str, Any] = field(default_factory=dict)
+    """Further settings of TRL."""
     trained: str = ""
     """Folder for the trained weights; empty: they are not saved."""
 

@@ -124,6 +124,7 @@ def _settings(spec: Spec, folder: str) -> dict[str, Any]:
         "dataloader_pin_memory": False,
         "seed": spec.seed,
         **vllm,
+        **spec.theirs,
     }
 
 

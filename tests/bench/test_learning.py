@@ -44,7 +44,7 @@ def test_the_start_model_has_the_logits_of_a_trained_one_and_sees_no_held_out_su
 @pytest.mark.parametrize("name", ["LoRA, bfloat16", "all weights, bfloat16"])
 def test_this_engines_side_saves_what_it_has_trained(name: str, task: Path, tmp_path: Path) -> None:
     case = {**CASES[name], "learning_rate": 1e-2}
-    spec = spec_of(case, task, seed=0, steps=2, trained=str(tmp_path / "trained"))
+    spec = spec_of(case, task, seed=0, steps=2, rows=str(task / TRAIN), trained=str(tmp_path / "trained"))
     found = ours.run(replace(spec, prompts=2, grader=HAS_ZERO))
     assert len(found.steps) == 2
     assert 0 < found.steps[0].reward < 1
