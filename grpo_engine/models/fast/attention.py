@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 from transformers import PreTrainedModel
 
+from grpo_engine.models.fast.operations import at_least_single
 from grpo_engine.models.fast.varlen import VarlenLayout, supports
 from grpo_engine.models.shared_prompt_attention import Attention, Block, PackedLayout, blocks_of
 from grpo_engine.objective.types import GroupSpan
@@ -65,7 +66,8 @@ def _bias(block: Block, dtype: torch.dtype) -> Tensor:
     if mask is None:
         steps = torch.arange(block.queries.shape[1], device=block.queries.device)
         mask = (steps[:, None] >= steps)[None, None]
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+    wide = torch.promote_types(dtype, torch.float32)
+    return torch.zeros(mask.shape, dtype=wide, device=mask.device).masked_fill_(~mask, float("-inf"))
 
 
 Biased = tuple[Block, Tensor]
@@ -79,10 +81,11 @@ def _forward(
     kept = []
     for block, bias in blocks:
         queries, keys, values = _take(block, query, key, value)
-        scores = torch.bmm(queries * scale, keys.transpose(1, 2))
+        # in bfloat16, the rounding of large scores would be the largest error of a layer
+        scores = torch.bmm(at_least_single(queries) * scale, at_least_single(keys).transpose(1, 2))
         rows, width = block.queries.shape
         scores.view(rows, -1, width, scores.shape[2]).add_(bias)
-        weights = scores.softmax(-1)
+        weights = scores.softmax(-1).to(values.dtype)
         _put(out, block, key.shape[1], torch.bmm(weights, values))
         kept.append(weights)
     return out, kept

@@ -137,6 +137,16 @@ def test_sinks_take_their_share_of_each_query(name: str, window: int | None) -> 
             assert torch.allclose(one, other, rtol=0, atol=1e-5)  # its softmax is in float32
 
 
+def test_large_scores_are_not_rounded_in_bfloat16() -> None:
+    spans = spans_of(MIXED)
+    rounded = [(6 * each).detach().bfloat16() for each in states(spans[-1].end, 2, 2)]
+    scores = SCALE * torch.einsum("qhd,khd->hqk", *(each[:, :2].double() for each in rounded[:2]))
+    assert scores.max() > 50  # where two numbers of bfloat16 are at least 0.25 apart
+    found = DenseLayout(spans, CPU, torch.bfloat16).attend(0, *rounded, SCALE)
+    exact = row_by_row(spans).attend(0, *(each.double() for each in rounded), SCALE)
+    assert float((found - exact).abs().max()) < 0.01 * float(exact.abs().max())
+
+
 def test_these_shapes_have_blocks_of_several_groups_with_padding() -> None:
     blocks = blocks_of(spans_of(SHAPES["padding within a block"]), CPU)
     assert len(blocks) == 2
