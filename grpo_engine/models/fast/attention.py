@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 from transformers import PreTrainedModel
 
-from grpo_engine.models.fast.operations import at_least_single
+from grpo_engine.models.fast.operations import at_least_single, scores_of
 from grpo_engine.models.fast.varlen import VarlenLayout, supports
 from grpo_engine.models.shared_prompt_attention import Attention, Block, PackedLayout, blocks_of
 from grpo_engine.objective.types import GroupSpan
@@ -81,8 +81,7 @@ def _forward(
     kept = []
     for block, bias in blocks:
         queries, keys, values = _take(block, query, key, value)
-        # in bfloat16, the rounding of large scores would be the largest error of a layer
-        scores = torch.bmm(at_least_single(queries) * scale, at_least_single(keys).transpose(1, 2))
+        scores = scores_of(at_least_single(queries) * scale, keys)
         rows, width = block.queries.shape
         scores.view(rows, -1, width, scores.shape[2]).add_(bias)
         weights = scores.softmax(-1).to(values.dtype)

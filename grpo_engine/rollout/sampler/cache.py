@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from grpo_engine.models.fast.model import reads_at_once
 from grpo_engine.models.fast.native import Shared
-from grpo_engine.models.fast.operations import attend
+from grpo_engine.models.fast.operations import attend, scores_of
 
 HIDDEN = float("-inf")
 GROWTH = {"cpu": 32, "cuda": 256}
@@ -130,10 +130,10 @@ class RowCache:
         self._write(values, value)
         batch, heads, dim = query.shape
         queries = (query * scale).reshape(batch * key.shape[1], -1, dim)
-        scores = torch.bmm(queries, keys.flatten(0, 1).transpose(1, 2)).view(batch, heads, -1)
+        scores = scores_of(queries, keys.flatten(0, 1)).view(batch, heads, -1)
         scores += self.bias
         before = self.prompts.scores(layer, queries.view(batch, -1))
-        weights = torch.cat([before, scores], 2).softmax(-1)
+        weights = torch.cat([before, scores], 2).softmax(-1).to(values.dtype)
         of_prompt, own = weights.split([before.shape[2], scores.shape[2]], 2)
         made = torch.bmm(own.reshape(len(queries), -1, scores.shape[2]), values.flatten(0, 1))
         return made.view(batch, -1) + self.prompts.mixed(layer, of_prompt)
@@ -228,7 +228,7 @@ class PromptCache:
         """Scaled queries [B, Hq · D] → [B, Hq, W]."""
         keys = self.keys[layer]
         prompts, heads, width, dim = keys.shape
-        made = torch.bmm(self._by_prompt(queries, heads, dim), keys.flatten(0, 1).transpose(1, 2))
+        made = scores_of(self._by_prompt(queries, heads, dim), keys.flatten(0, 1))
         made.view(prompts, -1, width).add_(self.bias)
         return self._by_row(made, heads).view(len(queries), -1, width)
 

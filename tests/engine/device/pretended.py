@@ -205,6 +205,7 @@ def pretended_cuda() -> Iterator[Seen]:
         patch.setattr(AutoModelForCausalLM, "from_pretrained", load_on_host)
         patch.setattr(threading.Thread, "run", run_there)
         patch.setattr(varlen, "varlen_attn", varlen_attn)
+        patch.setattr(torch, "bmm", bmm)
         for name in ("autocast", "is_autocast_enabled", "get_autocast_dtype"):
             patch.setattr(torch, name, on_the_host(getattr(torch, name)))
         for name, value in _functions_of_cuda(seen).items():
@@ -226,6 +227,16 @@ def varlen_attn(*arguments: Any, **options: Any) -> Tensor:
             return lengths_of(ends)
 
     return varlen_by_definition(*arguments, **options, read=lengths_on_device)
+
+
+def bmm(
+    left: Tensor, right: Tensor, *, out_dtype: torch.dtype | None = None, product: Any = torch.bmm
+) -> Tensor:
+    """torch's, with a result in another dtype, which the CPU does not have."""
+    made: Tensor = (
+        product(left, right) if out_dtype is None else product(left.to(out_dtype), right.to(out_dtype))
+    )
+    return made
 
 
 def _functions_of_cuda(seen: Seen) -> dict[str, Any]:

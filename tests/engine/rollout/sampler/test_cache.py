@@ -221,6 +221,21 @@ def test_bfloat16_rows_stay_close_to_float64() -> None:
 
 
 @torch.no_grad()
+def test_large_scores_are_not_rounded_in_bfloat16() -> None:
+    """Between 64 and 128 two numbers of bfloat16 are 0.5 apart."""
+    query, key, value = (each.bfloat16() for each in torch.randn(3, 4, 2, 4, dtype=torch.float64))
+    made = []
+    for dtype in (torch.float64, torch.bfloat16):
+        prefill = random_prefill((5, 9), 2, torch.bfloat16)
+        states = ({n: each.to(dtype) for n, each in own.items()} for own in (prefill.keys, prefill.values))
+        cache = RowCache(Prefill(*states, prefill.lengths), 2)
+        cache.length += 1
+        cache.advance()
+        made.append(cache.attend(0, query.to(dtype), key.to(dtype), value.to(dtype), 32.0))
+    assert float((made[0] - made[1].double()).abs().max()) < 0.01 * float(made[0].abs().max())
+
+
+@torch.no_grad()
 def test_a_decoding_uses_the_weights_merged_at_its_start(
     make_policy: Callable[..., Policy],
 ) -> None:
