@@ -46,7 +46,7 @@ METHOD = {
     },
 }
 TOLERANCE = 1e-4
-MOVED = 0.05
+MOVED = 10 * TOLERANCE
 
 
 @pytest.fixture(scope="module")

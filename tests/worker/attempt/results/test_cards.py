@@ -96,6 +96,7 @@ def test_the_manifest_names_data_rules_configuration_seed_and_versions(
         "dtype": "float32",
         "sampler": "fake",
         "computation": None,
+        "adapter_rank": None,
     }
     assert job_id not in json.dumps(manifest)
 
