@@ -22,8 +22,8 @@ def test_a_failed_job_s_diagnosis_is_the_api_s(page: Page, deployment: Deploymen
 
 def test_the_failure_shown_above_is_not_repeated(page: Page, deployment: Deployment) -> None:
     failure = deployment.job("failed")["failure"]
-    told = deployment.get(f"{JOBS}/{deployment.jobs['failed']}/diagnosis")["findings"][0]
-    assert set(failure["evidence"]) <= set(told["evidence"])
+    reported = deployment.get(f"{JOBS}/{deployment.jobs['failed']}/diagnosis")["findings"][0]
+    assert set(failure["evidence"]) <= set(reported["evidence"])
     page.goto(f"/#/jobs/{deployment.jobs['failed']}")
     expect(page.get_by_role("region", name="Failure")).to_contain_text(failure["evidence"][0])
     listed = page.get_by_role("region", name="Diagnosis").get_by_role("listitem")

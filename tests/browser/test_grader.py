@@ -51,9 +51,9 @@ def test_a_traceback_keeps_its_lines_and_stays_in_its_panel(page: Page) -> None:
     page.goto("/#/grader")
     page.get_by_label("Grader (JSON)").fill(json.dumps({"type": "python", "source": source}))
     page.get_by_role("button", name="Run").click()
-    told = page.get_by_role("region", name="Result").get_by_role("listitem")
-    expect(told).to_contain_text("KeyError")
-    assert len(told.inner_text().splitlines()) > 3
+    reported = page.get_by_role("region", name="Result").get_by_role("listitem")
+    expect(reported).to_contain_text("KeyError")
+    assert len(reported.inner_text().splitlines()) > 3
     assert page.evaluate(TOO_WIDE) <= 0
 
 

@@ -105,8 +105,8 @@ def test_the_evaluation_shows_before_after_and_the_interval(finished: Page, depl
     panel = finished.get_by_role("region", name="Evaluation on held-out rows")
     expect(panel).to_contain_text(evaluation["verdict"]["text"])
     figures = panel.locator("dd").all_inner_texts()
-    told = [evaluation[which]["reward"] for which in ("baseline", "best", "last")]
-    assert [float(text.split("\n")[0]) for text in figures] == [float(f"{value:.4g}") for value in told]
+    reported = [evaluation[which]["reward"] for which in ("baseline", "best", "last")]
+    assert [float(text.split("\n")[0]) for text in figures] == [float(f"{value:.4g}") for value in reported]
     low, high = evaluation["verdict"]["low"], evaluation["verdict"]["high"]
     expect(panel.get_by_role("img")).to_have_accessible_name(
         f"Difference {evaluation['verdict']['difference']}, 95 percent interval {low} to {high}"
@@ -153,8 +153,8 @@ def test_metrics_are_downloaded_as_the_api_has_them(finished: Page, deployment: 
     job = deployment.job("first")
     with finished.expect_download() as found:
         finished.get_by_role("button", name="Metrics (CSV)").click()
-    told = deployment.client.get(f"{JOBS}/{job['id']}/metrics.csv").content
-    assert found.value.path().read_bytes() == told
+    reported = deployment.client.get(f"{JOBS}/{job['id']}/metrics.csv").content
+    assert found.value.path().read_bytes() == reported
 
 
 def test_a_result_comes_with_the_commands_that_serve_it_and_merge_it(
@@ -189,12 +189,12 @@ def test_the_configuration_is_the_jobs(page: Page, deployment: Deployment) -> No
 
 def test_events_are_newest_first_with_steps_on_request(finished: Page, deployment: Deployment) -> None:
     job = deployment.job("first")
-    told = deployment.get(f"{JOBS}/{job['id']}/events", limit=50)["data"]
+    reported = deployment.get(f"{JOBS}/{job['id']}/events", limit=50)["data"]
     messages = finished.locator(".events .text")
-    expect(messages.first).to_have_text(told[0]["message"])
-    assert messages.count() == len([event for event in told if event["type"] == "message"])
+    expect(messages.first).to_have_text(reported[0]["message"])
+    assert messages.count() == len([event for event in reported if event["type"] == "message"])
     finished.get_by_label("Show every step").check()
-    expect(messages).to_have_count(len(told))
+    expect(messages).to_have_count(len(reported))
 
 
 def test_a_running_job_grows_without_a_reload(page: Page, deployment: Deployment) -> None:
@@ -202,9 +202,9 @@ def test_a_running_job_grows_without_a_reload(page: Page, deployment: Deployment
     before = drawn(page, "Entropy")["Entropy"]["x"][-1]
     plot = figure(page, "Entropy").locator(".plot").element_handle()
     page.wait_for_function("([plot, before]) => plot.data[0].x.at(-1) > before", arg=[plot, before])
-    told = dict(measured(deployment, "running", "entropy"))
+    reported = dict(measured(deployment, "running", "entropy"))
     shown = points(drawn(page, "Entropy")["Entropy"])
-    assert dict(shown) == {step: told[step] for step, _ in shown}
+    assert dict(shown) == {step: reported[step] for step, _ in shown}
 
 
 def test_a_waiting_job_has_a_place_and_no_curves_yet(page: Page, deployment: Deployment) -> None:

@@ -18,9 +18,9 @@ def row(page: Page, name: str) -> Locator:
 def test_every_job_is_listed_newest_first_with_its_status(page: Page, deployment: Deployment) -> None:
     page.goto("/#/jobs")
     expect(row(page, "first-try")).to_be_visible()
-    told = deployment.get(JOBS)["data"]
-    expect(page.locator(NAMES)).to_have_text([job["suffix"] or job["id"] for job in told])
-    for job in told:
+    reported = deployment.get(JOBS)["data"]
+    expect(page.locator(NAMES)).to_have_text([job["suffix"] or job["id"] for job in reported])
+    for job in reported:
         if job["status"] != "running":
             link = page.locator(f"a[href='#/jobs/{job['id']}']")
             shown = page.get_by_role("row").filter(has=link)

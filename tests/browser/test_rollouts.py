@@ -230,10 +230,10 @@ def test_another_grader_is_tried_and_its_rewards_are_marked(
     page.get_by_role("button", name="Rescore").click()
     expect(page.locator(".column .rescored").first).to_be_visible()  # a tenant rescores one after another
     body = {"grader": grader, "from_step": 5, "to_step": 5}
-    told = deployment.client.post(f"{JOBS}/{job_id}/rollouts/rescore", json=body).json()
+    reported = deployment.client.post(f"{JOBS}/{job_id}/rollouts/rescore", json=body).json()
     changes = page.locator(".rescore .figures div").last
-    expect(changes).to_contain_text(str(told["summary"]["num_sign_changes"]))
-    expect(page.locator(".column .rescored")).to_have_count(len(told["data"][0]["completions"]))
+    expect(changes).to_contain_text(str(reported["summary"]["num_sign_changes"]))
+    expect(page.locator(".column .rescored")).to_have_count(len(reported["data"][0]["completions"]))
     shots(page, "rollouts-rescore")
 
 

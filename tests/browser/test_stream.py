@@ -21,10 +21,10 @@ def newest(deployment: Deployment, job_id: str) -> int:
 def test_a_finished_jobs_stream_has_every_event_once_and_ends(page: Page, deployment: Deployment) -> None:
     job_id = deployment.jobs["first"]
     page.goto("/")
-    told = page.evaluate(FOLLOW, [job_id, None])
-    assert [event["id"] for event in told["events"]] == list(range(1, newest(deployment, job_id) + 1))
-    assert told["events"][-1]["type"] == "status"
-    rewards = [event["data"]["reward"] for event in told["events"] if "reward" in event["data"]]
+    reported = page.evaluate(FOLLOW, [job_id, None])
+    assert [event["id"] for event in reported["events"]] == list(range(1, newest(deployment, job_id) + 1))
+    assert reported["events"][-1]["type"] == "status"
+    rewards = [event["data"]["reward"] for event in reported["events"] if "reward" in event["data"]]
     rows = deployment.get(f"{JOBS}/{job_id}/metrics")["data"]
     assert rewards == [row["reward"] for row in rows]
 
@@ -36,6 +36,6 @@ def test_a_lost_connection_is_resumed_after_the_last_event(
     job_id = deployment.jobs["failed"]
     page.goto("/")
     page.route("**/stream", lambda route: route.abort("connectionreset"), times=1)
-    told = page.evaluate(FOLLOW, [job_id, 3])
-    assert [event["id"] for event in told["events"]] == list(range(4, newest(deployment, job_id) + 1))
-    assert told["connections"][:2] == [False, True]
+    reported = page.evaluate(FOLLOW, [job_id, 3])
+    assert [event["id"] for event in reported["events"]] == list(range(4, newest(deployment, job_id) + 1))
+    assert reported["connections"][:2] == [False, True]

@@ -25,7 +25,7 @@ FAMILIES = ("qwen3", "llama", "gpt2")
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
-    """Tests share two cores with servers; one thread is as fast on tiny models and waits for nobody."""
+    """Tests share two cores with servers; one thread is as fast on tiny models and has none to wait for."""
     torch.set_num_threads(1)
 
 

@@ -91,7 +91,7 @@ class ScriptedServer:
         )
 
     def reply(self, recorded: Recorded) -> Reply:
-        """The response as it is sent."""
+        """The response that is sent."""
         answer = self.answer(recorded)
         return answer if isinstance(answer, Reply) else Reply(body=answer)
 

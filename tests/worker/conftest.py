@@ -180,12 +180,12 @@ def wait_for(database: Database) -> Callable[..., None]:
 
 
 def is_reached(found: Any, wanted: object) -> bool:
-    """A count may have gone on since it was last looked at; all else is as it is wanted, or not."""
+    """A count may be larger by now; every other value must be equal."""
     return bool(found >= wanted) if isinstance(wanted, int) else found == wanted
 
 
 def engine_pids(settings: Settings) -> list[int]:
-    """Live engines that work in a folder of this workplace's runs."""
+    """Live engines in a folder of this deployment's runs."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:

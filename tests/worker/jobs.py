@@ -93,7 +93,7 @@ def insert_job(database: Database, training_file: str = "file-none", **values: A
 
 
 def read_job(database: Database, job_id: str) -> Job:
-    """The row as it is now."""
+    """The current row."""
     with database.reading() as session:
         return session.get_one(Job, job_id)
 

@@ -101,7 +101,7 @@ def assert_near(left: Found, right: Found, tolerance: float) -> None:
         (1.0, False, 1.0, 1e-6),
         (0.7, True, 1.0, 1e-6),
         (2.5, False, 0.0, 1e-6),
-        (1.0, True, 100.0, 1e-4),  # float32 knows logits of a thousand to 6e-5
+        (1.0, True, 100.0, 1e-4),  # float32 resolves logits of a thousand to 6e-5
         (0.1, False, 30.0, 1e-4),
     ],
 )

@@ -23,7 +23,7 @@ def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     return text
 
 
-def told(tokenizer: Tokenizer, ids: Sequence[int], stop: Sequence[str] = ()) -> list[str]:
+def streamed(tokenizer: Tokenizer, ids: Sequence[int], stop: Sequence[str] = ()) -> list[str]:
     stream = TextStream(partial(decode, tokenizer), stop)
     return [*(stream.add([token]) for token in ids), stream.end()]
 
@@ -31,7 +31,7 @@ def told(tokenizer: Tokenizer, ids: Sequence[int], stop: Sequence[str] = ()) -> 
 @settings(deadline=None, max_examples=50)
 @given(st.text(max_size=12))
 def test_no_partial_character_is_returned(text: str) -> None:
-    pieces = told(BYTES, list(text.encode()))
+    pieces = streamed(BYTES, list(text.encode()))
     assert "".join(pieces) == text
     assert BROKEN in text or not any(BROKEN in piece for piece in pieces)
 
@@ -39,11 +39,11 @@ def test_no_partial_character_is_returned(text: str) -> None:
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, 3), max_size=30))
 def test_pieces_together_are_the_whole_text(ids: list[int]) -> None:
-    assert "".join(told(WORDS, ids)) == decode(WORDS, ids)
+    assert "".join(streamed(WORDS, ids)) == decode(WORDS, ids)
 
 
 def test_invalid_bytes_are_returned_after_a_few_tokens() -> None:
-    pieces = told(BYTES, [0xFF] * 100)
+    pieces = streamed(BYTES, [0xFF] * 100)
     assert "".join(pieces) == decode(BYTES, [0xFF] * 100)
     assert len(pieces[20] + "".join(pieces[:20])) >= 16
 

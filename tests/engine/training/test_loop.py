@@ -75,8 +75,8 @@ def test_out_of_memory_repeats_the_step_in_smaller_pieces_with_the_same_result(
     monkeypatch.setattr(Policy, "logprobs", small_device)
     trainer = build_loop(cut(config, token_budget=512), tmp_path / "small")
     events = list(trainer.run(lambda: False))
-    told = [event.message for event in events if isinstance(event, Warned)]
-    assert told[:2] == [
+    reported = [event.message for event in events if isinstance(event, Warned)]
+    assert reported[:2] == [
         "out of memory: activations are recomputed in the backward pass",
         "out of memory: the step is repeated with 256 tokens per micro-batch",
     ]

@@ -81,9 +81,9 @@ def test_gradients_are_those_of_a_plain_dense_implementation(
     total, tokens = torch.zeros(()), 0
     for group in batch.student:
         for sequence in group.sequences:
-            told = batch.teacher[sequence.index].prompt_ids
+            hinted = batch.teacher[sequence.index].prompt_ids
             logits = []
-            for prompt in (group.prompt_ids, told):
+            for prompt in (group.prompt_ids, hinted):
                 ids = torch.tensor([[*prompt, *sequence.token_ids]])
                 logits.append(policy.model(input_ids=ids).logits[0, len(prompt) - 1 : -1] / 0.8)
             p, q = logits[0].softmax(-1), logits[1].detach().softmax(-1)
@@ -146,20 +146,20 @@ def test_feedback_holds_the_graders_message_and_the_best_sibling(
     policy = make_policy()
     group = scored(policy, (0.5, 1.0, None, 3.0), feedback="too small")
 
-    def told(**options: Any) -> dict[int, str]:
+    def hinted(**options: Any) -> dict[int, str]:
         chosen = settings(**options).self_distillation
         assert chosen is not None
         return dict(failed_attempts(group, chosen))
 
-    both = told()
+    both = hinted()
     assert set(both) == {0}
     assert "too small" in both[0]
     assert both[0].endswith("eight")
-    assert "too small" not in told(feedback="sibling")[0]
-    assert "eight" not in told(feedback="grader")[0]
-    assert set(told(success_reward=2.0, feedback="grader")) == {0}
-    assert set(told(success_reward=2.0, feedback="sibling")) == {0, 1}
-    assert told(success_reward=9.0, feedback="sibling") == {}
+    assert "too small" not in hinted(feedback="sibling")[0]
+    assert "eight" not in hinted(feedback="grader")[0]
+    assert set(hinted(success_reward=2.0, feedback="grader")) == {0}
+    assert set(hinted(success_reward=2.0, feedback="sibling")) == {0, 1}
+    assert hinted(success_reward=9.0, feedback="sibling") == {}
 
 
 def test_without_message_and_without_sibling_there_is_no_lesson(make_policy: Callable[..., Policy]) -> None:

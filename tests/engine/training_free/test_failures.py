@@ -24,9 +24,9 @@ def test_an_endpoint_that_is_down_ends_the_job_with_a_code_and_no_secrets(
         run(make_job(request_timeout_seconds=0.5), tmp_path)
     assert failure.value.code == "endpoint_failed"
     assert "helper/capable does not answer: status 503: overloaded" in failure.value.message
-    told = failure.value.message + "".join(failure.value.evidence)
-    assert KEY not in told
-    assert server.host.split(":")[0] not in told
+    reported = failure.value.message + "".join(failure.value.evidence)
+    assert KEY not in reported
+    assert server.host.split(":")[0] not in reported
 
 
 def test_a_key_that_is_not_accepted_ends_the_job_at_the_first_answers(

@@ -111,10 +111,10 @@ def test_no_event_and_no_file_holds_the_operators_key_or_address(
     server = serve(CapableModel())
     events = run(make_job(), tmp_path / "run")
     assert server.requests[0].headers["authorization"] == f"Bearer {KEY}"
-    told = "".join(event.model_dump_json() for event in events)
-    told += "".join(path.read_text() for path in (tmp_path / "run").rglob("*") if path.is_file())
-    assert KEY not in told
-    assert server.host not in told
+    reported = "".join(event.model_dump_json() for event in events)
+    reported += "".join(path.read_text() for path in (tmp_path / "run").rglob("*") if path.is_file())
+    assert KEY not in reported
+    assert server.host not in reported
 
 
 def test_a_resumed_run_ends_with_the_same_library_and_repeats_no_call_of_a_finished_step(

@@ -134,17 +134,17 @@ def test_rows_with_limits_of_their_own_are_those_sampled_alone_with_that_limit(s
 
 
 def test_every_group_is_reported_once_when_it_is_complete(shared_sampler: Make) -> None:
-    told: dict[int, Group] = {}
+    reported: dict[int, Group] = {}
     order: list[int] = []
 
     def hear(place: int, group: Group) -> None:
         order.append(place)
-        told[place] = group
+        reported[place] = group
 
     limits = (12, 1, 8, 4)
     goes_on = tuple(Continuation(prompt=n, sample=0, turn=1, max_tokens=m) for n, m in enumerate(limits))
     groups = shared_sampler().generate(PROMPTS, 1, replace(SAMPLING, continuing=goes_on), hear)
-    assert [told[place] for place in range(len(PROMPTS))] == groups
+    assert [reported[place] for place in range(len(PROMPTS))] == groups
     assert [group.prompt for group in groups] == PROMPTS
     assert sorted(order) == [0, 1, 2, 3]
     assert order[0] == 1

@@ -274,7 +274,7 @@ def test_a_revoked_key_ends_its_own_answers_only(
         with pytest.raises(openai.APIError) as ended:
             list(lost)
         assert ended.value.code == "invalid_api_key"
-        wait_until(lambda: num_generations(database) == 1, what="the other answer goes on alone")
+        wait_until(lambda: num_generations(database) == 1, what="the other answer continues alone")
         open_.close()
 
 

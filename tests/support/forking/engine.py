@@ -1,6 +1,6 @@
 """`GRPO_ENGINE_PYTHON` of tests: has the server in this folder fork the module that its arguments name.
 
-It stands for the process: passes signals on, ends as it does, and takes it along when it is killed. Copied
+It represents the process: forwards signals, ends with it, and ends it when killed itself. Copied
 beside the server's socket and started without `site`, in milliseconds: standard library only.
 """
 

@@ -217,8 +217,8 @@ def test_a_row_without_the_reference_is_a_problem() -> None:
 
 def test_feedback_on_a_wrong_answer_states_the_expected_one() -> None:
     assert score(GRADER, "$4$", {"answer": "$4$"}).feedback == ""
-    told = score(GRADER, "$4$", {"answer": "$5$"}).feedback
-    assert told == 'the answer is not equal to the expected "$5$"'
+    reported = score(GRADER, "$4$", {"answer": "$5$"}).feedback
+    assert reported == 'the answer is not equal to the expected "$5$"'
     assert len(score(GRADER, "$4$", {"answer": "$5$" + "\n" * 4000}).feedback) <= 300
 
 

@@ -135,12 +135,14 @@ def test_no_budget_and_no_way_of_looking_changes_a_completion(
 ) -> None:
     sampling = Sampling(max_tokens=max_tokens, seed=seed)
     sampler, made = watched(policy, budget)
-    told: list[int] = []
+    reported: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(module.LOOK_EVERY, "cpu", look_every)
-        found = sampler.generate(PROMPTS[:count], group_size, sampling, lambda place, _: told.append(place))
+        found = sampler.generate(
+            PROMPTS[:count], group_size, sampling, lambda place, _: reported.append(place)
+        )
     assert_same(found, one_by_one(policy, PROMPTS[:count], group_size, sampling))
-    assert sorted(told) == list(range(count))
+    assert sorted(reported) == list(range(count))
     assert max(made[0].live, default=0) <= max(budget, group_size)
 
 
@@ -203,19 +205,19 @@ def test_every_row_has_its_own_limit(
 
 
 def test_groups_are_reported_in_the_order_they_finish(policy: Policy) -> None:
-    told: list[int] = []
+    reported: list[int] = []
     sampler, _ = watched(policy, budget=12)
     limits = [9, 2, 5, 1]
     turns = tuple(Continuation(place, 0, 1, limit) for place, limit in enumerate(limits))
     policy.stop_set, policy.stop_ids = frozenset({0}), torch.tensor([0])
     sampling = replace(SAMPLING, continuing=turns)
-    sampler.generate(PROMPTS[:4], 1, sampling, lambda place, _: told.append(place))
-    assert told == [3, 1, 2, 0]
+    sampler.generate(PROMPTS[:4], 1, sampling, lambda place, _: reported.append(place))
+    assert reported == [3, 1, 2, 0]
 
 
 @pytest.mark.parametrize("fails_at", [1, 6, 20])
 def test_out_of_memory_repeats_only_the_rows_that_had_not_ended(policy: Policy, fails_at: int) -> None:
-    told: list[int] = []
+    reported: list[int] = []
     begun: list[set[tuple[int, int]]] = []
     ended: list[set[tuple[int, int]]] = []
     sampler, made = watched(policy, budget=12, fails_at=fails_at)
@@ -232,9 +234,9 @@ def test_out_of_memory_repeats_only_the_rows_that_had_not_ended(policy: Policy, 
         return rows(streams, sampling, on_end)
 
     sampler.rows = remembering  # type: ignore[method-assign]
-    found = sampler.generate(PROMPTS, 3, SAMPLING, lambda place, _: told.append(place))
+    found = sampler.generate(PROMPTS, 3, SAMPLING, lambda place, _: reported.append(place))
     assert_same(found, one_by_one(policy, PROMPTS, 3))
-    assert sorted(told) == list(range(len(PROMPTS)))
+    assert sorted(reported) == list(range(len(PROMPTS)))
     assert bool(ended[0]) == (fails_at > 1)
     assert set().union(*begun[1:]) == begun[0] - ended[0]
     assert sum(map(len, begun[1:])) == len(begun[0] - ended[0])

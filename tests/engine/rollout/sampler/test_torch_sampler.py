@@ -213,10 +213,10 @@ def test_stop_strings_change_nothing_before_them(make_policy: Callable[..., Poli
 
 
 def test_every_group_is_reported_once_when_it_is_complete(make_policy: Callable[..., Policy]) -> None:
-    told: dict[int, Group] = {}
+    reported: dict[int, Group] = {}
     sampler = TorchSampler(make_policy(), sample_budget=8)
-    groups = sampler.generate(PROMPTS, 4, SAMPLING, lambda place, group: told.update({place: group}))
-    assert [told[place] for place in range(len(PROMPTS))] == groups
+    groups = sampler.generate(PROMPTS, 4, SAMPLING, lambda place, group: reported.update({place: group}))
+    assert [reported[place] for place in range(len(PROMPTS))] == groups
     assert [group.prompt for group in groups] == PROMPTS
 
 

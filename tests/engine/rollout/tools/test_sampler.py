@@ -94,7 +94,7 @@ def test_graders_see_the_last_turn_and_the_calls(make: Make) -> None:
 
 
 def test_sampled_ids_survive_that_would_be_tokenised_differently(make: Make) -> None:
-    """A tokenizer that knows "ab" as one token would never give the "a" and "b" that were sampled."""
+    """A tokenizer with a token "ab" would never return the sampled "a" and "b"."""
     sampler, inner = make([])
     policy = sampler.policy
     spelt = [*encoded(policy, f"ab{CALL}"), policy.tokenizer.eos_token_id]
@@ -195,11 +195,11 @@ def test_the_models_context_limits_a_completion(make: Make) -> None:
 def test_groups_are_reported_once_when_their_last_completion_is_finished(make: Make) -> None:
     turns = {(0, 0): 2, (0, 1): 1, (1, 0): 1, (1, 1): 1, (2, 0): 3, (2, 1): 2}
     sampler, _ = make(lambda s: "done" if turns[s[:2]] == s[2] + 1 else CALL)
-    told: list[int] = []
+    reported: list[int] = []
     groups = sampler.generate(
-        prompts(sampler.policy, 3), 2, SAMPLING, lambda place, group: told.append(place)
+        prompts(sampler.policy, 3), 2, SAMPLING, lambda place, group: reported.append(place)
     )
-    assert told == [1, 0, 2]
+    assert reported == [1, 0, 2]
     assert [[c.turns for c in group.completions] for group in groups] == [[2, 1], [1, 1], [3, 2]]
 
 

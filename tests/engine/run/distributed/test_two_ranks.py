@@ -64,8 +64,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_model(folder / "model", hidden=64, layers=2, seed=3)
     rows = sum_rows(9)
     write_rows(folder / "reinforcement.jsonl", rows)
-    told = [{"messages": [*r["messages"], {"role": "assistant", "content": r["answer"]}]} for r in rows]
-    write_rows(folder / "supervised.jsonl", told)
+    answered = [{"messages": [*r["messages"], {"role": "assistant", "content": r["answer"]}]} for r in rows]
+    write_rows(folder / "supervised.jsonl", answered)
     make_model(folder / "larger", hidden=512, layers=12, seed=3)
     _write_adapter(folder)
     return folder
