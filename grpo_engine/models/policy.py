@@ -19,6 +19,7 @@ from transformers.utils import cached_file
 
 from grpo_engine.config.job import ModelSource
 from grpo_engine.config.turn_ends import turn_ends
+from grpo_engine.contract.errors import ModelError
 from grpo_engine.files.fingerprint import fingerprint
 from grpo_engine.models import lora, quantization
 from grpo_engine.models.fast.model import FAMILIES, FastModel
@@ -191,13 +192,16 @@ class Policy:
             self.fast_reference = FastModel(self.reference_model, self.compute_dtype)
 
     def prove_shared_prompts(self) -> None:
-        """Use the fastest forward pass that computes what the model's own does."""
+        """Use the fastest forward pass that computes what the model's own does. Raises ModelError."""
         if other := set(getattr(self.model.config, "layer_types", None) or ()) - ATTENTION:
             reason = f"layers of type {', '.join(sorted(other))} carry a state along the whole row"
             self.use_forward(Choice("padded", reason))
             return
         fits = FastModel.fitting(self.model, self.compute_dtype) is not None
         proof, name = self.proof(plainly), "padded"
+        if proof.has_nan:
+            reason = f"{self.source.name} computes NaN: some of its weights are damaged, or not a number"
+            raise ModelError(reason, hint="Store the model again, and check that it answers in transformers.")
         objection = proof.objection(packed)
         if objection is None:
             objection = proof.objection(packed_by_kernels) if fits else UNSUPPORTED

@@ -66,6 +66,16 @@ class Proof:
         self.peft_model = peft_model
         self.autocast = autocast
 
+    @property
+    def has_nan(self) -> bool:
+        """Whether the model's own logits are not numbers; False if they cannot be computed in float32."""
+        try:
+            with torch.no_grad():
+                own = self._twin_logits if self._twin is self.model else self._exact_logprobs
+        except FAILURES:
+            return False
+        return bool(own.isnan().any())
+
     def objection(self, faster: Compute) -> str | None:
         """Why `faster` may not replace the model's own computation; None if it may."""
         try:

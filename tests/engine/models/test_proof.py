@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from grpo_engine.config.job import Lora
+from grpo_engine.contract.errors import ModelError
 from grpo_engine.models.fast import model as fast_model
 from grpo_engine.models.lora import save_adapter
 from grpo_engine.models.policy import Policy
@@ -161,6 +163,16 @@ def test_a_loss_of_precision_is_refused_with_a_reason(
     policy = load(folder, ADAPTER)
     assert policy.forward.name == "packed"
     assert policy.forward.slower_because.startswith("its rounding errors are")
+
+
+@pytest.mark.parametrize(("dtype", "layers"), [(torch.float32, 2), (torch.float32, 6), (torch.bfloat16, 2)])
+def test_a_model_with_a_damaged_weight_is_refused(dtype: torch.dtype, layers: int, tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "LlamaConfig", largest_logit=3, layers=layers)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 2] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="tiny computes NaN"):
+        load(folder, ADAPTER, dtype)
 
 
 def test_the_pass_in_float32_widens_one_layer_at_a_time(tmp_path: Path) -> None:
