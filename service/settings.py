@@ -5,6 +5,7 @@ Boundary: job parameters are in `grpo_engine.config.job`.
 
 import os
 import sys
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -177,3 +178,13 @@ class Settings(BaseSettings):
     def alive_file(self) -> Path:
         """Touched by the main loop of the worker on this machine."""
         return self.home / "worker.healthcheck"
+
+
+OTHERS = {"URL", "API_KEY", "ENDPOINTS", "ENDPOINT_SECRET", "ALLOWED_HOSTS", "FAULT", "FAULT_MARKS"}
+"""Variables of the CLI and of engines, after `GRPO_`."""
+
+
+def unknown_variables(environment: Iterable[str]) -> list[str]:
+    """Names that begin with `GRPO_` but belong to no setting: they have no effect."""
+    known = {f"GRPO_{name.upper()}" for name in (*Settings.model_fields, *OTHERS)}
+    return sorted(name for name in environment if name.startswith("GRPO_") and name not in known)

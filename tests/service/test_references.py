@@ -11,7 +11,7 @@ import pytest
 from grpo_engine.config.runtime import Runtime
 from service.platform import errors
 from service.serving.waiting import GONE, INVALID
-from service.settings import Settings
+from service.settings import Settings, unknown_variables
 
 ROOT = Path(__file__).parents[2]
 CONFIGURATION = (ROOT / "docs" / "reference" / "configuration.md").read_text()
@@ -49,6 +49,10 @@ def defaults(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 
 def test_the_page_names_every_setting_and_nothing_else(defaults: dict[str, object]) -> None:
     assert rows().keys() == defaults.keys()
+
+
+def test_no_variable_on_the_page_is_unknown_to_the_doctor() -> None:
+    assert unknown_variables(re.findall(r"GRPO_[A-Z_]+\b", CONFIGURATION)) == []
 
 
 def test_a_default_on_the_page_is_the_one_in_the_code(defaults: dict[str, object]) -> None:

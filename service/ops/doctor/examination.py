@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from service.ops.doctor import machine, model, software, stores
-from service.ops.doctor.findings import Finding, failure, ok
+from service.ops.doctor.findings import Finding, failure
 from service.platform.logs import mask
 from service.settings import Settings
 
@@ -39,7 +39,7 @@ def examine(
     """Findings in a fixed order, with passwords masked; `model_name`: a model to load in the engine."""
     checks: dict[str, Check] = {
         "packages": software.packages,
-        "settings": lambda: [ok("settings", f"mode {settings.mode}, home {settings.home}")],
+        "settings": lambda: software.settings_found(settings),
         "database": lambda: stores.database(settings),
         "broker": lambda: stores.broker(settings),
         "storage": lambda: stores.storage(settings),

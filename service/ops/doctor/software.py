@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 from grpo_engine.process.gpus import count_visible_gpus, listed_gpus
 from service.ops.doctor.findings import Finding, failure, ok, warning
-from service.settings import Settings
+from service.settings import Settings, unknown_variables
 
 SHOWN = ("fastapi", "sqlalchemy", "celery", "redis", "obstore", "pydantic")
 ENGINE_SECONDS = 60.0
@@ -86,6 +86,14 @@ def _inspect_engine(settings: Settings, wanted: list[str]) -> dict[str, Any]:
     )
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def settings_found(settings: Settings) -> Iterator[Finding]:
+    """Mode and home, and a warning for each variable that no setting reads."""
+    yield ok("settings", f"mode {settings.mode}, home {settings.home}")
+    for name in unknown_variables(os.environ):
+        advice = "Correct its name or remove it; docs/reference/configuration.md lists all."
+        yield warning("settings", f"{name} has no effect: no setting has this name", advice)
 
 
 def engine_environment() -> dict[str, str]:

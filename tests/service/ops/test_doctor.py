@@ -121,6 +121,16 @@ def test_a_variable_that_cannot_be_read_is_named_without_its_value(
     assert value not in done.stderr
 
 
+def test_a_variable_that_no_setting_reads_is_a_warning(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRPO_RUNTIME__DTYPE", "float32")
+    monkeypatch.setenv("GRPO_RUNTIME", "{}")
+    found, unknown = software.settings_found(settings)
+    assert found.level is Level.OK
+    assert (unknown.level, unknown.found.split()[0]) == (Level.WARNING, "GRPO_RUNTIME__DTYPE")
+
+
 def test_a_package_that_is_missing_or_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = ["nowhere-to-be-found>=1", "fastapi<0.1; extra == 'service'", "torch>=99; extra == 'engine'"]
     monkeypatch.setattr(software, "requires", lambda _name: wanted)
