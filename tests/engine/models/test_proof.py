@@ -15,7 +15,7 @@ from grpo_engine.models.fast import model as fast_model
 from grpo_engine.models.lora import save_adapter
 from grpo_engine.models.policy import Policy
 from grpo_engine.models.proof import Choice, _float32
-from grpo_engine.rollout.sampler import cache
+from grpo_engine.rollout.sampler.cache import RowCache
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from tests.engine.realistic import load, write_model
 
@@ -134,12 +134,12 @@ def test_a_wrong_scale_in_the_decoder_is_refused_with_a_reason(
 ) -> None:
     kind, more = QWEN3
     policy = load(write_model(tmp_path, kind, largest_logit=30, layers=2, **more), lora)
-    attend = cache.attend
+    attend = RowCache.attend
 
-    def scaled(states: Any, buffers: Any, length: int, scale: float, *rest: Any, **by: Any) -> Tensor:
-        return attend(states, buffers, length, 1.05 * scale, *rest, **by)
+    def scaled(rows: RowCache, layer: int, query: Any, key: Any, value: Any, scale: float) -> Tensor:
+        return attend(rows, layer, query, key, value, 1.05 * scale)
 
-    monkeypatch.setattr(cache, "attend", scaled)
+    monkeypatch.setattr(RowCache, "attend", scaled)
     decoder = decoder_of(policy)
     assert policy.forward.name == "kernels"
     assert decoder.name == "own_cache"
