@@ -51,7 +51,7 @@ def make_task(folder: Path = KEPT, *, hidden: int = 128, steps: int = 240) -> Pa
     for name, part in ((HELD_OUT, held_out), (TRAIN, train)):
         rows = [{"prompt": f"<|user|>{asked[each]}<|assistant|>", "target": str(sum(each))} for each in part]
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    # each row is drawn anew, so that the model cannot learn which carries are forgotten
+    # a solution is drawn for each row, so that the model cannot memorise which carries are forgotten
     taught = [(asked[each], solution(each, drawn)) for each in drawn.choices(train, k=BATCH * steps)]
     base = make_model(folder / "base", hidden=hidden, layers=2)
     trained = imitated(
