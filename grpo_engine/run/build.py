@@ -74,7 +74,7 @@ def _supervised(
         reader.demonstrations(read_rows(config.validation_file), limit) if config.validation_file else []
     )
     demonstrations = reader.demonstrations(read_rows(config.training_file), limit)
-    _refuse_unknown_tokens([*demonstrations, *validation], policy)
+    refuse_unknown_tokens([*demonstrations, *validation], policy)
     trainer = SupervisedTrainer(config, method, policy, demonstrations, validation)
     schedule = Schedule.of(settings, trainer.total_steps)
     return TrainingLoop(config, run_dir, trainer, schedule, artifact=trainer.updater)
@@ -90,7 +90,7 @@ def _reinforcement(
     def prompts(path: str) -> list[Prompt]:
         made = reader.prompts(read_rows(path))
         _refuse_long(made, settings.max_completion_tokens, policy.max_length)
-        _refuse_unknown_tokens(made, policy)
+        refuse_unknown_tokens(made, policy)
         return made
 
     grading_of = partial(
@@ -151,17 +151,16 @@ def _refuse_long(prompts: list[Prompt], max_completion_tokens: int, max_length: 
             )
 
 
-def _refuse_unknown_tokens(prompts: list[Prompt], policy: Policy) -> None:
-    """Tokens that were added to the tokenizer without rows in the model's embeddings."""
+def refuse_unknown_tokens(prompts: list[Prompt], policy: Policy) -> None:
+    """Raise DatasetError for tokens that were added to the tokenizer but have no embeddings in the model."""
     known = policy.model.get_input_embeddings().num_embeddings
     for prompt in prompts:
         last = max((*prompt.token_ids, *prompt.target_ids), default=0)
         if last >= known:
             token = policy.tokenizer.convert_ids_to_tokens(last)
             raise DatasetError(
-                f"row {prompt.row + 1} has the token {token!r} ({last}), but the model has embeddings "
-                f"of {known} tokens",
-                hint="Resize the model's embeddings to its tokenizer, or remove the token from the rows.",
+                f"row {prompt.row + 1}: the token {token!r} ({last}) has no embedding: the model has {known}",
+                hint="Resize the model's embeddings to its tokenizer, or remove the token from the text.",
             )
 
 

@@ -14,7 +14,7 @@ from grpo_engine.models.loading import load_policy
 from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.sampler.base import Sampling
-from grpo_engine.run.build import prepare_device
+from grpo_engine.run.build import prepare_device, refuse_unknown_tokens
 from grpo_engine.serve.protocol import Answer, Generate, Piece, Refusal, ServedModel, Token, Usage
 from grpo_engine.serve.streaming import Growth, StreamingSampler
 from grpo_engine.serve.text_stream import TextStream
@@ -73,6 +73,7 @@ class Answering:
         reader = RowReader(self.policy.tokenizer, datetime.now(UTC).timestamp())
         try:
             (prompt,) = reader.prompts([row])
+            refuse_unknown_tokens([prompt], self.policy)
         except DatasetError as error:
             raise Refused("invalid_messages", error.message.removeprefix("row 1: "), param) from error
         if not prompt.token_ids:

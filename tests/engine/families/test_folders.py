@@ -45,7 +45,7 @@ def test_a_token_without_embedding_is_an_error_of_its_row(tmp_path: Path) -> Non
     added = {**tokenizer["added_tokens"][0], "id": count, "content": "sum"}
     tokenizer["added_tokens"].append(added)
     (base / "tokenizer.json").write_text(json.dumps(tokenizer))
-    expected = rf"row 1 has the token 'sum' \({count}\), but the model has embeddings of {count} tokens"
+    expected = rf"row 1: the token 'sum' \({count}\) has no embedding: the model has {count}"
     with pytest.raises(DatasetError, match=expected):
         run(supervised(base, tmp_path, {"rank": 2}), tmp_path / "run")
 

@@ -133,6 +133,16 @@ def test_a_conversation_that_the_template_refuses_is_refused(answering: Answerin
     assert "only users may speak" in refused.value.refusal.message
 
 
+def test_a_prompt_with_a_token_that_the_model_lacks_is_refused(answering: Answering) -> None:
+    known = answering.policy.model.get_input_embeddings().num_embeddings
+    added = [f"added{place}" for place in range(known)]
+    answering.policy.tokenizer.add_tokens(added)
+    with pytest.raises(
+        Refused, match=rf"^the token 'added\d+' \(\d+\) has no embedding: the model has {known}$"
+    ):
+        answers(answering, prompt=f"say {added[-1]}")
+
+
 class Served:
     """`python -m grpo_engine.serve.serving` with its two pipes."""
 
