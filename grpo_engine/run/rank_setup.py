@@ -167,15 +167,21 @@ def _shard_model(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def _receive(modules: Iterable[torch.nn.Module], device: torch.device) -> None:
-    """Replace the modules' tensors by the first rank's, on `device`."""
+    """Replace the modules' tensors by the first rank's, on `device`, in an order that all ranks have.
+
+    PEFT moves the parameters of experts to the end of their module when it computes with them, and only the
+    first rank has done so.
+    """
     received: dict[Tensor, Tensor] = {}  # weights that two modules share stay one
     for module in modules:
         named = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        for name, tensor in named:
+        for name, tensor in sorted(named):
+            is_weight = isinstance(tensor, Parameter)
             if tensor not in received:
                 value = from_first(tensor, device)
-                is_weight = isinstance(tensor, Parameter)
                 received[tensor] = Parameter(value, tensor.requires_grad) if is_weight else value
+            if is_weight:
+                delattr(module, name)
             setattr(module, name, received[tensor])
 
 
