@@ -16,6 +16,8 @@ from grpo_engine.models.lora import save_adapter
 from service.jobs.intake.estimate import PROCESS_BYTES, Subject, estimate
 from service.jobs.intake.model_size import model_shape
 from tests.engine.conftest import sum_rows, write_rows
+from tests.engine.families.catalogue import FAMILIES
+from tests.engine.families.models import make_family
 from tests.engine.injection import after_steps, steps_of
 from tests.engine.run.distributed.gang import Run, alone, config_of, together
 
@@ -37,7 +39,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sharded_full_from_adapter": (FULL, SHARDED),
 }
 """Name → hyperparameters and runtime."""
-SUPERVISED = {"supervised": REPLICATED, "supervised_sharded": SHARDED | PIECES}
+SUPERVISED = {
+    "supervised": REPLICATED,
+    "supervised_sharded": SHARDED | PIECES,
+    "supervised_sharded_experts": SHARDED,
+}
 CONTINUED = ("replicated", "sharded", "sharded_full")
 INJECTED: dict[str, dict[str, Any]] = {
     "grpo": {"beta": 0.1, "kl_placement": "loss_sequence"},
@@ -67,6 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     answered = [{"messages": [*r["messages"], {"role": "assistant", "content": r["answer"]}]} for r in rows]
     write_rows(folder / "supervised.jsonl", answered)
     make_model(folder / "larger", hidden=512, layers=12, seed=3)
+    make_family(folder / "experts", FAMILIES["gpt-oss"])
     _write_adapter(folder)
     return folder
 
@@ -83,6 +90,13 @@ def _write_adapter(folder: Path) -> None:
     save_adapter(policy.peft_model, folder / "adapter", source.name, None)
 
 
+def source_of(name: str, folder: Path) -> dict[str, str]:
+    """The case's own adapter or model, if it has one."""
+    if name.endswith("from_adapter"):
+        return {"adapter": str(folder / "adapter")}
+    return {"path": str(folder / "experts")} if name.endswith("experts") else {}
+
+
 @pytest.fixture(scope="module")
 def configs(folder: Path) -> dict[str, RunConfig]:
     return {
@@ -91,12 +105,12 @@ def configs(folder: Path) -> dict[str, RunConfig]:
                 folder,
                 runtime,
                 {"reinforcement": values},
-                **({"adapter": str(folder / "adapter")} if name.endswith("from_adapter") else {}),
+                **source_of(name, folder),
             )
             for name, (values, runtime) in CASES.items()
         },
         **{
-            name: config_of(folder, runtime, {"supervised": {"batch_size": 3}})
+            name: config_of(folder, runtime, {"supervised": {"batch_size": 3}}, **source_of(name, folder))
             for name, runtime in SUPERVISED.items()
         },
     }
