@@ -9,12 +9,13 @@ from pydantic import BaseModel
 @cache
 def meanings(model: type[BaseModel]) -> dict[str, str]:
     """Meaning by field. Raises LookupError for a field without a description."""
-    found = {name: field.description for name, field in model.model_fields.items()}
+    properties = model.model_json_schema(by_alias=False)["properties"]
+    found = {name: schema.get("description") for name, schema in properties.items()}
     if "type" in found:
         found["type"] = found["type"] or "Kind of the object."
     if missing := [name for name, text in found.items() if not text]:
         raise LookupError(f"{model.__name__} has fields without a description: {', '.join(missing)}")
-    return {name: inspect.cleandoc(text or "") for name, text in found.items()}
+    return found
 
 
 def class_text(model: type[BaseModel]) -> str:

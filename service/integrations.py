@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints
+
+from grpo_engine.contract.described import Described
 
 Project = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^/\\#?%:\x00-\x1f]+$")]
 """W&B uses it in a URL."""
@@ -15,8 +17,8 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"
 SinkType = Literal["wandb", "tensorboard", "mlflow"]
 
 
-class _Given(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+class _Given(Described):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class WandbSettings(_Given):

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Strict
 
+from grpo_engine.contract.described import Described
+
 
 class Record(BaseModel):
     """A frozen record that refuses unknown keys, so that a typo is an error where it is made."""
@@ -13,10 +15,10 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Input(Record):
+class Input(Record, Described):
     """Part of a request. Strict: "8" and true are not numbers. Field docstrings become descriptions."""
 
-    model_config = ConfigDict(strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(strict=True)
 
 
 def filled_in(*names: str) -> Callable[[dict[str, Any]], None]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import FormData, UploadFile
 
+from grpo_engine.contract.described import Described
 from service.platform.errors import InvalidRequest
 from service.web.validation import UnixSeconds, invalid_request
 
@@ -15,18 +16,18 @@ _BRACKETED = re.compile(r"(\w+)\[(\w+)\]")
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 
 
-class ExpiresAfter(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+class ExpiresAfter(Described):
+    model_config = ConfigDict(extra="forbid", frozen=True)
     anchor: Literal["created_at"]
     """Time from which the file's lifetime counts."""
     seconds: int = Field(ge=3600, le=30 * 24 * 3600)
     """Seconds until the file is deleted; by default it is kept."""
 
 
-class UploadFields(BaseModel):
+class UploadFields(Described):
     """The form's fields besides the file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
     purpose: Literal["fine-tune"]
     """What the file is for."""
     expires_after: ExpiresAfter | None = None

@@ -8,8 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BeforeValidator, ConfigDict
 
+from grpo_engine.contract.described import Described
 from service.platform.errors import InvalidRequest
 
 UnixSeconds = Annotated[int, BeforeValidator(int)]
@@ -30,10 +31,10 @@ MAX_OTHERS = 10
 MAX_PATH_LENGTH = 300
 
 
-class RequestBody(BaseModel):
+class RequestBody(Described):
     """Refuses unknown fields; the docstrings of its fields are their descriptions in `/openapi.json`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 def invalid_request(errors: Sequence[Mapping[str, Any]], body: Any) -> InvalidRequest:

@@ -40,11 +40,7 @@ class Resources(RequestBody):
 def _in_openais_older_form(schema: dict[str, Any]) -> None:
     """That form has no method, or null; `JobCreate` adds it."""
     filled_in("method")(schema)
-    method = schema["properties"]["method"]
-    schema["properties"]["method"] = {
-        "anyOf": [method, {"type": "null"}],
-        "description": method.pop("description"),
-    }
+    schema["properties"]["method"] = {"anyOf": [schema["properties"]["method"], {"type": "null"}]}
 
 
 class JobCreate(RequestBody):

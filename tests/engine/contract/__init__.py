@@ -1,0 +1,1 @@
+"""Plain data between engine, worker and service."""
