@@ -32,4 +32,4 @@ USER 10001:10001
 VOLUME /var/lib/grpo
 # SIGTERM is Celery's warm shutdown: the engine writes a checkpoint and the job goes back to the queue
 STOPSIGNAL SIGTERM
-CMD ["celery", "-A", "worker.app", "worker", "--concurrency=1", "--loglevel=INFO"]
+CMD ["celery", "-A", "worker.app", "worker", "--loglevel=INFO"]

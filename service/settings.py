@@ -47,6 +47,8 @@ class Settings(BaseSettings):
     gpus: int = Field(default_factory=lambda: count_visible_gpus(os.environ), ge=0, le=64)
     """GPUs that a worker has for a job; default: the visible ones. Without real GPUs, each one is a
     process on the CPU."""
+    slots: int = Field(default_factory=lambda given: max(1, given["gpus"]), ge=1, le=64)
+    """Jobs that a worker runs at the same time, each on GPUs of its own; default: one a GPU, or one."""
     gpu_memory_gb: int | None = Field(None, ge=0)
     """Memory of the worker's smallest GPU in units of 10^9 bytes; None: as `nvidia-smi` lists it."""
     pool: str = "default"

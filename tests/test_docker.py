@@ -74,7 +74,7 @@ def resolve(name: str) -> object:
 
 
 def check_celery(arguments: list[str]) -> None:
-    assert arguments == ["-A", "worker.app", "worker", "--concurrency=1", "--loglevel=INFO"]
+    assert arguments == ["-A", "worker.app", "worker", "--loglevel=INFO"]
     # in another process: the module reads its settings and connects Celery's signals when imported
     program = "from worker.app import app; print(app.main, *(name for name in app.tasks if name == 'wake'))"
     env = {**os.environ, "GRPO_BROKER_URL": "redis://127.0.0.1:9/0", "GRPO_MODE": "embedded"}

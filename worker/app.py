@@ -56,7 +56,7 @@ def make_app(settings: Settings) -> Celery:
         task_default_queue=queue_name(settings.pool),
         worker_prefetch_multiplier=1,
         worker_disable_prefetch=True,
-        worker_concurrency=1,
+        worker_concurrency=settings.slots,
         worker_send_task_events=False,
         worker_redirect_stdouts=False,
     )

@@ -1,5 +1,6 @@
-"""The polling worker, the only one of the embedded mode: runs jobs one by one, and all helpers in threads."""
+"""The polling worker, the only one of the embedded mode: a thread for each slot and each helper."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 
@@ -22,12 +23,25 @@ def work(worker: Worker) -> None:
     helpers = maintenance(worker.database, worker.wakeups, worker.settings)
     if worker.settings.chat_models:
         helpers[CHAT] = partial(answer_until, worker=worker)
-    with supervised(helpers, worker.draining), closing(WarmPool(worker.settings, keep_warm=True)) as engines:
-        while not worker.draining.is_set():
-            worker.touch()
-            if not try_job(worker, engines):
-                engines.warm_up()
-                worker.draining.wait(worker.settings.poll_seconds)
+    num_others = worker.settings.slots - 1
+    with supervised(helpers, worker.draining), ThreadPoolExecutor(max(1, num_others), "slot") as threads:
+        others = [threads.submit(run_slot, worker) for _ in range(num_others)]
+        run_slot(worker)
+    for slot in others:
+        slot.result()
+
+
+def run_slot(worker: Worker) -> None:
+    """Run jobs one by one until drained. An error drains the worker's other slots."""
+    try:
+        with closing(WarmPool(worker.settings, keep_warm=True)) as engines:
+            while not worker.draining.is_set():
+                worker.touch()
+                if not try_job(worker, engines):
+                    engines.warm_up()
+                    worker.draining.wait(worker.settings.poll_seconds)
+    finally:
+        worker.draining.set()
 
 
 def try_job(worker: Worker, engines: WarmPool | None = None) -> bool:

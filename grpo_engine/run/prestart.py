@@ -2,10 +2,10 @@
 
     python -m grpo_engine --warm
 
-The job is one line on standard input, `{"directory": …, "arguments": ["--config", …, "--run-dir", …]}`. Then
-the process continues as if it had been started in that directory with those arguments. Boundary: imports
-only. No device is initialised, no random number drawn and no thread started, so waiting costs only memory and
-the job computes the same numbers as a fresh process.
+The job is one line on standard input, `{"directory": …, "arguments": ["--config", …], "environment": {…}}`.
+Then the process continues as if it had been started in that directory with those arguments and with these
+variables besides its own. Boundary: imports only. No device is initialised, no random number drawn and no
+thread started, so waiting costs only memory and the job computes the same numbers as a fresh process.
 """
 
 import importlib
@@ -54,6 +54,7 @@ def await_job() -> list[str]:
         sys.exit(0)
     job = json.loads(line)
     os.chdir(job["directory"])
+    os.environ.update(job["environment"])
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, sys.stdin.fileno())
     os.close(nothing)

@@ -18,6 +18,7 @@ from tests.support.servers import wait_until
 from worker.attempt.attempt import Worker
 from worker.attempt.lease import Lease
 from worker.attempt.runner import claim, log_fields, run_job
+from worker.launchers.gpu_reservation import Reservation
 from worker.sweeper import sweep_once
 
 Submit = Callable[..., str]
@@ -60,7 +61,7 @@ def test_lines_of_the_lease_threads_name_the_attempt(
     settings: Settings, worker: Worker, submit: Submit, lines: Lines
 ) -> None:
     job_id = submit()
-    job = claim(worker)
+    job = claim(worker, Reservation())
     assert job is not None
     quick = settings.model_copy(update={"self_fence_seconds": 0.1})
     with (
@@ -77,7 +78,7 @@ def test_an_expired_lease_is_logged_with_its_worker(
     database: Database, settings: Settings, worker: Worker, submit: Submit, lines: Lines
 ) -> None:
     job_id = submit()
-    assert claim(worker) is not None
+    assert claim(worker, Reservation()) is not None
     with database.transaction() as session:
         session.execute(update(Job).values(lease_expires_at=db_now() - 1))
     sweep_once(database, worker.wakeups, settings)

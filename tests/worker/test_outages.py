@@ -202,6 +202,21 @@ def test_a_celery_worker_drains_on_sigterm(
     assert "The worker is shutting down; another one continues the job." in messages(database, job_id)
 
 
+def test_a_celery_worker_runs_a_job_in_each_slot_and_releases_all_on_sigterm(
+    celery: Processes, wakeups: Wakeups, database: Database, submit: Submit, wait_for: WaitFor
+) -> None:
+    celery.settings = celery.settings.model_copy(update={"gpus": 2, "slots": 2})
+    start_celery(celery)
+    jobs = [submit({"*": {"step_seconds": 0.2}}, hyperparameters={"n_steps": 1000}) for _ in range(3)]
+    assert all(wakeups.send("default") for _ in jobs)
+    for job_id in jobs[:2]:
+        wait_for(job_id, step=1)
+    assert read_job(database, jobs[2]).state == "queued"
+    celery.started[0].terminate()
+    assert celery.started[0].wait(timeout=15) == 0
+    assert [read_job(database, job_id).state for job_id in jobs] == ["queued"] * 3
+
+
 def test_a_killed_celery_worker_leaves_no_process(
     celery: Processes, settings: Settings, wakeups: Wakeups, submit: Submit, wait_for: WaitFor
 ) -> None:

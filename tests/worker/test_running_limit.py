@@ -17,6 +17,7 @@ from service.settings import Settings
 from tests.worker.jobs import insert_job, read_job
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import claim as claim_as_worker
+from worker.launchers.gpu_reservation import Reservation
 
 
 def claim(database: Database, max_running: int | None = 2) -> ClaimedJob | None:
@@ -107,7 +108,7 @@ def test_a_worker_uses_the_limit_of_its_settings(
     limited = settings.model_copy(update={"max_running_jobs": 1})
     worker = Worker.open(limited, "w", threading.Event())
     ids = [insert_job(database, created_at=float(n), tenant="a") for n in range(2)]
-    claims = [claim_as_worker(worker), claim_as_worker(worker)]
+    claims = [claim_as_worker(worker, Reservation()), claim_as_worker(worker, Reservation())]
     worker.database.engine.dispose()
     assert [job and job.id for job in claims] == [ids[0], None]
     assert read_job(database, ids[1]).state == JobState.QUEUED.value

@@ -37,6 +37,7 @@ from service.platform.storage import (
 from service.settings import Settings
 from worker.attempt.lease import Lease, Lost
 from worker.launchers.gpu_check import GpuCheck
+from worker.launchers.gpu_reservation import HostGpus, Reservation
 from worker.supervision import Flag
 
 T = TypeVar("T")
@@ -58,14 +59,14 @@ class Worker:
     storage: Storage
     catalog: Catalog
     wakeups: Wakeups
+    gpus: HostGpus
+    gpu_check: GpuCheck
     draining: Flag = field(default_factory=threading.Event)
     """Set by SIGTERM: claim no more jobs, release the running one after a checkpoint."""
     capabilities: Capabilities = field(default_factory=of_this_machine)
     """What this machine offers; jobs that need more are left to other workers."""
     denied: threading.Event = field(default_factory=threading.Event)
     """Set when the storage denied access: otherwise this worker would fail job after job."""
-    gpus: GpuCheck | None = None
-    """Of the GPUs here; None: unchecked."""
 
     @classmethod
     def open(cls, settings: Settings, name: str, draining: Flag | None = None) -> Self:
@@ -79,9 +80,10 @@ class Worker:
             open_usable_storage(settings.storage_location),
             Catalog(settings),
             Wakeups(settings),
+            HostGpus.of(settings),
+            GpuCheck(settings, database),
             draining or threading.Event(),
             of_this_machine(unsafe_allowed=settings.allows_unsafe),
-            gpus=GpuCheck(settings, database),
         )
 
     def close(self) -> None:
@@ -89,10 +91,10 @@ class Worker:
         self.database.engine.dispose()
 
     def may_claim(self) -> bool:
-        """Whether jobs can run here: the storage allows access, and the GPUs work. Raises SQLAlchemyError."""
+        """Whether the storage allows access."""
         if self.denied.is_set() and is_usable(self.storage):
             self.denied.clear()
-        return not self.denied.is_set() and (self.gpus is None or self.gpus.passes())
+        return not self.denied.is_set()
 
     def offered(self) -> Capabilities:
         """Capabilities that jobs may use now. Raises SQLAlchemyError."""
@@ -126,6 +128,7 @@ class Attempt:
     worker: Worker
     job: ClaimedJob
     lease: Lease
+    gpus: Reservation = field(default_factory=Reservation)
     unpublished: list[CheckpointSaved] = field(default_factory=list)
     """Checkpoints that could not be stored; they are published with the next one."""
 

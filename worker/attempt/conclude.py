@@ -114,8 +114,8 @@ def release(
 ) -> None:
     """Requeue the job for any worker, if the queue allows another attempt. Raises Lost."""
     job, settings = attempt.job, attempt.worker.settings
-    if spend_failure and attempt.worker.gpus is not None:
-        attempt.worker.gpus.try_again()
+    if spend_failure:
+        attempt.worker.gpu_check.try_again(attempt.gpus.names)
     attempt.write(
         lambda session: queue.release(
             session,

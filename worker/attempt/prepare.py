@@ -4,6 +4,7 @@ Missing files and unknown models are `Refused`; a damaged checkpoint is skipped,
 job's history.
 """
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from grpo_engine.config.job import Method, ModelSource, ProbeSize, RunConfig
+from grpo_engine.config.job import Method, ModelSource, ProbeSize, RunConfig, Runtime
 from grpo_engine.contract.events import VALIDATION
 from grpo_engine.contract.manifest import DamagedCheckpoint, verify
 from service.jobs.intake.checks.grader import method_with_places
@@ -22,6 +23,7 @@ from service.jobs.store.lineage import lineage_of
 from service.jobs.store.machines import UNSAFE, record_unsafe_run
 from service.platform.storage import ObjectMissing
 from service.platform.tables.core import Checkpoint, File, Job, Metric, Rollout
+from service.settings import Settings
 from worker.attempt.attempt import Attempt, Refused
 from worker.attempt.fetch_weights import DamagedObject, download_verified, fetch_folder, fetch_weights
 
@@ -31,15 +33,15 @@ COMPARED_ROWS = 32
 
 def prepare(attempt: Attempt) -> Path:
     """Fill the run directory and return the path of its config.json. Raises Refused, StorageError."""
-    job, runtime = attempt.job, attempt.worker.settings.runtime
+    job, settings = attempt.job, attempt.worker.settings
     if job.export is None:
-        num_ranks, task = job.required_gpus or runtime.ranks, _training(attempt)
+        num_ranks, task = job.required_gpus or settings.runtime.ranks, _training(attempt)
     else:
         num_ranks, task = 1, _merging(attempt, job.export)
     config = RunConfig(
         job_id=job.id,
         model=_model_source(attempt),
-        runtime=runtime.model_copy(update={"ranks": num_ranks}),
+        runtime=_runtime(settings, num_ranks),
         created_at=job.created_at,
         first_sequence=job.engine_sequence + 1,
         **task,
@@ -47,6 +49,14 @@ def prepare(attempt: Attempt) -> Path:
     path = attempt.folder / "config.json"
     path.write_text(config.model_dump_json(indent=2))
     return path
+
+
+def _runtime(settings: Settings, num_ranks: int) -> Runtime:
+    """The worker's runtime; several slots share the processor's cores."""
+    num_threads = settings.runtime.num_threads
+    if num_threads is None and settings.slots > 1:
+        num_threads = max(1, len(os.sched_getaffinity(0)) // settings.slots)
+    return settings.runtime.model_copy(update={"ranks": num_ranks, "num_threads": num_threads})
 
 
 def _training(attempt: Attempt) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from worker.attempt.follow import follow
 from worker.attempt.lease import Lease, Lost
 from worker.attempt.prepare import prepare
 from worker.attempt.run_directory import clean_up, run_directory
+from worker.launchers.gpu_reservation import Reservation
 from worker.launchers.warm_pool import WarmPool
 
 logger = structlog.get_logger()
@@ -33,18 +34,19 @@ def run_job(worker: Worker, engines: WarmPool | None = None) -> bool:
     Without `engines` no engine is kept warm.
     """
     claimed_at = monotonic()
-    job = claim(worker)
-    if job is None:
-        return False
-    fault_point("job.claimed")
-    with (
-        bound_contextvars(**log_fields(worker, job)),
-        Lease(worker.database, worker.settings, job, claimed_at) as lease,
-    ):
-        try:
-            run_attempt(Attempt(worker, job, lease), engines or WarmPool(worker.settings))
-        except Lost:
-            logger.warning("job lost")
+    with worker.gpus.reserve() as gpus:
+        job = claim(worker, gpus)
+        if job is None:
+            return False
+        fault_point("job.claimed")
+        with (
+            bound_contextvars(**log_fields(worker, job)),
+            Lease(worker.database, worker.settings, job, claimed_at) as lease,
+        ):
+            try:
+                run_attempt(Attempt(worker, job, lease, gpus), engines or WarmPool(worker.settings))
+            except Lost:
+                logger.warning("job lost")
     return True
 
 
@@ -54,22 +56,29 @@ def log_fields(worker: Worker, job: ClaimedJob) -> dict[str, Any]:
     return {**claimed, "worker": worker.name}
 
 
-def claim(worker: Worker) -> ClaimedJob | None:
-    """A job under a lease and a new fence. None: none is queued, or this worker may not claim."""
-    if not worker.may_claim():
+def claim(worker: Worker, gpus: Reservation) -> ClaimedJob | None:
+    """A job under a lease and a new fence; reduces the reservation to its GPUs.
+
+    None: no job is queued that the reserved GPUs suffice for, or this worker may not claim.
+    """
+    settings, usable = worker.settings, worker.gpu_check.working(gpus)
+    if not worker.may_claim() or (settings.gpus and len(usable) < settings.runtime.ranks):
         return None
-    settings, database, offered = worker.settings, worker.database, worker.offered()
-    with database.connection() as session:
-        return queue.claim(
+    offered = worker.offered()
+    with worker.database.connection() as session:
+        job = queue.claim(
             session,
             pool=settings.pool,
             worker=worker.name,
             lease_seconds=settings.lease_seconds,
             capabilities=offered,
-            gpus=settings.gpus,
+            gpus=len(usable),
             gpu_memory_gb=gpu_memory_gb(settings),
             max_running=settings.max_running_jobs,
         )
+    if job is not None:
+        gpus.keep(usable[: job.required_gpus or settings.runtime.ranks])
+    return job
 
 
 def run_attempt(attempt: Attempt, engines: WarmPool) -> None:
@@ -91,7 +100,8 @@ def run_engine(attempt: Attempt, engines: WarmPool) -> None:
     """Prepare, start, follow, conclude. The next job's engine is warmed once this one trains. Raises Lost."""
     config = prepare(attempt)
     fault_point("job.prepared")
-    engine = engines.start(["--config", str(config), "--run-dir", str(attempt.folder)], attempt.folder)
+    arguments = ["--config", str(config), "--run-dir", str(attempt.folder)]
+    engine = engines.start(arguments, attempt.folder, attempt.gpus.environment)
     try:
         fault_point("engine.spawned")
         attempt.lease.guard(engine)

@@ -1,4 +1,4 @@
-"""Tries a worker's GPUs before it claims a job; while they fail it claims none.
+"""Tries a worker's GPUs before it claims a job; a GPU that fails gets no job.
 
 The trial is a child process of the engine's interpreter: the worker does not import torch, and a broken
 driver may hang or kill a process. A failure is a heartbeat row that is never renewed, so that `/readyz` is
@@ -8,16 +8,19 @@ Boundary: between jobs. During a job its engine reports the errors of its device
 
 import os
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import inf
 from time import monotonic
 
 import structlog
 
-from grpo_engine.process.gpus import count_visible_gpus
+from grpo_engine.process.gpus import VISIBLE_DEVICES
 from service.ops import helper_heartbeats
 from service.ops.helper_heartbeats import GPU, Heartbeat
 from service.platform.db import Database
 from service.settings import Settings
+from worker.launchers.gpu_reservation import Reservation
 from worker.launchers.local import engine_environment
 
 logger = structlog.get_logger()
@@ -34,38 +37,41 @@ class GpuCheck:
 
     settings: Settings
     database: Database
-    due_at: float | None = 0.0
-    """When to try; None: they worked, and no attempt has failed since."""
+    due_at: dict[str, float] = field(default_factory=dict)
+    """GPU → when to try it; infinite: it worked, and no attempt on it has failed since."""
 
-    def passes(self) -> bool:
-        """Whether jobs can run on this worker's GPUs, after a trial if one is due. Raises SQLAlchemyError."""
-        if self.due_at is not None and monotonic() >= self.due_at:
-            reason = try_gpus(self.settings)
-            self.due_at = monotonic() + RETRY_SECONDS if reason else None
+    def working(self, gpus: Reservation) -> list[str]:
+        """The reserved GPUs that work; those that are due are tried first. Raises SQLAlchemyError."""
+        if not gpus.are_real:
+            return list(gpus.names)
+        now = monotonic()
+        if due := [name for name in gpus.names if now >= self.due_at.get(name, 0.0)]:
+            reason = try_gpus(self.settings, due)
+            self.due_at |= dict.fromkeys(due, monotonic() + RETRY_SECONDS if reason else inf)
             self._record(reason)
-        return self.due_at is None
+        return [name for name in gpus.names if self.due_at[name] == inf]
 
-    def try_again(self) -> None:
-        """Try before the next claim: an attempt has failed, perhaps because of a GPU."""
-        self.due_at = 0.0
+    def try_again(self, gpus: Iterable[str]) -> None:
+        """Try them before the next claim: an attempt has failed, perhaps because of a GPU."""
+        self.due_at |= dict.fromkeys(gpus, 0.0)
 
     def _record(self, reason: str | None) -> None:
+        """Store that a GPU of this worker fails, or that none does."""
         if reason is None:
-            Heartbeat(self.database, self.settings, GPU).leave()
+            if all(due_at in (0.0, inf) for due_at in self.due_at.values()):
+                Heartbeat(self.database, self.settings, GPU).leave()
             return
-        logger.error("a GPU fails; no job is claimed", reason=reason)
+        logger.error("a GPU fails; it gets no job", reason=reason)
         with self.database.transaction() as session:
             helper_heartbeats.expect(session, self.settings.pool, [GPU])
 
 
-def try_gpus(settings: Settings) -> str | None:
-    """Try all visible GPUs. Returns why they do not work; None: they do, or jobs run on the CPU."""
-    if settings.runtime.device == "cpu" or not count_visible_gpus(os.environ):
-        return None
+def try_gpus(settings: Settings, gpus: Iterable[str]) -> str | None:
+    """Try these GPUs in one process. Returns why they do not work; None: they do."""
     try:
         done = subprocess.run(
             [str(settings.engine_python), "-P", "-m", "grpo_engine.run.gpu_trial"],
-            env=engine_environment(os.environ),
+            env=engine_environment(os.environ) | {VISIBLE_DEVICES: ",".join(gpus)},
             capture_output=True,
             text=True,
             timeout=TRIAL_SECONDS,

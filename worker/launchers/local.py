@@ -84,9 +84,10 @@ class EngineProcess:
         assert self._process.stdin is not None
         return self._process.stdin
 
-    def hand_over(self, arguments: Sequence[str], run_dir: Path) -> bool:
-        """Send a warm engine its job. False: it has ended."""
-        line = json.dumps({"directory": str(run_dir), "arguments": list(arguments)})
+    def hand_over(self, arguments: Sequence[str], run_dir: Path, environment: Mapping[str, str]) -> bool:
+        """Send a warm engine its job, with more variables. False: it has ended."""
+        job = {"directory": str(run_dir), "arguments": list(arguments), "environment": dict(environment)}
+        line = json.dumps(job)
         try:
             with self.door as door:
                 door.write(line.encode() + b"\n")

@@ -2,13 +2,14 @@
 
 An engine loads torch and transformers for seconds before it can start a job, so the worker keeps one that has
 loaded them (`python -m grpo_engine --warm`). It has no job, directory or device, and is used once; if it is
-dead or outdated, the job starts cold. Engines die with the thread that started them, the main one.
+dead or outdated, the job starts cold. Engines die with the thread that started them, that of their slot.
 """
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 import structlog
@@ -49,12 +50,18 @@ class WarmPool:
         """Process id of the warm engine, if there is one."""
         return self._warm[1].pid if self._warm else None
 
-    def start(self, arguments: Sequence[str], run_dir: Path) -> EngineProcess:
-        """An engine with this job: the warm one if it lives and a new one would have the same command."""
+    def start(
+        self, arguments: Sequence[str], run_dir: Path, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> EngineProcess:
+        """An engine with this job: the warm one if it lives and a new one would have the same command.
+
+        `environment`: the job's own variables, such as its GPUs.
+        """
         wanted = EngineCommand.of(self._settings)
-        engine = self._hand_over(wanted, arguments, run_dir)
+        engine = self._hand_over(wanted, arguments, run_dir, environment)
         is_warm = engine is not None
-        engine = engine or EngineProcess([*wanted.command, *arguments], run_dir, wanted.environment)
+        own = {**wanted.environment, **environment}
+        engine = engine or EngineProcess([*wanted.command, *arguments], run_dir, own)
         logger.info("engine started", pid=engine.pid, warm=is_warm, run_dir=str(run_dir))
         return engine
 
@@ -80,14 +87,14 @@ class WarmPool:
         self._warm = None
 
     def _hand_over(
-        self, wanted: EngineCommand, arguments: Sequence[str], run_dir: Path
+        self, wanted: EngineCommand, arguments: Sequence[str], run_dir: Path, environment: Mapping[str, str]
     ) -> EngineProcess | None:
         self._drop_dead()
         warm, self._warm, self._has_warmed_up = self._warm, None, False
         if warm is None:
             return None
         command, engine = warm
-        if command == wanted and engine.hand_over(arguments, run_dir):
+        if command == wanted and engine.hand_over(arguments, run_dir, environment):
             return engine
         engine.close()
         return None

@@ -66,9 +66,10 @@ def api_command(host: str, port: int) -> list[str]:
     return [sys.executable, "-m", "service", "--host", host, "--port", str(port)]
 
 
-def worker_command(pool: str) -> list[str]:
+def worker_command(pool: str, slots: int | None = None) -> list[str]:
     """A worker process that polls; the service must not import it."""
-    return [sys.executable, "-m", "worker", "--pool", pool]
+    stated = [] if slots is None else ["--slots", str(slots)]
+    return [sys.executable, "-m", "worker", "--pool", pool, *stated]
 
 
 def serve(
@@ -82,10 +83,14 @@ def serve(
 
 def worker(
     pool: Annotated[str, typer.Option(help="Jobs of this pool.", envvar="GRPO_POOL")] = "default",
+    slots: Annotated[
+        int | None,
+        typer.Option(help="Jobs to run at the same time (default: one a GPU, or one).", min=1, max=64),
+    ] = None,
 ) -> None:
     """Start a worker that polls for jobs (with Celery: `celery -A worker.app worker`)."""
     private_settings()
-    _become(worker_command(pool))
+    _become(worker_command(pool, slots))
 
 
 def migrate(as_json: JsonFlag = False) -> None:

@@ -65,7 +65,7 @@ def test_a_run_of_an_engine_started_ahead_has_the_bytes_of_a_fresh_ones(
     warm.mkdir()
     # a relative run directory: the job's own directory is entered first
     arguments = ["--config", str(config), "--run-dir", "."]
-    line = json.dumps({"directory": str(warm), "arguments": arguments}) + "\n"
+    line = json.dumps({"directory": str(warm), "arguments": arguments, "environment": {}}) + "\n"
     engine = [sys.executable, "-m", "grpo_engine", "--warm"]
     subprocess.run(engine, input=line.encode(), env=environment, check=True)
     assert len(metric_lines(warm)) == 4

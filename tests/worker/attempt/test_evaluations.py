@@ -23,6 +23,7 @@ from worker.attempt.conclude import conclude
 from worker.attempt.follow import Ending, StopRequest
 from worker.attempt.lease import Lease
 from worker.attempt.runner import claim, run_job
+from worker.launchers.gpu_reservation import Reservation
 
 Submit = Callable[..., str]
 
@@ -147,7 +148,7 @@ def test_a_pause_by_a_guard_takes_precedence_over_drain(
     worker: Worker, database: Database, action: StopRequest | None
 ) -> None:
     job_id = insert_job(database)
-    job = claim(worker)
+    job = claim(worker, Reservation())
     assert job is not None
     with Lease(database, worker.settings, job, monotonic()) as lease:
         conclude(

@@ -1,6 +1,7 @@
 """A worker whose GPU does not work claims no job, and the service shows it. The trial is a child process."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,8 +16,15 @@ from service.settings import Settings
 from tests.worker.jobs import read_job
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
+from worker.launchers import gpu_check
+from worker.launchers.gpu_reservation import HostGpus
 
 Submit = Callable[..., str]
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"gpus": 2})
 
 
 @pytest.fixture
@@ -35,6 +43,7 @@ def test_a_worker_whose_gpu_fails_claims_nothing_until_it_works_again(
 ) -> None:
     job_id = submit()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8a")
+    worker = replace(worker, gpus=HostGpus.of(settings))
     assert not run_job(worker)
     assert read_job(database, job_id).state == "queued"
     assert "sees none of this machine's 1 GPUs" in "".join(capsys.readouterr())
@@ -44,23 +53,44 @@ def test_a_worker_whose_gpu_fails_claims_nothing_until_it_works_again(
     (finding,) = [one for one in stores.database(settings) if one.check == "helpers"]
     assert "`a GPU fails`" in finding.advice
 
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert not run_job(worker)  # the next trial is not due
-    assert worker.gpus is not None
-    worker.gpus.try_again()
+    monkeypatch.setattr(gpu_check, "try_gpus", lambda *_given: None)
+    worker.gpu_check.try_again(["GPU-8a"])
     assert run_job(worker)
     assert read_job(database, job_id).state == "succeeded"
     assert helpers_check(database, settings) == "none"
 
 
-def test_a_failed_attempt_makes_a_trial_due(worker: Worker, submit: Submit) -> None:
-    assert worker.gpus is not None
+def test_a_failed_attempt_makes_a_trial_of_its_gpus_due(
+    worker: Worker, settings: Settings, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[list[str]] = []
+    monkeypatch.setattr(gpu_check, "try_gpus", lambda _settings, gpus: tried.append(list(gpus)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8a,GPU-8b")
+    worker = replace(worker, gpus=HostGpus.of(settings))
     submit()
+    submit({"*": {"die_at": 3}}, required_gpus=1)
+    submit()
+    for _ in range(3):
+        assert run_job(worker)
+    assert tried == [["GPU-8a", "GPU-8b"], ["GPU-8a"]]
+
+
+def test_a_gpu_that_works_gets_jobs_while_another_fails(
+    worker: Worker, settings: Settings, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_check, "try_gpus", lambda *_given: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8a,GPU-8b")
+    worker = replace(worker, gpus=HostGpus.of(settings))
+    with worker.gpus.reserve() as gpus:
+        assert worker.gpu_check.working(gpus) == ["GPU-8a", "GPU-8b"]
+        worker.gpu_check.try_again(["GPU-8b"])
+        monkeypatch.setattr(gpu_check, "try_gpus", lambda *_given: "it is lost")
+        assert worker.gpu_check.working(gpus) == ["GPU-8a"]
+    submit(required_gpus=2)
+    assert not run_job(worker)
+    submit(required_gpus=1)
     assert run_job(worker)
-    assert worker.gpus.due_at is None
-    submit({"*": {"die_at": 3}})
-    assert run_job(worker)
-    assert worker.gpus.due_at == 0.0
 
 
 def test_a_device_that_computes_passes_the_trial() -> None:

@@ -143,8 +143,19 @@ def test_a_warm_engine_that_dies_during_the_hand_over_costs_a_cold_start(
 ) -> None:
     engine = EngineProcess([sys.executable, "-c", ""], None)
     engine._process.wait()
-    assert engine.hand_over(["--config", "x"], tmp_path) is False
+    assert engine.hand_over(["--config", "x"], tmp_path, {}) is False
     assert not (tmp_path / "engine.log").exists()
+    engine.close()
+
+
+def test_a_warm_engine_sees_the_gpus_of_its_job(tmp_path: Path) -> None:
+    shown = (
+        "from grpo_engine.run.prestart import await_job; await_job()\nimport os; print(os.environ['GPUS'])"
+    )
+    engine = EngineProcess([sys.executable, "-c", shown], None)
+    assert engine.hand_over([], tmp_path, {"GPUS": "GPU-8a"})
+    assert engine.wait(60) == 0
+    assert engine.log_tail() == ("GPU-8a",)
     engine.close()
 
 
