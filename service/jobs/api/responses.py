@@ -172,7 +172,8 @@ def _queue(job: Job, position: int | None, limit: int | None, now: float) -> Que
         return QueueRead(reason=f"more than {queue_health.MAX_PLACE} ahead of it in the queue")
     if position > 1:
         return QueueRead(position=position, reason=f"{position - 1} ahead of it in the queue")
-    return QueueRead(position=position, reason="waiting for a worker")
+    wanted = f" with {job.required_gpus} free GPUs" if job.required_gpus > 1 else ""
+    return QueueRead(position=position, reason=f"waiting for a worker{wanted}")
 
 
 def _artifact(artifact: Artifact, file: File) -> ArtifactRead:

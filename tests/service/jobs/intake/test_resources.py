@@ -67,6 +67,12 @@ def test_response_and_row_of_a_job_have_its_gpus(two_gpus: TestClient, database:
 
 
 @on_sqlite
+def test_a_queued_job_says_how_many_gpus_it_waits_for(two_gpus: TestClient) -> None:
+    both = create(two_gpus, upload(two_gpus), resources={"gpus": 2})
+    assert both["queue"] == {"position": 1, "reason": "waiting for a worker with 2 free GPUs"}
+
+
+@on_sqlite
 def test_more_gpus_than_the_machine_has_are_refused(two_gpus: TestClient, database: Database) -> None:
     body = request(upload(two_gpus), resources={"gpus": 3})
     answer = two_gpus.post("/v1/fine_tuning/jobs", json=body)
