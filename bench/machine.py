@@ -16,6 +16,7 @@ from grpo_engine.models.fast.products import product
 from grpo_engine.training.run_description import library_versions
 
 MATRIX = {"cpu": 2048, "cuda": 8192}
+"""Rows and columns of the product that is measured."""
 ROUNDS = 12
 COPIED_BYTES = {"cpu": 2**26, "cuda": 2**31}
 NOMINAL = (
@@ -28,13 +29,13 @@ NOMINAL = (
 """Dense bfloat16 operations per second from NVIDIA's data sheets; the first matching name counts."""
 
 
-def matrix_rate(device: str, dtype: torch.dtype, threads: int) -> float:
+def matrix_rate(device: str, dtype: torch.dtype, threads: int, size: int | None = None) -> float:
     """Floating point operations per second of a large matrix product: the fastest of several.
 
     Small products choose between torch's and the engine's: on some processors, torch's is slow in bfloat16.
     """
     torch.set_num_threads(threads)
-    size = MATRIX[torch.device(device).type]
+    size = size or MATRIX[torch.device(device).type]
     small, large = (torch.randn(2, width, width, device=device).to(dtype) for width in (size // 4, size))
     ways: list[Callable[[Tensor, Tensor], Tensor]] = [torch.matmul, product]
     fastest = min(ways, key=lambda way: _product_seconds(way, small))
@@ -70,7 +71,7 @@ def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def describe(device: str, dtype: torch.dtype, threads: int) -> dict[str, Any]:
+def describe(device: str, dtype: torch.dtype, threads: int, matrix_size: int | None = None) -> dict[str, Any]:
     """The machine's name and limits, and the versions of the measured libraries."""
     on_gpu = torch.device(device).type == "cuda"
     name = torch.cuda.get_device_name() if on_gpu else machine_name(device)
@@ -79,7 +80,7 @@ def describe(device: str, dtype: torch.dtype, threads: int) -> dict[str, Any]:
         "name": name,
         "file_name": machine_name(device),
         "nominal_flops_per_second": next((rate for part, rate in NOMINAL if part in name), None),
-        "matrix_flops_per_second": matrix_rate(device, dtype, threads),
+        "matrix_flops_per_second": matrix_rate(device, dtype, threads, matrix_size),
         "copy_bytes_per_second": copy_rate(device),
         "memory_bytes": torch.cuda.mem_get_info()[1] if on_gpu else None,
         "threads": threads,

@@ -54,7 +54,8 @@ def main() -> None:
     spec = Spec(**task["spec"])
     torch.set_num_threads(spec.threads)
     if task["kind"] == "machine":
-        save(output, {"figures": machine.describe(spec.device, getattr(torch, spec.dtype), spec.threads)})
+        dtype = getattr(torch, spec.dtype)
+        save(output, {"figures": machine.describe(spec.device, dtype, spec.threads, task["matrix_size"])})
     elif task["kind"] == "model":
         save(output, {"figures": make_random_model(spec, Shape(**task["shape"]))})
     else:

@@ -78,6 +78,7 @@ class Sizes:
     """Tests of the engine on a GPU, which run first."""
     passes: int = 3
     """Timed repetitions of a training cell; fewer if its time is short."""
+    matrix_size: int | None = None  # of the product whose rate is the machine's limit; None: the usual one
 
 
 def _row(prompts: int, group_size: int, length: int, row: int, prompt: int) -> Cell:
@@ -128,6 +129,7 @@ QUICK = Sizes(
     num_steps=2,
     time_factor=4.0,  # for a busy machine: most of a tiny part is imports
     passes=2,
+    matrix_size=256,
 )
 
 LIMITS: dict[str, dict[Kind, float]] = {

@@ -182,6 +182,7 @@ class Runner:
             "cells": [asdict(cell) for cell in part.cells],
             "shape": asdict(self.sizes.shapes[part.shape]) if part.shape else None,
             "passes": self.sizes.passes,
+            "matrix_size": self.sizes.matrix_size,
             "until": until,
         }
 

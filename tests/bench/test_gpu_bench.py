@@ -14,7 +14,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from bench import machine
 from bench.gpu import run as gpu
 from bench.gpu.measure import measure_cells, random_groups
 from bench.gpu.plan import FULL, QUICK, Cell, Part, page_of, parts_of, shares
@@ -36,7 +35,6 @@ def measured_here(command: list[str], log: Path, seconds: float) -> Ended:
         return Ended(True, "TRL is not measured")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", command[2:])
-        patch.setitem(machine.MATRIX, "cpu", 256)
         patch.delitem(sys.modules, command[2], raising=False)
         runpy.run_module(command[2], run_name="__main__")
     return Ended(True)
