@@ -18,7 +18,7 @@ from service.platform.storage import open_storage
 from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.conftest import settings_for
-from tests.support.servers import Postgres, find_program
+from tests.support.servers import Postgres, find_program, wait_until
 from tests.worker.jobs import insert_dataset, insert_job
 
 ROOT = Path(__file__).parents[1]
@@ -52,15 +52,17 @@ def fill(database: Database, settings: Settings) -> str:
     return insert_job(database, file_id, state="running", fence=3, attempt=2, lease_expires_at=1.0)
 
 
-def check(database: Database, settings: Settings, job_id: str) -> None:
-    """Check that all of it exists and the service is ready."""
-    with database.reading() as session:
+def check(settings: Settings, job_id: str) -> None:
+    """Check that all of it exists and the service becomes ready."""
+    restored = connect(settings)
+    with restored.reading() as session:
         job = session.get_one(Job, job_id)
         (key,) = session.scalars(text("SELECT storage_key FROM files"))
+    restored.engine.dispose()
     assert (job.state, job.fence, job.attempt) == ("running", 3, 2)
     assert open_storage(settings.storage_location).get_bytes(key).startswith(b'{"messages"')
     with TestClient(create_app(settings)) as client:
-        assert client.get("/readyz").json()["status"] == "ready"
+        wait_until(lambda: client.get("/readyz").json()["status"] == "ready", 60)
 
 
 @on_postgresql
@@ -73,9 +75,7 @@ def test_a_backup_of_running_production_can_be_restored_elsewhere(
     try:
         elsewhere = settings_for(tmp_path / "elsewhere", postgres_server.url_of("restored"))
         run_block("restore, production", elsewhere, tmp_path / "backup")
-        restored = connect(elsewhere)
-        check(restored, elsewhere, job_id)
-        restored.engine.dispose()
+        check(elsewhere, job_id)
     finally:
         postgres_server.execute("DROP DATABASE restored WITH (FORCE)")
 
@@ -92,9 +92,7 @@ def test_a_backup_of_a_busy_embedded_service_can_be_restored_elsewhere(
         session.rollback()
     elsewhere = settings_for(tmp_path / "elsewhere")
     run_block("restore, embedded", elsewhere, tmp_path / "backup")
-    restored = connect(elsewhere)
-    check(restored, elsewhere, job_id)
-    restored.engine.dispose()
+    check(elsewhere, job_id)
 
 
 def test_all_commands_of_the_guide_are_tested() -> None:
