@@ -16,7 +16,7 @@ from sqlalchemy import Integer, and_, cast, func, select
 
 from bench.service.client import percentile
 from service.jobs.model.states import JobState
-from service.jobs.store import queue
+from service.jobs.store import claiming, queue
 from service.platform.db import Database, connect
 from service.platform.tables.core import Job, JobEvent
 from service.settings import Settings
@@ -142,7 +142,7 @@ def _take_turn(database: Database, worker: VirtualWorker) -> bool:
     """Run the worker's next transaction. False: no job is left."""
     if worker.job_id is None:
         with database.connection() as session:
-            job = queue.claim(
+            job = claiming.claim(
                 session, pool="default", worker=worker.name, lease_seconds=LEASE_SECONDS, gpus=GPUS
             )
         if job is None:

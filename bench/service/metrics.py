@@ -12,7 +12,7 @@ from bench.service.client import Call, Client, percentile
 from bench.service.deployment import PATH, TENANT, Api, Deployment
 from grpo_engine.contract.events import StepFinished
 from service.jobs.progress.recording import record_events
-from service.jobs.store import queue
+from service.jobs.store import claiming
 
 BATCH_STEPS = 100
 REPETITIONS = 20
@@ -35,7 +35,7 @@ def measure_metrics(deployment: Deployment, api: Api, num_rows: int) -> dict[str
 
 def _running_job(deployment: Deployment) -> tuple[str, int]:
     with deployment.database.transaction() as session:
-        job = queue.claim(session, pool="default", worker="virtual", lease_seconds=3600)
+        job = claiming.claim(session, pool="default", worker="virtual", lease_seconds=3600)
         assert job is not None, "no job is queued"
         assert job.tenant == TENANT
         return job.id, job.fence

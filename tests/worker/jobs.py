@@ -10,8 +10,8 @@ from sqlalchemy import select
 from grpo_engine.config.job import Reinforcement, hyperparameters_of
 from service.jobs.model import names
 from service.jobs.model.states import JobState
-from service.jobs.store import queue
-from service.jobs.store.queue import ClaimedJob
+from service.jobs.store import claiming
+from service.jobs.store.claiming import ClaimedJob
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import File, Job, JobEvent
@@ -100,7 +100,7 @@ def read_job(database: Database, job_id: str) -> Job:
 
 def claim(database: Database, worker: str = "w", lease_seconds: float = 60) -> ClaimedJob | None:
     with database.connection() as session:
-        return queue.claim(session, pool="default", worker=worker, lease_seconds=lease_seconds)
+        return claiming.claim(session, pool="default", worker=worker, lease_seconds=lease_seconds)
 
 
 def claimed(database: Database, **values: Any) -> ClaimedJob:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from service.jobs.model.states import JobState
 from service.jobs.store import queue, sweeping
-from service.jobs.store.queue import ClaimedJob
+from service.jobs.store.claiming import ClaimedJob
 from service.platform.clock import db_now
 from service.platform.db import Database
 from service.platform.tables.core import Job

@@ -9,8 +9,8 @@ from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 
 from service.jobs.model.states import HELD, JobState
-from service.jobs.store import queue
-from service.jobs.store.queue import ClaimedJob
+from service.jobs.store import claiming, queue
+from service.jobs.store.claiming import ClaimedJob
 from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.settings import Settings
@@ -22,7 +22,7 @@ from worker.launchers.gpu_reservation import Reservation
 
 def claim(database: Database, max_running: int | None = 2) -> ClaimedJob | None:
     with database.transaction() as session:
-        return queue.claim(session, pool="default", worker="w", lease_seconds=60, max_running=max_running)
+        return claiming.claim(session, pool="default", worker="w", lease_seconds=60, max_running=max_running)
 
 
 def claimed_ids(database: Database, max_running: int | None = 2) -> list[str]:
@@ -90,11 +90,11 @@ def test_sixteen_concurrent_workers_never_exceed_the_limit(database: Database) -
 def test_a_worker_stopped_during_its_claim_blocks_others_only_briefly(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "CLAIM_PAUSE", "200ms")
+    monkeypatch.setattr(claiming, "CLAIM_PAUSE", "200ms")
     job_id = insert_job(database)
     stopped = database.transaction()
     session = stopped.__enter__()
-    queue.claim(session, pool="default", worker="stopped", lease_seconds=60, max_running=1)
+    claiming.claim(session, pool="default", worker="stopped", lease_seconds=60, max_running=1)
     job = claim(database, 1)
     assert job is not None
     assert (job.id, read_job(database, job_id).lease_owner, job.fence) == (job_id, "w", 1)

@@ -11,7 +11,7 @@ from openai.types.webhooks import FineTuningJobSucceededWebhookEvent
 from sqlalchemy import event, update
 
 from service.jobs.model.states import JobState
-from service.jobs.store import queue, sweeping
+from service.jobs.store import claiming, queue, sweeping
 from service.platform.clock import db_now
 from service.platform.db import Database
 from service.platform.tables.core import Job
@@ -42,7 +42,7 @@ def claimed(database: Database) -> str:
     """Id of a claimed job of `acme`. Its wake-up was sent, so that no sweeper locks its row."""
     insert_job(database, last_woken_at=time.time())
     with database.transaction() as session:
-        job = queue.claim(session, pool="default", worker="w", lease_seconds=60)
+        job = claiming.claim(session, pool="default", worker="w", lease_seconds=60)
     assert job is not None
     return job.id
 

@@ -19,8 +19,8 @@ from grpo_engine.contract.events import CheckpointSaved
 from service.jobs.model.methods import parsed_method
 from service.jobs.model.states import JobState
 from service.jobs.store import history
+from service.jobs.store.claiming import ClaimedJob
 from service.jobs.store.machines import UNSAFE, Capabilities, of_this_machine, offered_to
-from service.jobs.store.queue import ClaimedJob
 from service.jobs.store.transitions import lock_held
 from service.jobs.store.wakeups import Wakeups
 from service.platform.catalog import Catalog

@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from grpo_engine.process.fault_points import fault_point
 from service.jobs.model.states import JobState
 from service.jobs.store import queue
-from service.jobs.store.queue import ClaimedJob
+from service.jobs.store.claiming import ClaimedJob
 from service.platform.db import Database
 from service.settings import Settings
 from worker.launchers.local import EngineProcess

@@ -12,9 +12,9 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from grpo_engine.process.fault_points import fault_point
-from service.jobs.store import queue
+from service.jobs.store import claiming
+from service.jobs.store.claiming import ClaimedJob
 from service.jobs.store.machines import gpu_memory_gb
-from service.jobs.store.queue import ClaimedJob
 from service.platform.ids import new_id
 from worker.attempt.attempt import Attempt, Refused, Worker
 from worker.attempt.conclude import conclude, conclude_error
@@ -66,7 +66,7 @@ def claim(worker: Worker, gpus: Reservation) -> ClaimedJob | None:
         return None
     offered = worker.offered()
     with worker.database.connection() as session:
-        job = queue.claim(
+        job = claiming.claim(
             session,
             pool=settings.pool,
             worker=worker.name,

@@ -7,9 +7,9 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import update
 
-from service.jobs.store import queue, queue_health, sweeping
+from service.jobs.store import claiming, queue, queue_health, sweeping
+from service.jobs.store.claiming import ClaimedJob
 from service.jobs.store.machines import SANDBOX, Machine, announce
-from service.jobs.store.queue import ClaimedJob
 from service.jobs.store.queue_health import JOB_COUNTS
 from service.platform.clock import db_now
 from service.platform.db import Database
@@ -42,7 +42,7 @@ def add_machine(
 
 def claim(database: Database) -> ClaimedJob:
     with database.transaction() as session:
-        job = queue.claim(session, pool="default", worker="w", lease_seconds=60)
+        job = claiming.claim(session, pool="default", worker="w", lease_seconds=60)
     assert job is not None
     return job
 

@@ -11,7 +11,7 @@ from grpo_engine.contract.records import GroupRecord
 from service.jobs.api.responses import read_jobs
 from service.jobs.model.states import JobState
 from service.jobs.results.weights import chosen_weights
-from service.jobs.store import queue
+from service.jobs.store import claiming, queue
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import Checkpoint, Metric, Rollout
@@ -39,7 +39,7 @@ def job_id(database: Database) -> str:
     """A job claimed under fence 1."""
     job_id = insert_job(database)
     with database.transaction() as session:
-        queue.claim(session, pool="default", worker="w", lease_seconds=60)
+        claiming.claim(session, pool="default", worker="w", lease_seconds=60)
     return job_id
 
 

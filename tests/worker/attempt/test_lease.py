@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
-from service.jobs.store import queue
-from service.jobs.store.queue import ClaimedJob
+from service.jobs.store import claiming
+from service.jobs.store.claiming import ClaimedJob
 from service.platform.db import Database
 from service.settings import Settings
 from tests.support.servers import wait_until
@@ -39,7 +39,7 @@ class SlowDatabase(Database):
 def job(database: Database) -> ClaimedJob:
     insert_job(database)
     with database.transaction() as session:
-        job = queue.claim(session, pool="default", worker="w", lease_seconds=60)
+        job = claiming.claim(session, pool="default", worker="w", lease_seconds=60)
     assert job is not None
     return job
 

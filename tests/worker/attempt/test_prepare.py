@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import select
 
 from grpo_engine.config.job import RunConfig, Runtime
-from service.jobs.store import queue
+from service.jobs.store import claiming
 from service.jobs.store.machines import installed_sinks, of_this_machine
 from service.platform.db import Database
 from service.platform.storage import Storage
@@ -33,7 +33,7 @@ ROWS: list[dict[str, Any]] = [
 def prepared(worker: Worker, job_id: str) -> RunConfig:
     """The engine's configuration for a claimed job."""
     with worker.database.transaction() as session:
-        job = queue.claim(
+        job = claiming.claim(
             session, pool="default", worker="w", lease_seconds=60, capabilities=worker.capabilities, gpus=8
         )
     assert job is not None

@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from service.app import create_app
 from service.jobs.model.states import JobState
 from service.jobs.results.evidence import audit_job
-from service.jobs.store import queue, queue_health, sweeping
+from service.jobs.store import claiming, queue, queue_health, sweeping
 from service.jobs.store.transitions import IS_PROBE
 from service.platform.db import Database
 from service.platform.storage import Storage
@@ -113,7 +113,7 @@ def test_a_probe_cancelled_while_sampling_has_no_result(
 def test_a_probe_of_a_lost_worker_is_requeued(worker: Worker, database: Database, submit: Submit) -> None:
     probe_id = submit(probe=PROBE)
     with database.transaction() as session:
-        lost = queue.claim(session, pool="default", worker="lost", lease_seconds=60)
+        lost = claiming.claim(session, pool="default", worker="lost", lease_seconds=60)
     assert lost is not None
     expire_lease(database)
     with database.transaction() as session:

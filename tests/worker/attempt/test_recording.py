@@ -21,7 +21,7 @@ from grpo_engine.contract.events import (
 from grpo_engine.contract.records import CompletionRecord, FinishReason, GroupRecord
 from service.jobs.progress import publishing
 from service.jobs.progress.recording import record_events, rollout_rows
-from service.jobs.store import history, queue
+from service.jobs.store import claiming, history, queue
 from service.platform.db import Database
 from service.platform.tables.core import Checkpoint, JobEvent, Metric, Rollout
 from tests.worker.jobs import insert_job, read_job
@@ -33,7 +33,7 @@ def job_id(database: Database) -> str:
     """A job claimed under fence 1."""
     job_id = insert_job(database)
     with database.transaction() as session:
-        queue.claim(session, pool="default", worker="w", lease_seconds=60)
+        claiming.claim(session, pool="default", worker="w", lease_seconds=60)
     return job_id
 
 
@@ -207,7 +207,7 @@ def publish(database: Database, job_id: str, step: int, fence: int = 1) -> bool:
 def test_a_new_checkpoint_clears_the_failures(database: Database) -> None:
     job_id = insert_job(database, failures=2)
     with database.transaction() as session:
-        queue.claim(session, pool="default", worker="w", lease_seconds=60)
+        claiming.claim(session, pool="default", worker="w", lease_seconds=60)
     assert publish(database, job_id, 5)
     job = read_job(database, job_id)
     assert (job.failures, job.checkpoint_step) == (0, 5)

@@ -13,7 +13,7 @@ from grpo_engine.sandbox import monty
 from grpo_engine.sandbox.launch import Interpreter
 from grpo_engine.sandbox.probe import Capability
 from service.app import create_app
-from service.jobs.store import machines, queue
+from service.jobs.store import claiming, machines
 from service.jobs.store.machines import PYTHON_GRADERS, SANDBOX, Machine
 from service.platform.clock import db_now
 from service.platform.db import Database
@@ -134,7 +134,7 @@ def test_a_worker_claims_only_what_its_machine_can_run(client: TestClient, datab
 
     def claimed(*offered: str) -> str | None:
         with database.transaction() as session:
-            job = queue.claim(session, pool="default", worker="w", lease_seconds=60, capabilities=offered)
+            job = claiming.claim(session, pool="default", worker="w", lease_seconds=60, capabilities=offered)
             return job.id if job else None
 
     assert claimed() is None

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from grpo_engine.config.job import Runtime
 from service.app import create_app
-from service.jobs.store import queue
+from service.jobs.store import claiming
 from service.jobs.store.machines import SANDBOX, Machine, announce
 from service.platform.db import Database
 from service.platform.tables.core import Job
@@ -161,7 +161,7 @@ def test_a_worker_claims_only_jobs_that_its_gpus_suffice_for(
     def claimed(gpus: int, memory: int = 0) -> str | None:
         with database.transaction() as session:
             given = {"gpus": gpus, "gpu_memory_gb": memory}
-            job = queue.claim(session, pool="default", worker="w", lease_seconds=60, **given)
+            job = claiming.claim(session, pool="default", worker="w", lease_seconds=60, **given)
             return job.id if job else None
 
     assert claimed(0) == plain

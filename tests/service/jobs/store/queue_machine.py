@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from grpo_engine.contract import events as engine
 from service.jobs.model.states import JobState
 from service.jobs.progress import publishing, recording
-from service.jobs.store import queue, sweeping
+from service.jobs.store import claiming, queue, sweeping
 from service.platform.db import Database
 from service.platform.tables.core import Checkpoint, Job, JobEvent, Metric
 from tests.service.jobs.store.queue_model import KEPT_CHECKPOINTS, MAX_FAILURES, Model, ModelJob, Refused
@@ -84,7 +84,7 @@ class QueueMachine(RuleBasedStateMachine):
     def claim(self, pool: str, worker: str, gpus: int, lease: float) -> None:
         candidates = self.model.best(pool, gpus)
         with self.database.connection() as session:
-            job = queue.claim(session, pool=pool, worker=worker, lease_seconds=lease, gpus=gpus)
+            job = claiming.claim(session, pool=pool, worker=worker, lease_seconds=lease, gpus=gpus)
         assert (job is None) == (not candidates)
         if job is not None:
             assert job.id in candidates

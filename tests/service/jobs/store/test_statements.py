@@ -27,7 +27,7 @@ def compiled_by_all(statement, dialect):
         thread.join()
     return sorted(set(found))
 
-store = ("queue", "queue_health", "repository")
+store = ("claiming", "queue", "queue_health", "repository")
 for name in (*(f"service.jobs.store.{name}" for name in store), "service.web.auth"):
     module = importlib.import_module(name)
     for key, value in list(vars(module).items()):
@@ -42,7 +42,7 @@ def test_threads_that_compile_a_statement_together_make_one_text() -> None:
     made = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     texts = json.loads(made.stdout)
     assert {name.split()[0] for name in texts} >= {
-        "service.jobs.store.queue.CLAIM",
+        "service.jobs.store.claiming.CLAIM",
         "service.jobs.store.repository._JOB",
         "service.web.auth._KEY",
     }
