@@ -9,7 +9,7 @@ from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
 
 from service.jobs.model.states import JobState
-from service.jobs.store import queue, sweeping
+from service.jobs.store import claiming, queue, sweeping
 from service.jobs.store.claiming import ClaimedJob
 from service.platform.clock import db_now
 from service.platform.db import Database
@@ -52,6 +52,40 @@ def test_the_claim_statement_is_planned_once(database: Database) -> None:
     with database.reading() as session:
         num_generic, num_custom = session.execute(text(plans)).one()
     assert (num_generic > 0, num_custom) == (True, 5), "PostgreSQL makes five custom plans first"
+
+
+def claim_with(database: Database, gpus: int, all_gpus: int, max_running: int | None = None) -> str | None:
+    """Id of the job that a machine claims with this many free GPUs."""
+    given = {"pool": "default", "worker": "w", "lease_seconds": 60.0, "max_running": max_running}
+    with database.connection() as session:
+        job = claiming.claim(session, gpus=gpus, all_gpus=all_gpus, **given)  # type: ignore[arg-type]
+    return None if job is None else job.id
+
+
+def test_younger_jobs_overtake_one_that_waits_for_gpus_only_for_ten_minutes(database: Database) -> None:
+    with database.reading() as session:
+        now = session.execute(select(db_now())).scalar_one()
+    overtaken = claiming.OVERTAKEN_SECONDS
+    waiting = insert_job(database, required_gpus=2, created_at=now - overtaken + 60)
+    small = [insert_job(database, required_gpus=1, created_at=now) for _ in range(2)]
+    older = insert_job(database, created_at=now - 2 * overtaken)
+    assert claim_with(database, gpus=1, all_gpus=2) == older
+    assert claim_with(database, gpus=1, all_gpus=2) == small[0]
+    with database.transaction() as session:
+        session.execute(update(Job).where(Job.id == waiting).values(created_at=now - overtaken - 60))
+    assert claim_with(database, gpus=1, all_gpus=2) is None
+    assert claim_with(database, gpus=2, all_gpus=2) == waiting
+    assert claim_with(database, gpus=1, all_gpus=2) == small[1]
+
+
+def test_a_job_that_this_machine_or_its_tenant_may_not_run_holds_no_other_back(database: Database) -> None:
+    insert_job(database, required_gpus=4, created_at=1.0)
+    insert_job(database, required_gpus=2, created_at=2.0, tenant="busy")
+    insert_job(database, required_gpus=2, created_at=2.0, required_gpu_memory_gb=80)
+    insert_job(database, required_gpus=2, created_at=2.0, pool="other")
+    insert_job(database, state=JobState.RUNNING.value, tenant="busy", fence=1, lease_expires_at=1e12)
+    small = insert_job(database, created_at=3.0)
+    assert claim_with(database, gpus=1, all_gpus=2, max_running=1) == small
 
 
 def test_only_eligible_jobs_are_claimed(database: Database) -> None:

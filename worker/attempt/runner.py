@@ -73,6 +73,7 @@ def claim(worker: Worker, gpus: Reservation) -> ClaimedJob | None:
             lease_seconds=settings.lease_seconds,
             capabilities=offered,
             gpus=len(usable),
+            all_gpus=worker.gpu_check.num_not_failing(worker.gpus.names),
             gpu_memory_gb=gpu_memory_gb(settings),
             max_running=settings.max_running_jobs,
         )

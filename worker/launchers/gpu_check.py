@@ -51,6 +51,10 @@ class GpuCheck:
             self._record(reason)
         return [name for name in gpus.names if self.due_at[name] == inf]
 
+    def num_not_failing(self, gpus: Iterable[str]) -> int:
+        """How many of them have not failed their last trial; those of running jobs need none."""
+        return sum(self.due_at.get(name, 0.0) in (0.0, inf) for name in gpus)
+
     def try_again(self, gpus: Iterable[str]) -> None:
         """Try them before the next claim: an attempt has failed, perhaps because of a GPU."""
         self.due_at |= dict.fromkeys(gpus, 0.0)

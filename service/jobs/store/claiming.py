@@ -4,10 +4,10 @@ One conditional UPDATE, whose statements are built once. Only the database's clo
 Boundary: the transitions of a claimed job are in `queue.py`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
-from sqlalchemy import Integer, Select, bindparam, func, select
+from sqlalchemy import ColumnElement, FromClause, Integer, Select, bindparam, func, select
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from service.jobs.model.states import HELD, JobState
@@ -19,6 +19,8 @@ from service.platform.db import Executor, is_postgresql
 
 CLAIM_PAUSE = "5s"
 """How long a worker that is stopped during its claim can block the claims of others."""
+OVERTAKEN_SECONDS = 600.0
+"""How long smaller jobs may overtake one that needs more GPUs than are free."""
 CLAIMS_LOCK = 0x6772706F
 """Key of a PostgreSQL advisory lock; the keys of tenants are 64 bits of a digest."""
 
@@ -47,16 +49,6 @@ class ClaimedJob(NamedTuple):
     event_sequence: int
 
 
-_CANDIDATE = JOBS.alias("candidate")
-_ELIGIBLE = (
-    select(_CANDIDATE.c.id)
-    .where(is_in("candidate", JobState.QUEUED), _CANDIDATE.c.pool == bindparam("of_pool"))
-    .where(_CANDIDATE.c.not_before <= db_now())
-    .where(_CANDIDATE.c.required_capabilities.in_(bindparam("satisfied", expanding=True)))
-    .where(_CANDIDATE.c.required_gpus <= bindparam("gpus"))
-    .where(_CANDIDATE.c.required_gpu_memory_gb <= bindparam("gpu_memory_gb"))
-    .order_by(_CANDIDATE.c.priority.desc(), _CANDIDATE.c.created_at)
-)
 _HOLDING = JOBS.alias("holding")
 _TENANTS_AT_LIMIT = (
     select(_HOLDING.c.tenant)
@@ -64,6 +56,41 @@ _TENANTS_AT_LIMIT = (
     .group_by(_HOLDING.c.tenant)
     .having(func.count() >= bindparam("max_running", type_=Integer))
 )
+
+
+def _queued(jobs: FromClause, gpus: str, *, limited: bool) -> Iterator[ColumnElement[bool]]:
+    """Conditions of queued jobs that this machine could run with as many GPUs as the parameter says."""
+    yield jobs.c.pool == bindparam("of_pool")
+    yield jobs.c.not_before <= db_now()
+    yield jobs.c.required_capabilities.in_(bindparam("satisfied", expanding=True))
+    yield jobs.c.required_gpus <= bindparam(gpus)
+    yield jobs.c.required_gpu_memory_gb <= bindparam("gpu_memory_gb")
+    if limited:
+        yield jobs.c.tenant.not_in(_TENANTS_AT_LIMIT)
+
+
+def _eligible(*, limited: bool) -> Select[Any]:
+    """Ids of the jobs that may be claimed, the best first.
+
+    A job for more GPUs than are free does not wait forever: after `OVERTAKEN_SECONDS`, a machine that has
+    enough GPUs in total starts no younger job until the free ones suffice.
+    """
+    candidate, larger = JOBS.alias("candidate"), JOBS.alias("larger")
+    waiting_since = (
+        select(func.min(larger.c.created_at))
+        .where(bindparam("gpus") < bindparam("all_gpus"), larger.c.required_gpus > bindparam("gpus"))
+        .where(is_in("larger", JobState.QUEUED), larger.c.created_at < db_now() - OVERTAKEN_SECONDS)
+        .where(*_queued(larger, "all_gpus", limited=limited))
+        .scalar_subquery()
+    )
+    return (
+        select(candidate.c.id)
+        .where(is_in("candidate", JobState.QUEUED), *_queued(candidate, "gpus", limited=limited))
+        .where(candidate.c.created_at <= func.coalesce(waiting_since, candidate.c.created_at))
+        .order_by(candidate.c.priority.desc(), candidate.c.created_at)
+    )
+
+
 _LOCK_CLAIMS = select(
     func.set_config("idle_in_transaction_session_timeout", bindparam("longest_pause"), True),
     func.pg_advisory_xact_lock(CLAIMS_LOCK),
@@ -87,8 +114,8 @@ def _claiming(eligible: Select[Any]) -> ReturningUpdate[Any]:
 
 
 # built once: building takes longer than running them
-CLAIM = _claiming(_ELIGIBLE)
-CLAIM_LIMITED = _claiming(_ELIGIBLE.where(_CANDIDATE.c.tenant.not_in(_TENANTS_AT_LIMIT)))
+CLAIM = _claiming(_eligible(limited=False))
+CLAIM_LIMITED = _claiming(_eligible(limited=True))
 """`CLAIM` without the jobs of tenants that have `max_running` running jobs."""
 
 
@@ -100,17 +127,20 @@ def claim(
     lease_seconds: float,
     capabilities: Collection[str] = (),
     gpus: int = 0,
+    all_gpus: int = 0,
     gpu_memory_gb: int = 0,
     max_running: int | None = None,
 ) -> ClaimedJob | None:
     """Claim the best eligible job: running, under a new fence and a lease. None: nothing to do.
 
-    Jobs that need other capabilities, or more or larger GPUs, are left for other workers. With `max_running`
+    Jobs that need other capabilities, or more or larger GPUs, are left for other workers. `all_gpus`: with
+    those of running jobs, for which a job may wait (`_eligible`). With `max_running`
     so are jobs of tenants that have that many running jobs; claims are then serialised, because two
     concurrent claims would both count the jobs before either of them.
     """
     given: dict[str, Any] = {"of_pool": pool, "worker": worker, "lease_seconds": lease_seconds}
-    given |= {"satisfied": satisfied_by(capabilities), "gpus": gpus, "gpu_memory_gb": gpu_memory_gb}
+    given |= {"satisfied": satisfied_by(capabilities), "gpus": gpus, "all_gpus": all_gpus}
+    given |= {"gpu_memory_gb": gpu_memory_gb}
     if max_running is None:
         row = session.execute(CLAIM, given).one_or_none()
     else:
