@@ -1,17 +1,22 @@
-# syntax=docker/dockerfile:1
 # The API, the migrations and the maintenance worker: everything but training. No torch inside.
-FROM python:3.11.14-slim-bookworm AS build
+FROM python:3.11.14-slim-bookworm AS dependencies
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH
 WORKDIR /src
-COPY pyproject.toml README.md ./
+# installed for empty packages, so that a changed source line does not install the dependencies again
+COPY pyproject.toml ./
+RUN for name in grpo_engine service worker migrations; do mkdir $name && touch $name/__init__.py; done \
+ && touch README.md && pip install --editable ".[service,worker]"
+
+FROM dependencies AS sources
+# the migrations are found beside the packages, so the checkout itself is what runs
 COPY grpo_engine grpo_engine
 COPY service service
 COPY worker worker
 COPY migrations migrations
-# the migrations are found beside the packages, so the checkout itself is what runs
-RUN pip install --editable ".[service,worker]"
+# a checkout made with umask 077 is readable by its owner only
+RUN chmod -R a+rX /src
 
 FROM python:3.11.14-slim-bookworm
 # the sandbox of untrusted graders; compose.yaml lets only the worker make it, and the API tries no such grader
@@ -19,12 +24,11 @@ RUN apt-get update && apt-get install --yes --no-install-recommends bubblewrap &
 RUN groupadd --gid 10001 grpo \
  && useradd --uid 10001 --gid grpo --no-create-home --home-dir /var/lib/grpo --shell /usr/sbin/nologin grpo \
  && install --directory --owner grpo --group grpo --mode 700 /var/lib/grpo /srv/artifacts
-COPY --from=build /opt/venv /opt/venv
-COPY --from=build /src /src
+COPY --from=dependencies /opt/venv /opt/venv
+COPY --from=sources /src /src
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     GRPO_MODE=production GRPO_HOME=/var/lib/grpo
 WORKDIR /src
 USER 10001:10001
 EXPOSE 8000
-VOLUME /var/lib/grpo
 CMD ["python", "-m", "service", "--host", "0.0.0.0", "--port", "8000"]
