@@ -4,6 +4,7 @@ Boundary: job parameters are in `grpo_engine.config.job`.
 """
 
 import os
+import socket
 import sys
 from collections.abc import Iterable
 from functools import cached_property
@@ -178,8 +179,8 @@ class Settings(BaseSettings):
 
     @property
     def alive_file(self) -> Path:
-        """Touched by the main loop of the worker on this machine."""
-        return self.home / "worker.healthcheck"
+        """Touched by the main loop of the worker on this host; containers may share `home`."""
+        return self.home / f"worker.{socket.gethostname()}.healthcheck"
 
 
 OTHERS = {"URL", "API_KEY", "ENDPOINTS", "ENDPOINT_SECRET", "ALLOWED_HOSTS", "FAULT", "FAULT_MARKS"}

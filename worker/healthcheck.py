@@ -1,4 +1,4 @@
-"""`python -m worker.healthcheck [--seconds N]`: exit status 0 while the main loop of this home's worker runs.
+"""`python -m worker.healthcheck [--seconds N]`: exit status 0 while the main loop of this host's worker runs.
 
 It checks only the file that the main loop touches: an unavailable database or broker is no reason to restart.
 """

@@ -27,7 +27,7 @@ from tests.support.waiting import is_alive
 from tests.support.webhook_receiver import ALLOWED, deliveries, make_due, register
 from tests.worker.conftest import Processes
 from tests.worker.jobs import insert_job, read_job
-from worker import supervision
+from worker import healthcheck, supervision
 from worker.attempt.attempt import Worker
 from worker.serving.chat import answer_until
 from worker.serving.chat_dispatcher import ChatDispatcher
@@ -171,6 +171,25 @@ def test_a_helper_thread_that_raises_is_restarted(
     with supervised(helpers, worker.draining):
         wait_until(lambda: failed.is_set() and helper in helpers_recorded(database), 30)
         worker.draining.set()
+
+
+def test_a_frozen_worker_is_unhealthy_beside_one_that_shares_its_home(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GRPO_HOME", str(settings.home))
+    monkeypatch.setattr("sys.argv", ["worker.healthcheck"])
+    settings.home.mkdir(parents=True, exist_ok=True)
+    settings.alive_file.touch()
+    os.utime(settings.alive_file, (0, 0))
+    with monkeypatch.context() as other:
+        other.setattr("socket.gethostname", lambda: "another-container")
+        with pytest.raises(SystemExit, match="no worker has started here yet"):
+            healthcheck.main()
+        settings.alive_file.touch()
+        healthcheck.main()
+        assert capsys.readouterr().out.startswith("the worker's main loop last ran ")
+    with pytest.raises(SystemExit, match="the worker's main loop last ran"):
+        healthcheck.main()
 
 
 def test_a_silent_helper_is_reported_by_doctor_and_readyz(

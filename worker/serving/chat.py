@@ -1,10 +1,11 @@
 """Answers chat and completion requests: `python -m worker.serving.chat`, or a thread of a polling worker.
 
-One process of a home answers; the others stand by. Boundary: the process; `chat_dispatcher.py` handles
+One process of a host answers; the others stand by. Boundary: the process; `chat_dispatcher.py` handles
 requests.
 """
 
 import fcntl
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ logger = structlog.get_logger()
 
 
 def answer_until(stopping: Flag, worker: Worker) -> None:
-    """Answer until `stopping` is set; stand by while another process of this home answers."""
+    """Answer until `stopping` is set; stand by while another process of this host answers."""
     heartbeat = Heartbeat(worker.database, worker.settings, CHAT)
     while not stopping.is_set():
         with only_one(worker.settings.home) as is_first:
@@ -48,8 +49,11 @@ def _answer(stopping: Flag, worker: Worker, heartbeat: Heartbeat) -> None:
 
 @contextmanager
 def only_one(home: Path) -> Iterator[bool]:
-    """Whether this process holds the home's chat lock. The kernel releases it when the process dies."""
-    with (home / "chat.lock").open("a") as lock:
+    """Whether this process holds the host's chat lock. The kernel releases it when the process dies.
+
+    Its name contains the host's: a frozen container must not keep others of its home from answering.
+    """
+    with (home / f"chat.{socket.gethostname()}.lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -249,8 +249,17 @@ def test_old_requests_are_deleted(database: Database) -> None:
         assert list(session.scalars(select(ChatWorker.name))) == ["new"]
 
 
-def test_only_one_process_of_a_home_answers(tmp_path: Path) -> None:
+def test_only_one_process_of_a_host_answers(tmp_path: Path) -> None:
     with only_one(tmp_path) as is_first, only_one(tmp_path) as is_second:
         assert (is_first, is_second) == (True, False)
     with only_one(tmp_path) as is_first:
         assert is_first
+
+
+def test_a_container_that_shares_the_home_answers_beside_a_frozen_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with only_one(tmp_path) as is_first:
+        monkeypatch.setattr("socket.gethostname", lambda: "another-container")
+        with only_one(tmp_path) as is_second:
+            assert (is_first, is_second) == (True, True)
