@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.jobs.store.wakeups import broker_check
 from service.ops import helper_heartbeats
 from service.ops.bounded_check import BoundedCheck
+from service.platform.catalog import Catalog, CatalogError
 from service.platform.db import Database
 from service.platform.migrate import current_revision, head_revision
 from service.platform.storage import Storage, StorageError
@@ -54,6 +55,7 @@ class Readiness:
             "broker": lambda: broker_check(settings),
             "storage": lambda: storage_check(storage),
             "disk": lambda: disk_check(settings),
+            "models": lambda: models_check(settings),
             "helpers": lambda: helpers_check(database, settings),
         }
         self._checks = {name: BoundedCheck(check, NO_ANSWER) for name, check in checks.items()}
@@ -81,6 +83,15 @@ def storage_check(storage: Storage) -> str:
     except StorageError:
         return NO_ANSWER
     return "ok"
+
+
+def models_check(settings: Settings) -> str:
+    """Whether the model catalogue can be read; its path is not public."""
+    try:
+        names = Catalog(settings).names()
+    except CatalogError:
+        return "the catalogue cannot be read: run `grpo doctor`"
+    return "ok" if names else "none"
 
 
 def helpers_check(database: Database, settings: Settings) -> str:

@@ -89,7 +89,7 @@ class TooManyRequests(ServiceError, status=429, type="rate_limit_error", code="q
 
 
 class Unavailable(ServiceError, status=503, type="server_error", code="unavailable"):
-    """The database or the storage does not respond; try again."""
+    """The database or the storage does not respond, or the model catalogue cannot be read; try again."""
 
 
 class InsufficientStorage(ServiceError, status=507, type="server_error", code="insufficient_storage"):

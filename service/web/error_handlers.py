@@ -16,6 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from service.platform.catalog import CatalogError
 from service.platform.errors import (
     InsufficientStorage,
     InvalidRequest,
@@ -46,6 +47,7 @@ def install(app: FastAPI) -> None:
         ClientDisconnect: _disconnected,
         OSError: _os_error,
         StorageError: _storage_error,
+        CatalogError: _catalog_error,
         **dict.fromkeys(DATABASE_ERRORS, _database_error),
     }
     for kind, translation in translations.items():
@@ -121,6 +123,12 @@ def _storage_error(_request: Request, error: StorageError) -> ServiceError:
     if isinstance(error, StorageFull):
         return InsufficientStorage(NO_SPACE)
     return Unavailable("The storage does not respond. Try again later.", headers=RETRY_LATER)
+
+
+def _catalog_error(_request: Request, error: CatalogError) -> ServiceError:
+    # its text contains paths and parts of the file
+    log.error("model catalogue unreadable", error=str(error))
+    return Unavailable("The model catalogue cannot be read. Its operator must repair it.")
 
 
 def _os_error(_request: Request, error: OSError) -> ServiceError:

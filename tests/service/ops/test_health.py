@@ -1,5 +1,6 @@
 """Alive without anything, ready with its database, degraded without its broker."""
 
+import json
 import shutil
 from collections.abc import Iterator
 
@@ -12,7 +13,14 @@ from service.platform.db import Database
 from service.settings import Settings
 from tests.support.servers import Postgres, Redis
 
-WELL = {"database": "ok", "broker": "none", "storage": "ok", "disk": "ok", "helpers": "none"}
+WELL = {
+    "database": "ok",
+    "broker": "none",
+    "storage": "ok",
+    "disk": "ok",
+    "models": "none",
+    "helpers": "none",
+}
 
 
 def ready(client: TestClient) -> tuple[int, str, dict[str, str]]:
@@ -75,6 +83,24 @@ def test_production_does_not_start_on_an_evicting_broker(settings: Settings, red
     finally:
         connection.config_set("maxmemory-policy", "noeviction")
         connection.close()
+
+
+def test_a_missing_catalogue_degrades_it_and_requests_for_models_are_answered(
+    settings: Settings, api_key: str
+) -> None:
+    without = settings.model_copy(update={"models": settings.home / "missing" / "catalogue.json"})
+    job = {"model": "tiny", "training_file": "file-none"}
+    with TestClient(create_app(without), headers={"Authorization": f"Bearer {api_key}"}) as client:
+        problem = {"models": "the catalogue cannot be read: run `grpo doctor`"}
+        assert ready(client) == (200, "degraded", WELL | problem)
+        answers = [client.get("/v1/models"), client.post("/v1/fine_tuning/jobs", json=job)]
+    assert [answer.status_code for answer in answers] == [503, 503]
+    message = "The model catalogue cannot be read. Its operator must repair it."
+    assert [answer.json()["error"]["message"] for answer in answers] == [message] * 2
+    without.models.parent.mkdir()
+    without.models.write_text(json.dumps({"tiny": {"path": "/models/tiny"}}))
+    with TestClient(create_app(without)) as client:
+        assert ready(client) == (200, "ready", WELL | {"models": "ok"})
 
 
 def test_on_another_schema_it_is_not_ready(anonymous: TestClient, database: Database) -> None:
