@@ -17,13 +17,14 @@ RUN for name in grpo_engine service worker migrations; do mkdir $name && touch $
 FROM dependencies AS sources
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 RUN pip install "setuptools>=77"
+COPY grpo_engine/models/fast/native grpo_engine/models/fast/native
+# the extension is optional, so a failed compilation is no error of setuptools; here it is one
+RUN python -c "import setuptools; setuptools.setup()" build_ext --inplace && rm -r build \
+ && ls grpo_engine/models/fast/native/_compiled*.so
 COPY grpo_engine grpo_engine
 COPY service service
 COPY worker worker
 COPY migrations migrations
-# the extension is optional, so a failed compilation is no error of setuptools; here it is one
-RUN python -c "import setuptools; setuptools.setup()" build_ext --inplace && rm -r build \
- && ls grpo_engine/models/fast/native/_compiled*.so
 # a checkout made with umask 077 is readable by its owner only
 RUN chmod -R a+rX /src
 
