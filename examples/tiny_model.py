@@ -116,6 +116,9 @@ def make_model(
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    for file in folder.iterdir():
+        # weights are written readable by their owner only, but a container's worker is another user
+        file.chmod(0o644)
     return folder
 
 

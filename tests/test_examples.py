@@ -145,6 +145,12 @@ def test_supervised_rows_end_with_the_answer(tmp_path: Path) -> None:
     assert [json.loads(line) for line in read] == rows
 
 
+def test_a_tiny_model_may_be_read_by_the_user_of_a_container(tmp_path: Path) -> None:
+    modes = {path.name: path.stat().st_mode & 0o777 for path in make_model(tmp_path / "tiny").iterdir()}
+    assert modes["model.safetensors"] == 0o644
+    assert set(modes.values()) == {0o644}
+
+
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gpt2"])
 def test_a_tiny_model_has_one_token_per_character(family: Family, tmp_path: Path) -> None:
     folder = make_model(tmp_path / family, family=family, hidden=64, layers=1, seed=3)

@@ -20,6 +20,7 @@ from transformers import (
 from grpo_engine.config.job import Hyperparameters, ModelSource
 from grpo_engine.contract.errors import ModelError
 from grpo_engine.files.fingerprint import fingerprint_of_adapter, refuse_other_base
+from grpo_engine.files.readable import unreadable_file
 from grpo_engine.models import device_memory, lora, quantization
 from grpo_engine.models.language_part import refuse_whole
 from grpo_engine.models.policy import Policy
@@ -33,6 +34,7 @@ def load_base(
     Without weights only the configuration is read, and the model is on the meta device. `options`: further
     arguments of `from_pretrained`.
     """
+    _refuse_unreadable(source)
     try:
         refuse_whole(source)
         tokenizer = AutoTokenizer.from_pretrained(source.path, revision=source.revision)
@@ -82,6 +84,12 @@ def load_policy(
     if device.type != "meta":
         policy.prove_shared_prompts()
     return policy
+
+
+def _refuse_unreadable(source: ModelSource) -> None:
+    folder = Path(source.path)
+    if folder.is_dir() and (reason := unreadable_file(folder)):
+        raise ModelError(f"{source.name} cannot be loaded: {reason}")
 
 
 def _use_unaligned_experts(model: PreTrainedModel) -> None:

@@ -42,9 +42,11 @@ class CatalogEntry(_Place):
 
     @property
     def created(self) -> int:
-        """Unix seconds of its config.json; 0 if it is not on this machine."""
-        config = self.folder and self.folder / "config.json"
-        return int(config.stat().st_mtime) if config and config.is_file() else 0
+        """Unix seconds of its config.json; 0 if it is not on this machine or may not be read."""
+        try:
+            return int((Path(self.path) / "config.json").stat().st_mtime)
+        except OSError:
+            return 0
 
 
 _PLACES = TypeAdapter(dict[str, _Place])

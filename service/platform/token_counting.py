@@ -5,6 +5,7 @@ folder; no weights. Templates render like transformers' `apply_chat_template`, i
 """
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -122,6 +123,8 @@ def load_model_text(folder: Path) -> ModelText:
     """
     names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
     files = [folder / name for name in names]
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise ModelTextError(f"the folder of {folder.name} cannot be read")
     stamp = tuple(file.stat().st_mtime_ns if file.is_file() else 0 for file in files)
     return _load(folder, stamp)
 

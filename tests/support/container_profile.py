@@ -1,4 +1,6 @@
-"""Enforces docker/seccomp.json without a container engine: libseccomp compiles it.
+"""Runs commands under limits of a container, without a container engine.
+
+It enforces docker/seccomp.json, which libseccomp compiles, and takes root's privilege to read every file.
 
 `python -m tests.support.container_profile CALL COMMAND…` applies the profile without that system call
 (`nothing`: the whole profile) and executes the command.
@@ -9,11 +11,13 @@ import errno
 import json
 import os
 import platform
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 PROFILE = Path(__file__).parents[2] / "docker" / "seccomp.json"
+_LIMITED_ROOT = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _COMPARE = {"SCMP_CMP_LT": 2, "SCMP_CMP_EQ": 4, "SCMP_CMP_GT": 6}
 
@@ -30,6 +34,12 @@ class _Argument(ctypes.Structure):
 def read() -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads(PROFILE.read_text())
     return loaded
+
+
+def run_without_overrides(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A finished Python process to which the modes of files apply, even if the tests run as root."""
+    prefix = _LIMITED_ROOT if os.geteuid() == 0 else ()
+    return subprocess.run([*prefix, sys.executable, *arguments], capture_output=True, text=True, check=False)
 
 
 def enforce(profile: dict[str, Any], without: str) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from grpo_engine.files.readable import unreadable_file
 from grpo_engine.sandbox import monty, self_test
 from service.ops.doctor.findings import Finding, failure, ok, warning
 from service.platform.catalog import Catalog, CatalogEntry, CatalogError
@@ -42,6 +43,9 @@ def _problem(entry: CatalogEntry) -> Finding | None:
     if entry.folder is None:
         advice = "Download it to a folder, or allow the engine's machine to reach the hub."
         return warning("models", f"{entry.name}: {entry.path} is a hub id, not a folder here", advice)
+    if reason := unreadable_file(entry.folder):
+        advice = "Let the user of API and workers read the model: chmod -R a+rX."
+        return failure("models", f"{entry.name}: {reason}", advice)
     if not list(entry.folder.glob("*.safetensors")):
         advice = "Only safetensors weights are loaded: convert them."
         return failure("models", f"{entry.name}: {entry.folder} has no *.safetensors", advice)

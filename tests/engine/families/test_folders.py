@@ -15,6 +15,7 @@ from grpo_engine.models.loading import load_base
 from tests.engine.families.catalogue import MIXED_WINDOWS, QWEN, Family
 from tests.engine.families.jobs import run, supervised
 from tests.engine.families.models import make_family
+from tests.support.container_profile import run_without_overrides
 
 
 def test_a_file_that_was_not_copied_whole_is_an_error_of_the_model(
@@ -25,6 +26,18 @@ def test_a_file_that_was_not_copied_whole_is_an_error_of_the_model(
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ModelError, match=r"qwen3 cannot be loaded: .*incomplete metadata"):
         load_base(ModelSource(name="qwen3", path=str(folder)), torch.float32)
+
+
+def test_a_file_that_may_not_be_read_is_named_with_its_mode(
+    family_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copytree(family_folder("qwen3"), tmp_path / "qwen3")
+    (folder / "model.safetensors").chmod(0)
+    load = "load_base(ModelSource(name='qwen3', path=sys.argv[1]), torch.float32)"
+    imports = "import sys, torch; from grpo_engine.models.loading import ModelSource, load_base"
+    done = run_without_overrides("-c", f"{imports}; {load}", str(folder))
+    refused = f"ModelError: qwen3 cannot be loaded: {folder}/model.safetensors (----------) cannot be read"
+    assert done.stderr.splitlines()[-1].partition("contract.errors.")[2].startswith(refused)
 
 
 def test_a_folder_without_the_files_of_its_tokenizer_is_an_error_of_the_model(
