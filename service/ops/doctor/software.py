@@ -67,11 +67,21 @@ def engine(settings: Settings) -> Iterator[Finding]:
         return
     if engine["missing"]:
         found = f"{settings.engine_python} has no {', '.join(engine['missing'])}"
-        yield failure("engine", found, advice)
+        yield failure("engine", found, advice) if runs_jobs(settings) else _no_engine(found)
         return
     yield ok("engine", f"Python {engine['python']}, torch {engine['torch']} in {settings.engine_python}")
     yield from operations(is_compiled=engine["compiled"], usable_gpus=engine["gpus"])
     yield gpus(settings.gpus, count_visible_gpus(os.environ), engine["gpus"], _driver_sees())
+
+
+def runs_jobs(settings: Settings) -> bool:
+    """Whether this host needs an engine: in production the API and the maintenance have none."""
+    return settings.mode == "embedded" or settings.alive_file.exists()
+
+
+def _no_engine(found: str) -> Finding:
+    advice = "The API and the maintenance need no engine. If this host shall run jobs, install it."
+    return warning("engine", f"{found}; no worker has started on this host", advice)
 
 
 def _inspect_engine(settings: Settings, wanted: list[str]) -> dict[str, Any]:

@@ -3,9 +3,20 @@
 import json
 from pathlib import Path
 
+from pydantic import SecretStr
+
+from service.ops.doctor import software
+from service.ops.doctor.findings import Level
+from service.settings import Settings
 from tests.service.job_samples import CONTEXT_TOKENS, make_model
 from tests.support.container_profile import run_without_overrides
 
+PRODUCTION = {
+    "mode": "production",
+    "database_url": SecretStr("postgresql://grpo@127.0.0.1:1/grpo"),
+    "broker_url": SecretStr("redis://127.0.0.1:1/0"),
+    "engine_module": "nowhere_to_be_found",
+}
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -38,3 +49,17 @@ def test_a_model_that_may_not_be_read_is_a_failure_and_is_listed_all_the_same(tm
     assert f"tiny: {model} (d---------) cannot be read" in found
     assert rest == ["0", "the folder of tiny cannot be read"]
     model.chmod(0o755)
+
+
+def test_a_missing_engine_is_a_failure_only_on_a_host_that_runs_jobs(tmp_path: Path) -> None:
+    api = Settings(home=tmp_path, **PRODUCTION)
+    (found,) = software.engine(api)
+    assert (found.level, found.found.split(" has no ")[1]) == (
+        Level.WARNING,
+        "nowhere_to_be_found; no worker has started on this host",
+    )
+    api.alive_file.touch()
+    (found,) = software.engine(api)
+    assert (found.level, found.found.split(" has no ")[1]) == (Level.FAILURE, "nowhere_to_be_found")
+    (found,) = software.engine(Settings(home=tmp_path / "embedded", engine_module="nowhere_to_be_found"))
+    assert found.level is Level.FAILURE
