@@ -6,6 +6,7 @@ Boundary: plain ASGI, so that streams pass unchanged. Unknown exceptions are cau
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from typing import Any
@@ -23,6 +24,7 @@ from service.web.request_metrics import RequestMetrics, route_of
 log = structlog.get_logger()
 
 MIN_BYTES_PER_SECOND = 4096
+PROBES = ("/livez", "/readyz")
 _CLOSE = {"connection": "close"}
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -63,7 +65,9 @@ class RequestContext:
             ended = time.monotonic()
             metrics: RequestMetrics = scope["app"].state.request_metrics
             metrics.observe(scope, exchange.status, (exchange.answered_at or ended) - started)
-            log.info("request", status=exchange.status, seconds=round(ended - started, 4))
+            # a container's health check would fill the log
+            level = logging.DEBUG if scope["path"] in PROBES and exchange.status == 200 else logging.INFO
+            log.log(level, "request", status=exchange.status, seconds=round(ended - started, 4))
 
 
 class SteadyBodies:

@@ -175,6 +175,26 @@ def test_a_request_is_one_log_line_without_its_query(
 
 
 @on_sqlite
+def test_answered_probes_are_logged_for_debugging_only(
+    client: TestClient, settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def logged(level: str) -> list[tuple[str, str, int]]:
+        logs.configure(level)
+        paths = ("/livez", "/readyz", "/v1/files")
+        assert [client.get(path).status_code for path in paths] == [200, 200, 200]
+        lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+        return [(each["path"], each["level"], each["status"]) for each in lines if each["event"] == "request"]
+
+    requests = [("/v1/files", "info", 200)]
+    assert logged("INFO") == requests
+    assert logged("DEBUG") == [("/livez", "debug", 200), ("/readyz", "debug", 200), *requests]
+    with TestClient(create_app(settings.model_copy(update={"min_free_disk_bytes": 2**60}))) as full:
+        logs.configure("INFO")
+        assert full.get("/readyz").status_code == 503
+    assert '"path": "/readyz"' in capsys.readouterr().err
+
+
+@on_sqlite
 @pytest.mark.parametrize("given", ["a b", "x" * 65, "a;b"])
 def test_an_odd_request_id_is_replaced(client: TestClient, given: str) -> None:
     answer = client.get("/livez", headers={"x-request-id": given})
