@@ -54,10 +54,12 @@ class Settings(BaseSettings):
     """Memory of the worker's smallest GPU in units of 10^9 bytes; None: as `nvidia-smi` lists it."""
     pool: str = "default"
 
-    lease_seconds: float = Field(120, gt=0)
-    heartbeat_seconds: float = Field(15, gt=0)
-    self_fence_seconds: float = Field(90, gt=0)
-    """Time without a successful renewal after which the worker stops its engine."""
+    lease_seconds: float = Field(30, gt=0)
+    """The job of a killed worker waits this long, and then for the sweeper."""
+    heartbeat_seconds: float = Field(5, gt=0)
+    self_fence_seconds: float = Field(20, gt=0)
+    """Time without a successful renewal after which the worker stops its engine: longer than a restart of the
+    database."""
     sweep_seconds: float = Field(10, gt=0)
     poll_seconds: float = Field(0.2, gt=0)
     """Time between two polls for a job; a poll takes a quarter of a millisecond."""
