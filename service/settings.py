@@ -141,6 +141,8 @@ class Settings(BaseSettings):
             raise ValueError("production needs a sandbox, or GRPO_UNSAFE_GRADERS=single-tenant-production")
         if self.self_fence_seconds >= self.lease_seconds:
             raise ValueError("GRPO_SELF_FENCE_SECONDS must be shorter than GRPO_LEASE_SECONDS")
+        if 0 < self.gpus < self.slots:
+            raise ValueError(f"GRPO_SLOTS is {self.slots}, but a job takes a GPU and there are {self.gpus}")
         return self
 
     @property

@@ -147,7 +147,16 @@ def test_a_broken_url_is_refused_without_being_shown(tmp_path: Any, name: str, v
     assert "hid" not in str(raised.value)
 
 
-def test_settings_that_do_not_fit_together_are_refused_without_their_passwords(tmp_path: Any) -> None:
-    with pytest.raises(ValueError, match="GRPO_SELF_FENCE_SECONDS must be shorter") as raised:
-        settings_for(tmp_path, "postgresql://u:hidden@h/db", self_fence_seconds=500)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"self_fence_seconds": 500}, "GRPO_SELF_FENCE_SECONDS must be shorter"),
+        ({"gpus": 2, "slots": 3}, "GRPO_SLOTS is 3, but a job takes a GPU and there are 2"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused_without_their_passwords(
+    tmp_path: Any, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
+        settings_for(tmp_path, "postgresql://u:hidden@h/db", **given)
     assert "hidden" not in str(raised.value)

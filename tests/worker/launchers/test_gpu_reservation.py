@@ -98,6 +98,10 @@ def test_a_machine_has_the_gpus_that_it_shows_or_declares(
         assert (gpus.names, gpus.environment) == (("declared-0", "declared-1"), {})
 
 
+def test_a_worker_has_a_slot_for_each_gpu(tmp_path: Path) -> None:
+    assert [settings_with(tmp_path, gpus).slots for gpus in (0, 1, 4)] == [1, 1, 4]
+
+
 def test_a_machine_without_gpus_reserves_nothing(tmp_path: Path) -> None:
     with HostGpus.of(settings_with(tmp_path, 0)).reserve() as gpus:
         assert gpus.names == ()
