@@ -17,7 +17,7 @@ GPU_WHEELS := build/gpu-wheels
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm system demo equivalence recipes learning bench bench-gpu gpu-wheels gpu-check bench-service soak warm-start test \
+.PHONY: help setup setup-vllm system demo equivalence recipes learning bench bench-gpu gpu-wheels gpu-check bench-service soak warm-start containers test \
 	screenshots fuzz test-vllm check format up
 
 help:  ## List all targets
@@ -78,6 +78,9 @@ soak: setup system  ## Run jobs for MINUTES (10) while processes are killed; wri
 
 warm-start: setup  ## Measure the time from claim to first step, with and without a pre-started engine
 	$(BIN)/python -m bench.service.warm_start
+
+containers: setup  ## Build the images and run the compose deployment; FOLDER keeps the engine and images (15 minutes)
+	$(BIN)/python -m bench.containers.run $(if $(FOLDER),--folder $(FOLDER))
 
 # one more than cores: some tests wait
 TESTERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)

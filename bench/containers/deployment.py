@@ -1,0 +1,98 @@
+"""One compose deployment without a GPU, under a project name of its own, and its API."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.containers.base_images import ROOT
+from bench.containers.engine import run
+from service.cli.http.client import JOBS, Client
+from tests.support.servers import free_port, wait_until
+
+PROJECT = "grpo-check"
+FILES = ("compose.yaml", "compose.cpu.yaml")
+GRADER = """
+def grade(sample, item):
+    return len(set(sample["output_text"])) / 10
+"""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """`environment`: of docker, with the variables of the compose file."""
+
+    environment: Mapping[str, str]
+    port: int
+
+    @classmethod
+    def of(cls, models: Path, docker: Mapping[str, str]) -> "Deployment":
+        port = free_port()
+        own = {"POSTGRES_PASSWORD": "check1", "REDIS_PASSWORD": "check2", "GRPO_MODELS_DIR": str(models)}
+        return cls({**docker, **own, "GRPO_PORT": str(port)}, port)
+
+    def compose(self, *arguments: str) -> str:
+        files = [word for name in FILES for word in ("--file", str(ROOT / "docker" / name))]
+        return run(self.environment, "docker", "compose", "--project-name", PROJECT, *files, *arguments)
+
+    def docker(self, *arguments: str) -> str:
+        return run(self.environment, "docker", *arguments)
+
+    def containers(self, service: str) -> list[str]:
+        return self.compose("ps", "--quiet", service).split()
+
+    def in_container(self, container: str, *command: str) -> int:
+        """Exit status of the command."""
+        words = ["docker", "exec", container, *command]
+        return subprocess.run(words, env=self.environment, capture_output=True).returncode
+
+    def start(self, *options: str) -> None:
+        """Start all services and wait until those with a health check are healthy."""
+        self.compose("up", "--detach", "--no-build", *options)
+        for service in ("postgres", "redis", "api", "worker"):
+            for container in self.containers(service):
+                wait_until(partial(self._is_healthy, container), 180, f"{service} is healthy")
+
+    def kill(self, container: str) -> None:
+        """Kill all processes of a container. Its restart policy applies, unlike after `docker kill`."""
+        os.kill(int(self.docker("inspect", "--format", "{{.State.Pid}}", container)), signal.SIGKILL)
+
+    def user_of(self, container: str) -> int:
+        """User id of a container's first process."""
+        status = self.docker("exec", container, "cat", "/proc/1/status")
+        return int(re.findall(r"^Uid:\s+(\d+)", status, re.MULTILINE)[0])
+
+    def client(self) -> Client:
+        """A client with a new key."""
+        create = ("grpo", "keys", "create", "--tenant", "check", "--json")
+        created = self.compose("run", "--rm", "migrate", *create)
+        return Client(f"http://127.0.0.1:{self.port}", json.loads(created)["key"])
+
+    def _is_healthy(self, container: str) -> bool:
+        return self.docker("inspect", "--format", "{{.State.Health.Status}}", container) == "healthy\n"
+
+
+def submit(client: Client, file_id: str, num_steps: int) -> str:
+    """Id of a new job whose grader is Python, which runs in the sandbox."""
+    hyperparameters = {"group_size": 8, "n_steps": num_steps, "max_completion_tokens": 8}
+    grader = {"type": "python", "name": "variety", "source": GRADER}
+    method = {"grader": grader, "hyperparameters": {**hyperparameters, "checkpoint_interval": 5}}
+    body = {
+        "model": "tiny",
+        "training_file": file_id,
+        "method": {"type": "reinforcement", "reinforcement": method},
+    }
+    return str(client.create(JOBS, body)["id"])
+
+
+def finished(client: Client, job_id: str) -> dict[str, Any]:
+    """The job when it has succeeded. Raises AssertionError if it has failed."""
+    job = client.awaited(f"{JOBS}/{job_id}", client.get(f"{JOBS}/{job_id}"), lambda _job: None)
+    assert job["status"] == "succeeded", job["failure"]
+    return job
