@@ -18,6 +18,7 @@ ENGINE = (
 )
 CLIENT = ("docker-cli", "docker-compose", "docker-buildx")
 LIBRARIES = Path("usr/lib/x86_64-linux-gnu")
+TABLES = ("filter", "nat")
 START_SECONDS = 60
 END_SECONDS = 60
 
@@ -35,7 +36,7 @@ def container_engine(folder: Path) -> Iterator[dict[str, str]]:
         _link(root / "usr/bin/docker-init", "tini-static")
         _link(root / "usr/sbin/iptables", "iptables-legacy")
     environment = _environment(folder, root)
-    rules = run(environment, "iptables-legacy-save")
+    rules = "".join(run(environment, "iptables-legacy-save", "--table", each) for each in TABLES)
     try:
         with _daemon(folder, environment):
             yield environment

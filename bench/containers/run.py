@@ -18,6 +18,7 @@ from service.cli.http.client import JOBS, Client
 from tests.support.servers import wait_until
 
 TAKEOVER_SECONDS = 600
+LONG_STEPS = 80
 
 
 def check(folder: Path) -> Iterator[str]:
@@ -64,7 +65,7 @@ def _check_deployment(deployment: Deployment, folder: Path) -> Iterator[str]:
 
 
 def _check_restarts(deployment: Deployment, client: Client, file_id: str) -> Iterator[str]:
-    job_id = submit(client, file_id, num_steps=150)
+    job_id = submit(client, file_id, num_steps=LONG_STEPS)
     wait_until(lambda: client.get(f"{JOBS}/{job_id}")["progress"]["step"] > 10, TAKEOVER_SECONDS)
     (worker,) = deployment.containers("worker")
     deployment.kill(worker)
@@ -73,7 +74,7 @@ def _check_restarts(deployment: Deployment, client: Client, file_id: str) -> Ite
     deployment.compose("restart", "redis")
     deployment.compose("restart", "postgres")
     job = finished(client, job_id)
-    assert (job["progress"]["step"], job["attempt"]) == (150, 2), job
+    assert (job["progress"]["step"], job["attempt"]) == (LONG_STEPS, 2), job
     yield "the job survives restarts of Redis and PostgreSQL"
 
 
