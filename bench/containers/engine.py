@@ -5,6 +5,7 @@ Compose and buildx are those of Debian 13. Nothing is installed, and everything 
 """
 
 import os
+import platform
 import signal
 import subprocess
 import time
@@ -17,7 +18,7 @@ ENGINE = (
     *("libip6tc2", "libnetfilter-conntrack3", "libnfnetlink0", "libnftnl11", "libmnl0"),
 )
 CLIENT = ("docker-cli", "docker-compose", "docker-buildx")
-LIBRARIES = Path("usr/lib/x86_64-linux-gnu")
+LIBRARIES = Path(f"usr/lib/{platform.machine()}-linux-gnu")
 TABLES = ("filter", "nat")
 START_SECONDS = 60
 END_SECONDS = 60
