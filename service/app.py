@@ -130,6 +130,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     if settings.allows_unsafe:
         structlog.get_logger().warning("UNSAFE: untrusted code may run without a sandbox, for one tenant")
     yield
+    for feed in (app.state.job_feed, app.state.chat_feed):
+        await feed.close()
     app.state.wakeups.close()
     app.state.database.engine.dispose()
     structlog.get_logger().info("stopped")

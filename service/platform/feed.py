@@ -29,6 +29,8 @@ log = structlog.get_logger()
 KEY_SECONDS = 2.0
 """Between two checks of the subscribers' API keys."""
 TOPICS_PER_QUERY = 500
+CLOSE_SECONDS = 2.0
+"""How long a stopping service waits for a poller that waits for the database."""
 
 UsableKeys = Callable[[Session, Sequence[str]], set[str]]
 """Returns those of the keys that are neither revoked nor expired."""
@@ -115,6 +117,11 @@ class Feed(ABC, Generic[AnySubscriber, Update]):
         """End all subscribers, so that the server need not wait for them."""
         for subscriber in self._all():
             subscriber.end(Ending.SERVICE_STOPPING)
+
+    async def close(self) -> None:
+        """Wait for the poller, whose thread would otherwise still use a connection of a closed database."""
+        if self._task is not None and self._task.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait({self._task}, timeout=CLOSE_SECONDS)
 
     def _all(self) -> list[AnySubscriber]:
         return [one for subscribers in self._subscribers.values() for one in subscribers]
