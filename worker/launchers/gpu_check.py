@@ -46,10 +46,18 @@ class GpuCheck:
             return list(gpus.names)
         now = monotonic()
         if due := [name for name in gpus.names if now >= self.due_at.get(name, 0.0)]:
-            reason = try_gpus(self.settings, due)
-            self.due_at |= dict.fromkeys(due, monotonic() + RETRY_SECONDS if reason else inf)
-            self._record(reason)
+            self._try(due)
         return [name for name in gpus.names if self.due_at[name] == inf]
+
+    def _try(self, gpus: list[str]) -> None:
+        """Try them together and, if that fails, each alone: one that fails must not exclude the others."""
+        reason = try_gpus(self.settings, gpus)
+        if reason and len(gpus) > 1:
+            for name in gpus:
+                self._try([name])
+            return
+        self.due_at |= dict.fromkeys(gpus, monotonic() + RETRY_SECONDS if reason else inf)
+        self._record(reason)
 
     def num_not_failing(self, gpus: Iterable[str]) -> int:
         """How many of them have not failed their last trial; those of running jobs need none."""

@@ -79,13 +79,13 @@ def test_a_failed_attempt_makes_a_trial_of_its_gpus_due(
 def test_a_gpu_that_works_gets_jobs_while_another_fails(
     worker: Worker, settings: Settings, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_check, "try_gpus", lambda *_given: None)
+    def tried(_settings: Settings, gpus: list[str]) -> str | None:
+        return "it is lost" if "GPU-8b" in gpus else None
+
+    monkeypatch.setattr(gpu_check, "try_gpus", tried)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8a,GPU-8b")
     worker = replace(worker, gpus=HostGpus.of(settings))
     with worker.gpus.reserve() as gpus:
-        assert worker.gpu_check.working(gpus) == ["GPU-8a", "GPU-8b"]
-        worker.gpu_check.try_again(["GPU-8b"])
-        monkeypatch.setattr(gpu_check, "try_gpus", lambda *_given: "it is lost")
         assert worker.gpu_check.working(gpus) == ["GPU-8a"]
     submit(required_gpus=2)
     assert not run_job(worker)
