@@ -90,11 +90,12 @@ def test_sixteen_concurrent_workers_never_exceed_the_limit(database: Database) -
 def test_a_worker_stopped_during_its_claim_blocks_others_only_briefly(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claiming, "CLAIM_PAUSE", "200ms")
     job_id = insert_job(database)
     stopped = database.transaction()
     session = stopped.__enter__()
-    claiming.claim(session, pool="default", worker="stopped", lease_seconds=60, max_running=1)
+    with monkeypatch.context() as brief:
+        brief.setattr(claiming, "CLAIM_PAUSE", "200ms")
+        claiming.claim(session, pool="default", worker="stopped", lease_seconds=60, max_running=1)
     job = claim(database, 1)
     assert job is not None
     assert (job.id, read_job(database, job_id).lease_owner, job.fence) == (job_id, "w", 1)
