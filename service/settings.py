@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
@@ -18,6 +18,14 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from grpo_engine.config.runtime import Runtime
 from grpo_engine.process.gpus import count_visible_gpus
 from service.integrations import Integration
+
+
+def _visible_gpus(given: dict[str, Any]) -> int:
+    return 0 if given["launcher"] == "ray" else count_visible_gpus(os.environ)
+
+
+def _one_per_gpu(given: dict[str, Any]) -> int:
+    return given["gpus"] or (8 if given["launcher"] == "ray" else 1)
 
 
 class Settings(BaseSettings):
@@ -45,11 +53,14 @@ class Settings(BaseSettings):
     runtime: Runtime = Field(default_factory=Runtime)
     """JSON: how engines use their machine (`grpo_engine.config.runtime`): sampler, dtype and so on. A job's
     `resources.gpus` sets its ranks."""
-    gpus: int = Field(default_factory=lambda: count_visible_gpus(os.environ), ge=0, le=64)
-    """GPUs that a worker has for a job; default: the visible ones. Without real GPUs, each one is a
-    process on the CPU."""
-    slots: int = Field(default_factory=lambda given: max(1, given["gpus"]), ge=1, le=64)
-    """Jobs that a worker runs at the same time, each on GPUs of its own; default: one a GPU, or one."""
+    launcher: Literal["local", "ray"] = "local"
+    """Where a worker's engines run: on its machine, or on the Ray cluster at RAY_ADDRESS (docs/scale.md)."""
+    gpus: int = Field(default_factory=_visible_gpus, ge=0, le=1024)
+    """GPUs that a worker has for its jobs; default: the visible ones. Without real GPUs, each one is a
+    process on the CPU. With Ray: the most that the cluster may grow to; default: what it has."""
+    slots: int = Field(default_factory=_one_per_gpu, ge=1, le=1024)
+    """Jobs that a worker runs at the same time, each on GPUs of its own; default: one a GPU, or one. With
+    Ray and no stated GPUs: 8."""
     gpu_memory_gb: int | None = Field(None, ge=0)
     """Memory of the worker's smallest GPU in units of 10^9 bytes; None: as `nvidia-smi` lists it."""
     pool: str = "default"

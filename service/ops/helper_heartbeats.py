@@ -21,7 +21,7 @@ from service.settings import Settings
 
 logger = structlog.get_logger()
 
-SWEEPER, WEBHOOKS, SINKS, CHAT = "sweeper", "webhooks", "sinks", "chat"
+SWEEPER, WEBHOOKS, SINKS, CHAT, CLUSTER = "sweeper", "webhooks", "sinks", "chat", "cluster"
 GPU = "gpu"
 """Not a helper: the row exists only while a worker's GPUs fail (`worker/launchers/gpu_check.py`)."""
 BEAT_SECONDS = 10.0

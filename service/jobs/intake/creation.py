@@ -184,8 +184,8 @@ def _job_of(request: JobRequest, report: Report, settings: Settings) -> Job:
         total_steps=report.total_steps,
         event_sequence=NUM_FIRST_EVENTS,
         warnings=report.warnings,
-        required_capabilities=as_text(required_by(report.method)),
-        required_gpus=body.resources.gpus,
+        required_capabilities=as_text(required_by(report.method, body.resources)),
+        required_gpus=body.resources.least_gpus,
         required_gpu_memory_gb=body.resources.gpu_memory_gb,
     )
     if body.metadata is not None:

@@ -35,6 +35,15 @@ class Resources(RequestBody):
     """Number of GPUs, each with one training process; 0: one device, whatever the worker has."""
     gpu_memory_gb: int = Field(0, ge=0, le=10_000)
     """Least memory of each GPU in units of 10^9 bytes, as in a card's name; 0: any, or none."""
+    hosts: int = Field(0, ge=0, le=64)
+    """Hosts of a cluster to divide the GPUs among, the same number on each; 0: as few as possible."""
+    min_gpus: int = Field(0, ge=0, le=64)
+    """The job starts, and continues after a loss of hosts, with fewer GPUs than `gpus` if fewer are free, but
+    with at least this many; 0: only with all."""
+
+    @property
+    def least_gpus(self) -> int:
+        return self.min_gpus or self.gpus
 
 
 def _in_openais_older_form(schema: dict[str, Any]) -> None:

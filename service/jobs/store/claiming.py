@@ -44,6 +44,7 @@ class ClaimedJob(NamedTuple):
     export: dict[str, Any] | None
     required_capabilities: str
     required_gpus: int
+    resources: dict[str, Any]
     checkpoint_step: int
     engine_sequence: int
     event_sequence: int

@@ -35,6 +35,10 @@ PYTHON_GRADERS = "python_graders"
 """The sandbox, or pydantic-monty's subset of Python: graders written by users may run."""
 UNSAFE = "unsafe_graders"
 """There is no sandbox, and the operator allows untrusted code, for one tenant."""
+CLUSTER = "cluster"
+"""A Ray cluster: a job may name the number of hosts."""
+HOSTS = "hosts:"
+"""Followed by the number of a cluster's hosts; announced only."""
 UNSAFE_WARNING = {
     "code": "unsafe_graders",
     "message": "A worker without a sandbox may run the job's untrusted code: GRPO_UNSAFE_GRADERS is set.",
@@ -59,6 +63,12 @@ class Machine:
     gpu_memory_gb: int = 0
     """Memory of its smallest GPU, in units of 10^9 bytes."""
 
+    @property
+    def hosts(self) -> int:
+        """Hosts among which a job's GPUs can be divided."""
+        numbers = (int(name.removeprefix(HOSTS)) for name in self.capabilities if name.startswith(HOSTS))
+        return max(numbers, default=1)
+
     def meets(self, need: Self) -> bool:
         """Whether it has what `need` lists."""
         has_gpus = need.gpus <= self.gpus and need.gpu_memory_gb <= self.gpu_memory_gb
@@ -71,6 +81,11 @@ def of_this_machine(*, unsafe_allowed: bool = False) -> Capabilities:
     if not found and unsafe_allowed and unsafe.plain_interpreter() is not None:
         found = {SANDBOX, PYTHON_GRADERS, UNSAFE}
     return frozenset(found | ({PYTHON_GRADERS} if monty.installed() else set()))
+
+
+def gpus_for_a_job(settings: Settings) -> int:
+    """How many of this machine's GPUs one job can use: a job for several needs Ray."""
+    return settings.gpus if find_spec("ray") else min(1, settings.gpus)
 
 
 @cache
@@ -143,9 +158,9 @@ def record_unsafe_run(session: Session, job_id: str, fence: int) -> bool:
 def known_machines(session: Session, settings: Settings) -> list[Machine]:
     """Machines that may run a job; embedded, this one. If there is none, the job may wait for one."""
     found = recent_machines(session, settings.pool)
-    if settings.mode == "embedded":
+    if settings.mode == "embedded" and settings.launcher == "local":
         offered = of_this_machine(unsafe_allowed=settings.allows_unsafe) | installed_sinks()
-        found = [Machine(offered, settings.gpus, gpu_memory_gb(settings))]
+        found = [Machine(offered, gpus_for_a_job(settings), gpu_memory_gb(settings))]
     return [replace(machine, capabilities=offered_to(session, machine.capabilities)) for machine in found]
 
 

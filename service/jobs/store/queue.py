@@ -7,7 +7,7 @@ in the same transaction; an end or a pause also stores a delivery for each subsc
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, bindparam
+from sqlalchemy import ColumnElement, bindparam, update
 from sqlalchemy.orm import Session
 
 from service.jobs.model.states import JobState
@@ -44,6 +44,17 @@ def renew(session: Executor, job_id: str, fence: int, *, lease_seconds: float) -
     given = {"job_id": job_id, "held_fence": fence, "lease_seconds": lease_seconds}
     state = session.scalar(RENEW, given)
     return None if state is None else JobState(state)
+
+
+def note_phase(session: Session, job_id: str, fence: int, phase: str) -> bool:
+    """Store what a claimed job does before it has an engine. False: the fence is stale."""
+    held = lock_held(session, job_id, fence)
+    if held is None:
+        return False
+    session.execute(update(JOBS).where(JOBS.c.id == job_id).values(phase=phase))
+    message = f"The attempt is {phase}."
+    history.append(session, job_id, history.status(JobState(held.state), message, fence, phase=phase))
+    return True
 
 
 def release(

@@ -7,7 +7,15 @@ from grpo_engine.sandbox import SandboxUnavailable, monty
 from service.jobs.model.dataset import Problems
 from service.jobs.model.methods import rules_of, tools_of
 from service.jobs.model.schemas import Resources
-from service.jobs.store.machines import PYTHON_GRADERS, SANDBOX, UNSAFE, UNSAFE_WARNING, Capabilities, Machine
+from service.jobs.store.machines import (
+    CLUSTER,
+    PYTHON_GRADERS,
+    SANDBOX,
+    UNSAFE,
+    UNSAFE_WARNING,
+    Capabilities,
+    Machine,
+)
 
 _NEEDS = {"python": PYTHON_GRADERS, "code_tests": SANDBOX}
 
@@ -21,8 +29,9 @@ def needs_of(method: Method) -> list[tuple[str, str]]:
     ]
 
 
-def required_by(method: Method) -> Capabilities:
-    return frozenset(needed for _, needed in needs_of(method))
+def required_by(method: Method, resources: Resources) -> Capabilities:
+    needed = {needed for _, needed in needs_of(method)}
+    return frozenset(needed | ({CLUSTER} if resources.hosts > 1 else set()))
 
 
 def check_gpus(
@@ -33,14 +42,17 @@ def check_gpus(
     warn: Callable[[str, str], None],
 ) -> None:
     """Adds a problem if no able machine has them; warns of limits that apply to each GPU."""
-    gpus = resources.gpus
-    required = required_by(method)
+    gpus, least = resources.gpus, resources.least_gpus
+    _check_division(resources, machines, problems)
+    required = frozenset(needed for _, needed in needs_of(method))
     able = [machine for machine in machines if required <= machine.capabilities] or machines
     most = max((machine.gpus for machine in able), default=gpus)
-    if most < gpus:
-        reason = f"{gpus} GPUs are requested; the largest worker that can run the job has {most}"
+    if most < least:
+        reason = f"{least} GPUs are requested; the largest worker that can run the job has {most}"
         problems.add("resources.gpus", reason, code="gpus_unavailable")
-    able = [machine for machine in able if machine.gpus >= gpus] or able
+    elif most < gpus:
+        warn("fewer_gpus", f"The job will run with at most {most} of its {gpus} GPUs: no worker has more.")
+    able = [machine for machine in able if machine.gpus >= least] or able
     memory = max((machine.gpu_memory_gb for machine in able), default=resources.gpu_memory_gb)
     if memory < resources.gpu_memory_gb:
         wanted = f"GPUs with {resources.gpu_memory_gb} GB are requested"
@@ -53,6 +65,23 @@ def check_gpus(
         if getattr(rule, "max_calls", None) or getattr(rule, "max_cost_usd", None):
             message = f"{where}: the limit of calls or cost applies to each of the {gpus} GPUs separately."
             warn("limit_on_each_gpu", message)
+
+
+def _check_division(resources: Resources, machines: list[Machine], problems: Problems) -> None:
+    """Adds a problem if the GPUs cannot be divided among the requested hosts, or no cluster has these."""
+    if resources.min_gpus > resources.gpus:
+        reason = f"must be at most resources.gpus, {resources.gpus}"
+        problems.add("resources.min_gpus", reason, code="invalid_value")
+    if resources.hosts and resources.gpus % resources.hosts:
+        reason = f"must divide resources.gpus, {resources.gpus}: each host gets the same number"
+        problems.add("resources.hosts", reason, code="invalid_value")
+    elif resources.hosts and not resources.gpus:
+        reason = "needs resources.gpus: they are divided among the hosts"
+        problems.add("resources.hosts", reason, code="invalid_value")
+    most = max((machine.hosts for machine in machines), default=resources.hosts)
+    if most < resources.hosts:
+        reason = f"{resources.hosts} hosts are requested; the largest cluster has {most}"
+        problems.add("resources.hosts", reason, code="hosts_unavailable")
 
 
 def check_capabilities(

@@ -59,8 +59,8 @@ def test_response_and_row_of_a_job_have_its_gpus(two_gpus: TestClient, database:
     file_id = upload(two_gpus)
     plain = create(two_gpus, file_id)
     both = create(two_gpus, file_id, resources={"gpus": 2, "gpu_memory_gb": 80})
-    assert plain["resources"] == {"gpus": 0, "gpu_memory_gb": 0}
-    assert both["resources"] == {"gpus": 2, "gpu_memory_gb": 80}
+    assert plain["resources"] == {"gpus": 0, "gpu_memory_gb": 0, "hosts": 0, "min_gpus": 0}
+    assert both["resources"] == {"gpus": 2, "gpu_memory_gb": 80, "hosts": 0, "min_gpus": 0}
     with database.reading() as session:
         rows = [session.get_one(Job, job["id"]) for job in (plain, both)]
         assert [(row.required_gpus, row.required_gpu_memory_gb) for row in rows] == [(0, 0), (2, 80)]
