@@ -18,12 +18,12 @@ from celery import Celery, signals
 
 from service.jobs.store.machines import of_this_machine
 from service.jobs.store.wakeups import TASK, celery_settings, queue_name, refuse_eviction
-from service.ops.helper_heartbeats import CHAT, SWEEPER
+from service.ops.helper_heartbeats import CHAT, CLUSTER, SWEEPER
 from service.platform import logs
 from service.settings import Settings
 from worker.attempt.attempt import Worker, worker_name
 from worker.launchers.warm_pool import WarmPool
-from worker.loop import try_job
+from worker.loop import try_job, watch_cluster
 from worker.supervision import Helper, run_process, supervised
 
 
@@ -88,6 +88,8 @@ def running_helpers() -> ExitStack:
     helpers: dict[str, Helper] = {SWEEPER: partial(run_process, ["worker.sweeper", "--beside-worker"])}
     if settings.chat_models:
         helpers[CHAT] = partial(run_process, ["worker.serving.chat"])
+    if settings.launcher == "ray":
+        helpers[CLUSTER] = watch_cluster
     running = ExitStack()
     running.enter_context(supervised(helpers, stopping))
     return running

@@ -7,15 +7,19 @@ from functools import partial
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from service.ops.helper_heartbeats import CHAT
+from service.ops.helper_heartbeats import CHAT, CLUSTER
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
 from worker.launchers.warm_pool import WarmPool
 from worker.serving.chat import answer_until
-from worker.supervision import supervised
+from worker.supervision import run_process, supervised
 from worker.sweeper import maintenance
 
 logger = structlog.get_logger()
+
+
+watch_cluster = partial(run_process, ["worker.cluster.capacity"])
+"""The helper that looks at the Ray cluster."""
 
 
 def work(worker: Worker) -> None:
@@ -23,6 +27,8 @@ def work(worker: Worker) -> None:
     helpers = maintenance(worker.database, worker.wakeups, worker.settings)
     if worker.settings.chat_models:
         helpers[CHAT] = partial(answer_until, worker=worker)
+    if worker.settings.launcher == "ray":
+        helpers[CLUSTER] = watch_cluster
     num_others = worker.settings.slots - 1
     with supervised(helpers, worker.draining), ThreadPoolExecutor(max(1, num_others), "slot") as threads:
         others = [threads.submit(run_slot, worker) for _ in range(num_others)]

@@ -17,6 +17,7 @@ from service.jobs.store.machines import (
     Machine,
     announce,
     gpu_memory_gb,
+    gpus_for_a_job,
     installed_sinks,
     log_sandbox_state,
     of_this_machine,
@@ -24,10 +25,11 @@ from service.jobs.store.machines import (
 )
 from service.jobs.store.wakeups import Wakeups
 from service.ops import helper_heartbeats
-from service.ops.helper_heartbeats import CHAT, SINKS, SWEEPER, WEBHOOKS, Heartbeat
+from service.ops.helper_heartbeats import CHAT, CLUSTER, SINKS, SWEEPER, WEBHOOKS, Heartbeat
 from service.platform import logs
 from service.platform.db import Database, connect
 from service.settings import Settings
+from worker.cluster.capacity import cluster_hosts, cluster_machine
 from worker.sinks.keeper import Keeper
 from worker.supervision import Flag, Helper, run_rounds, stop_flag, supervised
 from worker.webhook_sender import THREADS, Sender
@@ -63,16 +65,24 @@ def sweep_once(
 def expected_helpers(settings: Settings, *, has_worker: bool) -> list[str]:
     """Names of the helpers that should run on this host."""
     beside_worker = [SINKS, *([CHAT] if settings.chat_models else [])]
+    beside_worker += [CLUSTER] if settings.launcher == "ray" else []
     return [SWEEPER, WEBHOOKS, *(beside_worker if has_worker else [])]
 
 
 def _announce(session: Session, settings: Settings) -> None:
-    offered = of_this_machine(unsafe_allowed=settings.allows_unsafe)
-    machine = Machine(offered_to(session, offered), settings.gpus, gpu_memory_gb(settings))
-    if machine.capabilities != offered:
+    found = cluster_machine(settings) if settings.launcher == "ray" else _this_machine(settings)
+    if found is None:
+        return
+    offered = offered_to(session, found.capabilities)
+    if offered != found.capabilities:
         logger.error("UNSAFE: GRPO_UNSAFE_GRADERS requires a single tenant; no capabilities are offered")
-    machine = replace(machine, capabilities=machine.capabilities | installed_sinks())
+    machine = replace(found, capabilities=offered | installed_sinks() | cluster_hosts(settings))
     announce(session, helper_heartbeats.this_host(), settings.pool, machine)
+
+
+def _this_machine(settings: Settings) -> Machine:
+    offered = of_this_machine(unsafe_allowed=settings.allows_unsafe)
+    return Machine(offered, gpus_for_a_job(settings), gpu_memory_gb(settings))
 
 
 def sweep_until(
@@ -80,8 +90,12 @@ def sweep_until(
 ) -> None:
     """Sweep every `sweep_seconds`."""
 
+    cluster = Heartbeat(database, settings, CLUSTER)
+
     def sweep() -> None:
         sweep_once(database, wakeups, settings, has_worker=has_worker)
+        if has_worker and settings.launcher == "ray" and cluster_machine(settings) is not None:
+            cluster.beat()
 
     run_rounds(stopping, Heartbeat(database, settings, SWEEPER), sweep, settings.sweep_seconds)
 

@@ -2,16 +2,17 @@
 
 `python -m tests.support.fake_engine --config c.json --run-dir d`. Its weights are a digest over (seed,
 steps); a resumed run can thus be compared with an uninterrupted one byte for byte. Row 0 of the training
-file contains its faults: `{"faults": {"<fence, or *>": {fault: value}}}`, where the fence is the run
-directory's name: `die_at`, `hang_at`, `fail_at`, `garbage_at` (a step), `ignore_sigterm`, `step_seconds`.
-Two are not faults: `guard_at` (a guard pauses the job after this step), `peak_at` (the held-out reward
-falls after this step).
+file contains its faults: `{"faults": {"<fence, rank-<number>, or *>": {fault: value}}}`, where the fence is
+in the run directory's name: `die_at`, `hang_at`, `fail_at`, `garbage_at` (a step), `ignore_sigterm`,
+`step_seconds`. Two are not faults: `guard_at` (a guard pauses the job after this step), `peak_at` (the
+held-out reward falls after this step).
 """
 
 import argparse
 import hashlib
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -52,6 +53,7 @@ PROBED = {
     "peak_memory_bytes": 1000,
 }
 """The result of every probe."""
+RANK = os.environ.get("RANK", "0")
 FINGERPRINT = "f" * 64
 """Fingerprint of the weights that it would have loaded."""
 
@@ -83,7 +85,8 @@ class FakeEngine:
         self.config, self.run_dir = config, run_dir
         rows = Path(config.training_file).read_text().splitlines() if config.training_file else ["{}"]
         faults = json.loads(rows[0]).get("faults", {})
-        self.faults: dict[str, Any] = faults.get("*", {}) | faults.get(run_dir.name, {})
+        fence, rank = Path.cwd().name.split(".")[0], f"rank-{RANK}"
+        self.faults: dict[str, Any] = faults.get("*", {}) | faults.get(fence, {}) | faults.get(rank, {})
         self.hyperparameters = hyperparameters_of(config)
         self.num_rows = len(rows)
         self.retention = config.retention_files
@@ -268,7 +271,17 @@ def main(engine: type[FakeEngine] = FakeEngine, read: Callable[[str], Any] = rea
     parser.add_argument("--run-dir", type=Path, required=True)
     arguments = sys.argv[1:]
     given = parser.parse_args(await_job() if arguments == ["--warm"] else arguments)
-    return engine(read(given.config.read_text()), given.run_dir).run()
+    run_dir = given.run_dir if RANK == "0" else own_directory(given.run_dir)
+    return engine(read(given.config.read_text()), run_dir).run()
+
+
+def own_directory(run_dir: Path) -> Path:
+    """A later rank's: it trains the same steps, but nobody sees its events and checkpoints."""
+    own = run_dir / f".rank-{RANK}"
+    own.mkdir()
+    if (run_dir / "checkpoints").is_dir():
+        shutil.copytree(run_dir / "checkpoints", own / "checkpoints")
+    return own
 
 
 if __name__ == "__main__":

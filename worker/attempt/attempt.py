@@ -36,8 +36,11 @@ from service.platform.storage import (
 )
 from service.settings import Settings
 from worker.attempt.lease import Lease, Lost
+from worker.cluster.capacity import cluster_gpus, cluster_machine, read_capacity
+from worker.launchers.base import Place
 from worker.launchers.gpu_check import GpuCheck
 from worker.launchers.gpu_reservation import HostGpus, Reservation
+from worker.launchers.run_files import LocalRunFiles, RunFiles
 from worker.supervision import Flag
 
 T = TypeVar("T")
@@ -80,7 +83,7 @@ class Worker:
             open_usable_storage(settings.storage_location),
             Catalog(settings),
             Wakeups(settings),
-            HostGpus.of(settings),
+            cluster_gpus(settings) if settings.launcher == "ray" else HostGpus.of(settings),
             GpuCheck(settings, database),
             draining or threading.Event(),
             of_this_machine(unsafe_allowed=settings.allows_unsafe),
@@ -91,17 +94,23 @@ class Worker:
         self.database.engine.dispose()
 
     def may_claim(self) -> bool:
-        """Whether the storage allows access."""
+        """Whether the storage allows access, and the cluster was seen if there is one."""
+        if self.settings.launcher == "ray" and read_capacity(self.settings) is None:
+            return False
         if self.denied.is_set() and is_usable(self.storage):
             self.denied.clear()
         return not self.denied.is_set()
 
     def offered(self) -> Capabilities:
         """Capabilities that jobs may use now. Raises SQLAlchemyError."""
-        if UNSAFE not in self.capabilities:
-            return self.capabilities
+        found = self.capabilities
+        if self.settings.launcher == "ray":
+            cluster = cluster_machine(self.settings)
+            found = cluster.capabilities if cluster else frozenset()
+        if UNSAFE not in found:
+            return found
         with self.database.reading() as session:
-            return offered_to(session, self.capabilities)
+            return offered_to(session, found)
 
     def touch(self) -> None:
         """Touch the file that `worker.healthcheck` reads."""
@@ -129,13 +138,26 @@ class Attempt:
     job: ClaimedJob
     lease: Lease
     gpus: Reservation = field(default_factory=Reservation)
+    place: Place | None = None
+    """Where the engine runs; None: on this machine."""
     unpublished: list[CheckpointSaved] = field(default_factory=list)
     """Checkpoints that could not be stored; they are published with the next one."""
 
     @property
     def folder(self) -> Path:
-        """The claim's own directory: no other engine writes there."""
+        """The claim's own directory on this machine: no other engine writes there."""
         return self.worker.settings.runs_dir.resolve() / self.job.id / str(self.job.fence)
+
+    @property
+    def files(self) -> RunFiles:
+        """The run directory of the engine."""
+        return self.place.files if self.place else LocalRunFiles(self.folder, self.worker.storage)
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that train the job together; an export is one process."""
+        given = len(self.gpus.names) or self.job.required_gpus or self.worker.settings.runtime.ranks
+        return 1 if self.job.export else given
 
     @property
     def method(self) -> Method:
@@ -178,7 +200,7 @@ class Attempt:
                 logger.warning("database unavailable", error=type(error).__name__)
             self.lease.wait(next(pauses))
 
-    def store(self, action: Callable[[], None], *, is_patient: bool = False) -> None:
+    def transfer(self, action: Callable[[], T], *, is_patient: bool = False) -> T:
         """One storage operation, retried a few times; `is_patient`: until the job or worker has to stop.
 
         Raises StorageError, or Refused if the storage is full. A missing object (ObjectMissing) and denied
@@ -186,8 +208,7 @@ class Attempt:
         """
         for num_tries, pause in enumerate(_pauses(), 1):
             try:
-                action()
-                return
+                return action()
             except ObjectMissing:
                 raise
             except StorageDenied as error:
@@ -204,6 +225,7 @@ class Attempt:
                     raise
             self.worker.touch()
             self.lease.wait(pause)
+        raise AssertionError("the pauses are endless")
 
 
 def _pauses() -> Iterator[float]:

@@ -14,6 +14,7 @@ from service.platform.storage import StorageDenied, StorageError
 from worker.attempt.attempt import OUTAGES, Attempt, Refused
 from worker.attempt.follow import Ending
 from worker.attempt.publish import publish_export, publish_results
+from worker.cluster.plan import ClusterLost
 from worker.masking import mask_secrets
 
 EVIDENCE_LINES, MAX_LINE_CHARACTERS = 20, 500
@@ -71,6 +72,8 @@ def conclude_error(attempt: Attempt, error: Exception, error_id: str) -> None:
             release(attempt, error.message, spend_failure=True)
         case StorageError():
             release_unstored(attempt, "The job's files were not fetched", error)
+        case ClusterLost():
+            release(attempt, str(error), spend_failure=False)
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             finish(attempt, JobState.FAILED, DISK_FULL.failure)
         case _:
@@ -79,6 +82,8 @@ def conclude_error(attempt: Attempt, error: Exception, error_id: str) -> None:
 
 def describe(ending: Ending, evidence: tuple[str, ...]) -> str:
     """Why an engine ended without a result, with its last line of output."""
+    if ending.loss:
+        return ending.loss
     if ending.is_stalled:
         return "The engine reported nothing for too long and was killed."
     if ending.exit_code < 0:

@@ -21,10 +21,11 @@ from grpo_engine.contract.events import (
 from grpo_engine.process.fault_points import fault_point
 from service.jobs.model.states import JobState
 from service.jobs.progress.recording import record_events, rollout_rows
+from service.jobs.store import queue
 from worker.attempt.attempt import Attempt
 from worker.attempt.event_reader import EventReader
 from worker.attempt.publish import publish_checkpoint
-from worker.launchers.local import EngineProcess
+from worker.launchers.base import EVENTS, Place, Run
 
 TICK_SECONDS = 0.05
 StopRequest = Literal["cancel", "pause", "drain"]
@@ -44,14 +45,38 @@ class Ending:
     """The newest request that was forwarded to the engine."""
     is_stalled: bool = False
     log_tail: tuple[str, ...] = ()
+    loss: str | None = None
+    """Which host or process was lost, if that ended it."""
 
 
-def follow(attempt: Attempt, engine: EngineProcess, on_step: Callable[[], None]) -> Ending:
+def await_place(attempt: Attempt, place: Place) -> Ending | None:
+    """Wait for the place's GPUs, and say so. Returns an ending if the job has to stop first. Raises Lost."""
+    said = None
+    while (missing := place.waiting_for()) is not None:
+        if missing != said:
+            note_phase(attempt, f"waiting for {missing}")
+            said = missing
+        attempt.worker.touch()
+        if (request := _stop_request(attempt)) is not None:
+            return Ending(stop_request=request)
+        attempt.lease.wait(TICK_SECONDS)
+    if said is not None:
+        note_phase(attempt, "starting")
+    return None
+
+
+def note_phase(attempt: Attempt, phase: str) -> None:
+    """Show the phase of an attempt that has no engine yet. Raises Lost."""
+    job = attempt.job
+    attempt.write(lambda session: queue.note_phase(session, job.id, job.fence, phase))
+
+
+def follow(attempt: Attempt, engine: Run, on_step: Callable[[], None]) -> Ending:
     """Return when the engine has ended and everything it wrote is stored. Raises Lost.
 
     `on_step` is called after steps were recorded, unless the engine has received a stop request.
     """
-    reader, ending = EventReader(attempt.folder / "events.jsonl"), Ending()
+    reader, ending = EventReader(attempt.folder / EVENTS), Ending()
     last_event_at = time.monotonic()
     while True:
         exit_code = engine.poll()  # before reading: then the file of an ended engine is complete
@@ -74,11 +99,11 @@ def follow(attempt: Attempt, engine: EngineProcess, on_step: Callable[[], None])
     if reader.num_dropped:
         message = f"Dropped {reader.num_dropped} unreadable lines of the engine's events."
         attempt.warn(message, {"num_dropped": reader.num_dropped})
-    ending.exit_code, ending.log_tail = exit_code, engine.log_tail()
+    ending.exit_code, ending.log_tail, ending.loss = exit_code, engine.log_tail(), engine.loss()
     return ending
 
 
-def forward_stop_request(attempt: Attempt, engine: EngineProcess, ending: Ending) -> None:
+def forward_stop_request(attempt: Attempt, engine: Run, ending: Ending) -> None:
     """Cancel, pause and drain mean the same to an engine: write a checkpoint, then end."""
     request = _stop_request(attempt)
     if request is not None:

@@ -19,7 +19,7 @@ from service.jobs.store import queue
 from service.jobs.store.claiming import ClaimedJob
 from service.platform.db import Database
 from service.settings import Settings
-from worker.launchers.local import EngineProcess
+from worker.launchers.base import Run
 
 logger = structlog.get_logger()
 
@@ -38,7 +38,7 @@ class Lease:
         self._claimed_at = claimed_at
         self._lost = threading.Event()
         self._done = threading.Event()
-        self._engine: EngineProcess | None = None
+        self._engine: Run | None = None
         self._fuse: threading.Timer | None = None
         self.state = JobState.RUNNING
         """State of the job at the last renewal."""
@@ -72,7 +72,7 @@ class Lease:
         self._lost.wait(seconds)
         self.check()
 
-    def guard(self, engine: EngineProcess) -> None:
+    def guard(self, engine: Run) -> None:
         """Kill this engine when the lease is lost. Raises Lost if it is lost already."""
         self._engine = engine
         self.check()

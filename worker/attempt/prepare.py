@@ -5,8 +5,8 @@ job's history.
 """
 
 import os
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import func, select
@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from grpo_engine.config.job import Method, ModelSource, ProbeSize, RunConfig, Runtime
 from grpo_engine.contract.events import VALIDATION
-from grpo_engine.contract.manifest import DamagedCheckpoint, verify
+from grpo_engine.contract.manifest import DamagedCheckpoint
 from service.jobs.intake.checks.grader import method_with_places
 from service.jobs.model.methods import quantization_of, retention_of
 from service.jobs.progress import publishing
@@ -25,30 +25,27 @@ from service.platform.storage import ObjectMissing
 from service.platform.tables.core import Checkpoint, File, Job, Metric, Rollout
 from service.settings import Settings
 from worker.attempt.attempt import Attempt, Refused
-from worker.attempt.fetch_weights import DamagedObject, download_verified, fetch_folder, fetch_weights
+from worker.attempt.fetch_weights import fetch_weights
+from worker.launchers.base import CONFIG
+from worker.launchers.run_files import DamagedObject
 
 COMPARED_ROWS = 32
 """Held-out completions on which a merged model is compared with the quantised one."""
 
 
-def prepare(attempt: Attempt) -> Path:
-    """Fill the run directory and return the path of its config.json. Raises Refused, StorageError."""
+def prepare(attempt: Attempt) -> None:
+    """Fill the run directory of the engine; its paths are relative to it. Raises Refused, StorageError."""
     job, settings = attempt.job, attempt.worker.settings
-    if job.export is None:
-        num_ranks, task = job.required_gpus or settings.runtime.ranks, _training(attempt)
-    else:
-        num_ranks, task = 1, _merging(attempt, job.export)
+    task = _training(attempt) if job.export is None else _merging(attempt, job.export)
     config = RunConfig(
         job_id=job.id,
         model=_model_source(attempt),
-        runtime=_runtime(settings, num_ranks),
+        runtime=_runtime(settings, attempt.num_ranks),
         created_at=job.created_at,
         first_sequence=job.engine_sequence + 1,
         **task,
     )
-    path = attempt.folder / "config.json"
-    path.write_text(config.model_dump_json(indent=2))
-    return path
+    attempt.files.write(CONFIG, config.model_dump_json(indent=2))
 
 
 def _runtime(settings: Settings, num_ranks: int) -> Runtime:
@@ -63,6 +60,7 @@ def _training(attempt: Attempt) -> dict[str, Any]:
     """Fetch what training needs beside the model. Returns its fields of the configuration."""
     job = attempt.job
     _note_unsafe(attempt)
+    _note_fewer_gpus(attempt)
     _fetch_checkpoint(attempt)
     validation_file = job.validation_file and _fetch_dataset(attempt, job.validation_file, "validation.jsonl")
     return {
@@ -126,24 +124,22 @@ def _published_step(session: Session, job_id: str) -> int:
 def _fetch_dataset(attempt: Attempt, file_id: str, name: str) -> str:
     """Download a dataset to `name` in the run directory. Returns its path. Raises Refused, StorageError."""
     file = attempt.read(lambda session: session.get(File, file_id))
-    target = attempt.folder / name
     hint = "Upload the file again and submit a new job."
     try:
         if file is None:
             raise ObjectMissing(file_id)
-        _download(attempt, file.storage_key, file.sha256, target)
+        _fetch(attempt, attempt.files.download, file.storage_key, file.sha256, name)
     except ObjectMissing:
         reason = f"{file_id} was deleted before the job could run"
         raise Refused("dataset_invalid", reason, hint) from None
     except DamagedObject as damage:
         raise Refused("dataset_invalid", f"{file_id} is damaged: {damage}", hint) from damage
-    return str(target)
+    return f"./{name}"
 
 
-def _download(attempt: Attempt, key: str, sha256: str, target: Path) -> None:
-    """Download and verify, waiting through storage outages. Raises ObjectMissing, DamagedObject."""
-    storage = attempt.worker.storage
-    attempt.store(lambda: download_verified(storage, key, sha256, target), is_patient=True)
+def _fetch(attempt: Attempt, download: Callable[..., None], *arguments: str) -> None:
+    """Download to where the engine runs, waiting through storage outages. Raises as `download` does."""
+    attempt.transfer(partial(download, *arguments), is_patient=True)
 
 
 def _model_source(attempt: Attempt) -> ModelSource:
@@ -152,7 +148,7 @@ def _model_source(attempt: Attempt) -> ModelSource:
     try:
         lineage = attempt.read(lambda session: lineage_of(session, job.tenant, job.model))
         parts = model_parts(lineage, worker.catalog)
-        return fetch_weights(parts, job.model, attempt.folder, partial(_download, attempt))
+        return fetch_weights(parts, job.model, ".", partial(_fetch, attempt, attempt.files.download_folder))
     except WeightsMissing as gone:
         raise Refused("model_not_found", str(gone), gone.hint) from gone
 
@@ -177,18 +173,18 @@ def _note_unsafe(attempt: Attempt) -> None:
         attempt.write(lambda session: record_unsafe_run(session, attempt.job.id, attempt.job.fence))
 
 
+def _note_fewer_gpus(attempt: Attempt) -> None:
+    """Say that the attempt has fewer GPUs than the job asked for, which `min_gpus` allows."""
+    wanted = attempt.job.resources.get("gpus", 0)
+    if attempt.num_ranks < wanted:
+        attempt.warn(
+            f"The attempt has {attempt.num_ranks} of the job's {wanted} GPUs.", {"gpus": attempt.num_ranks}
+        )
+
+
 def _restore(attempt: Attempt, checkpoint: Checkpoint) -> None:
     """Download, unpack and verify one checkpoint. Raises DamagedCheckpoint."""
     assert checkpoint.state_key is not None
-    unpacked = attempt.folder / f".partial-{checkpoint.step}"
-    try:
-        download = partial(_download, attempt)
-        fetch_folder(download, checkpoint.state_key, checkpoint.state_sha256, unpacked)
-    except ObjectMissing:
-        raise DamagedCheckpoint("its archive is missing") from None
-    except DamagedObject as damage:
-        raise DamagedCheckpoint(str(damage)) from damage
-    verify(unpacked, attempt.job.id)
-    target = attempt.folder / "checkpoints" / f"step-{checkpoint.step:08d}"
-    target.parent.mkdir(exist_ok=True)
-    unpacked.rename(target)
+    name = f"checkpoints/step-{checkpoint.step:08d}"
+    download = attempt.files.download_checkpoint
+    _fetch(attempt, download, checkpoint.state_key, checkpoint.state_sha256, name, attempt.job.id)

@@ -5,17 +5,15 @@ upload whose row was refused is never referenced; its key contains the fence, so
 An engine keeps training without a storage: its checkpoints are published with the next one; results wait.
 """
 
-import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from pathlib import PurePosixPath
 from types import MappingProxyType
 
 import structlog
 from sqlalchemy.orm import Session
 
 from grpo_engine.contract.events import CheckpointSaved, Exported, Finished
-from grpo_engine.contract.manifest import DamagedCheckpoint, verify
+from grpo_engine.contract.manifest import DamagedCheckpoint
 from grpo_engine.process.fault_points import fault_point
 from service.jobs.model import names
 from service.jobs.model.states import JobState
@@ -26,24 +24,15 @@ from service.jobs.results.provenance import facts_of
 from service.jobs.results.vllm_command import MERGED, holds_whole_model
 from service.jobs.store import queue
 from service.jobs.store.transitions import lock_held
-from service.platform.archives import pack
 from service.platform.ids import new_id
-from service.platform.storage import StorageError, sha256_file
+from service.platform.storage import StorageError
 from service.platform.tables.core import Artifact, File, Job
 from worker.attempt.attempt import Attempt
+from worker.launchers.run_files import OUTBOX, Stored
 
 logger = structlog.get_logger()
 WEIGHTS = ("adapter", "model", "experiences")
 """Folders of weights in a checkpoint, and kinds of artifacts."""
-
-
-@dataclass(frozen=True)
-class Stored:
-    """An uploaded file."""
-
-    key: str
-    sha256: str
-    num_bytes: int
 
 
 def publish_checkpoint(attempt: Attempt, event: CheckpointSaved) -> None:
@@ -64,13 +53,12 @@ def publish_checkpoint(attempt: Attempt, event: CheckpointSaved) -> None:
 
 def _publish(attempt: Attempt, event: CheckpointSaved) -> None:
     """A checkpoint that the engine has removed meanwhile is skipped. Raises StorageError."""
-    folder = attempt.folder / event.path
     prefix = f"jobs/{attempt.job.id}/checkpoints/{event.step}-{attempt.job.fence}"
     try:
-        verify(folder, attempt.job.id)
-        state = store_folder(attempt, folder, f"{prefix}/state.tar")
+        weights_folder = f"{event.path}/{_verified_kind(attempt, event.path)}"
+        state = store_folder(attempt, event.path, f"{prefix}/state.tar")
         texts = descriptions(attempt, attempt.job.id, step=event.step)
-        weights = store_folder(attempt, _weights_folder(folder), f"{prefix}/adapter.tar.gz", texts)
+        weights = store_folder(attempt, weights_folder, f"{prefix}/adapter.tar.gz", texts)
     except (DamagedCheckpoint, FileNotFoundError) as error:
         logger.warning("checkpoint not published", step=event.step, error=str(error))
         return
@@ -96,17 +84,14 @@ def publish_results(attempt: Attempt, event: Finished) -> None:
 
     Raises StorageError if the storage denies access, or fails until the worker or the job has to stop.
     """
-    weights_folder = attempt.folder / event.path
-    verify(weights_folder.parent, attempt.job.id)
+    kind, job = _verified_kind(attempt, str(PurePosixPath(event.path).parent)), attempt.job
     prefix = f"jobs/{attempt.job.id}/results/{attempt.job.fence}"
     texts = descriptions(attempt, attempt.job.id)
-    weights = store_folder(attempt, weights_folder, f"{prefix}/adapter.tar.gz", texts, is_patient=True)
-    table = attempt.folder / "metrics.csv"
+    weights = store_folder(attempt, event.path, f"{prefix}/adapter.tar.gz", texts, is_patient=True)
     rows = attempt.read(lambda s: metrics.metric_rows(s, attempt.job.tenant, attempt.job.id))
-    table.write_text(metrics.to_csv(rows))
-    curve = _upload(attempt, table, f"{prefix}/metrics.csv", is_patient=True)
+    attempt.files.write("metrics.csv", metrics.to_csv(rows))
+    curve = _upload(attempt, "metrics.csv", f"{prefix}/metrics.csv", is_patient=True)
     fault_point("results.uploaded")
-    kind, job = weights_folder.name, attempt.job
     name = names.fine_tuned_model(job.model, job.tenant, job.suffix, job.id)
 
     def store_results(session: Session) -> bool:
@@ -141,7 +126,7 @@ def publish_export(attempt: Attempt, event: Exported) -> None:
     difference = event.difference and event.difference.model_dump()
     texts = descriptions(attempt, source, step=None if is_final else step, merged={"difference": difference})
     key = f"jobs/{source}/exports/{job.id}-{job.fence}.tar"
-    stored = store_folder(attempt, attempt.folder / event.path, key, texts, is_patient=True)
+    stored = store_folder(attempt, event.path, key, texts, is_patient=True)
     fault_point("export.uploaded")
 
     def store_result(session: Session) -> bool:
@@ -195,16 +180,15 @@ def add_artifact(
     session.add(Artifact(id=file_id, job_id=job.id, kind=kind, step=step, fence=job.fence))
 
 
-def _weights_folder(checkpoint: Path) -> Path:
-    for name in WEIGHTS:
-        if (checkpoint / name).is_dir():
-            return checkpoint / name
-    raise DamagedCheckpoint("it has neither adapter/ nor model/ nor experiences/")
+def _verified_kind(attempt: Attempt, checkpoint: str) -> str:
+    """Which of WEIGHTS an unchanged checkpoint has. Raises DamagedCheckpoint."""
+    folders = {name.split("/")[0] for name in attempt.files.verify(checkpoint, attempt.job.id)["files"]}
+    return next(kind for kind in WEIGHTS if kind in folders)
 
 
 def store_folder(
     attempt: Attempt,
-    folder: Path,
+    name: str,
     key: str,
     texts: Mapping[str, str] = MappingProxyType({}),
     *,
@@ -214,28 +198,16 @@ def store_folder(
 
     Raises FileNotFoundError if the folder is gone, StorageError.
     """
-    if not folder.is_dir():
-        raise FileNotFoundError(folder)
-    outbox = attempt.folder / "outbox"
-    outbox.mkdir(exist_ok=True)
-    archive = outbox / Path(key).name
+    archive = PurePosixPath(key).name
     try:
-        pack(folder, archive, texts)
-        return _upload(attempt, archive, key, is_patient=is_patient)
+        attempt.files.pack(name, archive, texts)
+        return _upload(attempt, f"{OUTBOX}/{archive}", key, is_patient=is_patient)
     finally:
-        shutil.rmtree(outbox, ignore_errors=True)
+        attempt.files.empty_outbox()
 
 
-def _upload(attempt: Attempt, path: Path, key: str, *, is_patient: bool = False) -> Stored:
-    storage, num_bytes = attempt.worker.storage, path.stat().st_size
-
-    def put() -> None:
-        storage.put(key, path)
-        if storage.size(key) != num_bytes:
-            raise StorageError(f"{key} was stored with the wrong size")
-
-    attempt.store(put, is_patient=is_patient)
-    return Stored(key, sha256_file(path), num_bytes)
+def _upload(attempt: Attempt, name: str, key: str, *, is_patient: bool = False) -> Stored:
+    return attempt.transfer(lambda: attempt.files.upload(name, key), is_patient=is_patient)
 
 
 def _retire(attempt: Attempt) -> None:

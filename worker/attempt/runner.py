@@ -1,10 +1,11 @@
-"""One job from claim to end: claim → prepare → start → follow → conclude.
+"""One job from claim to end: claim → reserve → prepare → start → follow → conclude.
 
 Boundary: the order of the steps. Every write goes through `Attempt`, under the fence. Errors outside the
 engine are infrastructure: they spend one failure and are retried with backoff, except for `Refused` and a
 full disk.
 """
 
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -18,11 +19,13 @@ from service.jobs.store.machines import gpu_memory_gb
 from service.platform.ids import new_id
 from worker.attempt.attempt import Attempt, Refused, Worker
 from worker.attempt.conclude import conclude, conclude_error
-from worker.attempt.follow import follow
+from worker.attempt.follow import Ending, await_place, follow
 from worker.attempt.lease import Lease, Lost
 from worker.attempt.prepare import prepare
-from worker.attempt.run_directory import clean_up, run_directory
+from worker.attempt.reserve import reserved_place
+from worker.launchers.base import Place
 from worker.launchers.gpu_reservation import Reservation
+from worker.launchers.run_directory import clean_up, run_directory
 from worker.launchers.warm_pool import WarmPool
 
 logger = structlog.get_logger()
@@ -62,7 +65,7 @@ def claim(worker: Worker, gpus: Reservation) -> ClaimedJob | None:
     None: no job is queued that the reserved GPUs suffice for, or this worker may not claim.
     """
     settings, usable = worker.settings, worker.gpu_check.working(gpus)
-    if not worker.may_claim() or (settings.gpus and len(usable) < settings.runtime.ranks):
+    if not worker.may_claim() or (worker.gpus.names and len(usable) < settings.runtime.ranks):
         return None
     offered = worker.offered()
     with worker.database.connection() as session:
@@ -78,7 +81,7 @@ def claim(worker: Worker, gpus: Reservation) -> ClaimedJob | None:
             max_running=settings.max_running_jobs,
         )
     if job is not None:
-        gpus.keep(usable[: job.required_gpus or settings.runtime.ranks])
+        gpus.keep(usable[: job.resources.get("gpus") or job.required_gpus or settings.runtime.ranks])
     return job
 
 
@@ -98,15 +101,21 @@ def run_attempt(attempt: Attempt, engines: WarmPool) -> None:
 
 
 def run_engine(attempt: Attempt, engines: WarmPool) -> None:
-    """Prepare, start, follow, conclude. The next job's engine is warmed once this one trains. Raises Lost."""
-    config = prepare(attempt)
+    """Reserve, prepare, start, follow, conclude. Raises Lost."""
+    with reserved_place(attempt, engines) as place:
+        attempt = replace(attempt, place=place)
+        ending = await_place(attempt, place) or follow_engine(attempt, place, engines)
+        conclude(attempt, ending)
+
+
+def follow_engine(attempt: Attempt, place: Place, engines: WarmPool) -> Ending:
+    """Prepare, start, follow. The next job's engine is warmed once this one trains. Raises Lost."""
+    prepare(attempt)
     fault_point("job.prepared")
-    arguments = ["--config", str(config), "--run-dir", str(attempt.folder)]
-    engine = engines.start(arguments, attempt.folder, attempt.gpus.environment)
+    engine = place.start()
     try:
         fault_point("engine.spawned")
         attempt.lease.guard(engine)
-        ending = follow(attempt, engine, on_step=engines.warm_up)
+        return follow(attempt, engine, on_step=engines.warm_up)
     finally:
         engine.close()
-    conclude(attempt, ending)

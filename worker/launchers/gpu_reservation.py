@@ -8,7 +8,7 @@ Boundary: which GPUs are free. Whether they work is tried by `gpu_check.py`.
 
 import fcntl
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,15 +26,20 @@ class HostGpus:
     """The GPUs that this worker may give to jobs."""
 
     folder: Path
-    names: tuple[str, ...]
+    list_names: Callable[[], tuple[str, ...]]
     are_real: bool
-    """False: declared ones, for which ranks run on the CPU."""
+    """False: declared ones, for which ranks run on the CPU, or those of a cluster, which Ray gives out."""
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
         are_real = settings.runtime.device != "cpu" and count_visible_gpus(os.environ) > 0
         found = visible_gpus(os.environ) if are_real else [f"declared-{n}" for n in range(settings.gpus)]
-        return cls(settings.home / "gpus", tuple(found[: settings.gpus]), are_real)
+        names = tuple(found[: settings.gpus])
+        return cls(settings.home / "gpus", lambda: names, are_real)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.list_names()
 
     @contextmanager
     def reserve(self) -> Iterator["Reservation"]:

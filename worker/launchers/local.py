@@ -145,6 +145,9 @@ class EngineProcess:
             self._log.join(timeout=5)
         return self._log.tail(num_lines)
 
+    def loss(self) -> None:
+        """None: it is on the worker's machine."""
+
     def _has_exited(self) -> bool:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 

@@ -25,7 +25,8 @@ from service.platform.storage import StorageError
 from service.platform.tables.serving import Generation
 from service.serving import repository
 from worker.attempt.attempt import Worker
-from worker.attempt.fetch_weights import download_verified, fetch_weights
+from worker.attempt.fetch_weights import fetch_weights
+from worker.launchers.run_files import LocalRunFiles
 from worker.serving.model_processes import Message, ModelProcess, ModelProcesses
 
 logger = structlog.get_logger()
@@ -154,7 +155,8 @@ class ChatDispatcher:
             request.process.generate(command)
 
     def _fetch(self, parts: ModelParts, model: str, folder: Path) -> ModelSource:
-        return fetch_weights(parts, model, folder, partial(download_verified, self.worker.storage))
+        files = LocalRunFiles(folder, self.worker.storage)
+        return fetch_weights(parts, model, str(folder), files.download_folder)
 
     def _receive(self, seconds: float) -> None:
         """Handle the processes' messages; wait up to `seconds` for the first one."""

@@ -3,7 +3,6 @@
 import json
 import socket
 from dataclasses import replace
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -23,6 +22,7 @@ from worker.attempt.attempt import Attempt, Refused, Worker
 from worker.attempt.lease import Lease
 from worker.attempt.prepare import prepare
 from worker.attempt.runner import run_job
+from worker.launchers.base import CONFIG
 from worker.sweeper import sweep_once
 
 ROWS: list[dict[str, Any]] = [
@@ -41,12 +41,15 @@ def prepared(worker: Worker, job_id: str) -> RunConfig:
     with Lease(worker.database, worker.settings, job, monotonic()) as lease:
         attempt = Attempt(worker, job, lease)
         attempt.folder.mkdir(parents=True)
-        return RunConfig.model_validate_json(prepare(attempt).read_text())
+        prepare(attempt)
+        return RunConfig.model_validate_json((attempt.folder / CONFIG).read_text())
 
 
-def read_jsonl(path: str | None) -> list[Any]:
-    assert path is not None
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+def read_jsonl(worker: Worker, name: str | None) -> list[Any]:
+    """Rows of a file in the only run directory, which the configuration names relative to it."""
+    assert name is not None
+    (path,) = worker.settings.runs_dir.glob(f"*/*/{name}")
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def with_grader(grader: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -62,9 +65,9 @@ def test_datasets_are_files_on_the_engines_disk(worker: Worker, database: Databa
     shape = method().model_dump(mode="json")
     shape["reinforcement"]["retention"] = [{"name": "general", "file": kept}]
     config = prepared(worker, insert_job(database, training, validation_file=validation, method=shape))
-    assert read_jsonl(config.training_file) == ROWS
-    assert read_jsonl(config.validation_file) == ROWS[:2]
-    assert read_jsonl(config.retention_files["general"]) == ROWS[5:]
+    assert read_jsonl(worker, config.training_file) == ROWS
+    assert read_jsonl(worker, config.validation_file) == ROWS[:2]
+    assert read_jsonl(worker, config.retention_files["general"]) == ROWS[5:]
 
 
 def test_reward_models_are_located_in_the_catalogue(

@@ -134,12 +134,12 @@ def test_a_job_continues_an_earlier_job_s_adapter(
     child = submit(model=parent)
     seen: list[str] = []
     monkeypatch.setattr(
-        "worker.attempt.run_directory._shrink", lambda path: seen.append((path / "config.json").read_text())
+        "worker.launchers.run_directory._shrink", lambda path: seen.append((path / "config.json").read_text())
     )
     run_job(worker)
     assert read_job(database, child).state == "succeeded"
     folder = worker.settings.runs_dir.resolve() / child / "1"
-    assert f'"adapter": "{folder}/parent_adapter"' in seen[0]
+    assert '"adapter": "./parent_adapter"' in seen[0]
     assert f'"path": "{worker.settings.models_dir}/tiny"' in seen[0]
     assert (folder / "parent_adapter" / "adapter_model.safetensors").read_bytes() == expected_weights()
 
@@ -158,7 +158,7 @@ def test_a_job_continues_a_failed_job_s_checkpoint(
     def look(run: Path) -> None:
         seen.append((run / "parent_adapter" / "adapter_model.safetensors").read_bytes())
 
-    monkeypatch.setattr("worker.attempt.run_directory._shrink", look)
+    monkeypatch.setattr("worker.launchers.run_directory._shrink", look)
     run_job(worker)
     assert read_job(database, child).state == "succeeded"
     assert seen == [expected_weights(num_steps=5)]

@@ -109,8 +109,8 @@ def fill_disk(*_arguments: object) -> None:
     "place",
     [
         "service.platform.storage.Storage.download",
-        "worker.attempt.publish.pack",
-        "worker.attempt.run_directory._create_locked",
+        "worker.launchers.run_files.pack",
+        "worker.launchers.run_directory._create_locked",
     ],
 )
 def test_a_full_disk_on_the_worker_fails_the_job_at_once(
@@ -199,7 +199,7 @@ def test_the_engine_receives_the_job_s_creation_time(
     def read_config(path: Path) -> None:
         seen.append(RunConfig.model_validate_json((path / "config.json").read_text()).created_at)
 
-    monkeypatch.setattr("worker.attempt.run_directory._shrink", read_config)
+    monkeypatch.setattr("worker.launchers.run_directory._shrink", read_config)
     job_id = submit(created_at=1_700_000_000.5)
     run_job(worker)
     assert read_job(database, job_id).state == "succeeded"

@@ -17,7 +17,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from worker.launchers.gpu_reservation import HostGpus
-with HostGpus(Path(sys.argv[1]), ("a", "b"), False).reserve() as gpus:
+with HostGpus(Path(sys.argv[1]), lambda: ("a", "b"), False).reserve() as gpus:
     gpus.keep(["a"])
     print("held", flush=True)
     sys.stdin.read()
@@ -26,7 +26,7 @@ with HostGpus(Path(sys.argv[1]), ("a", "b"), False).reserve() as gpus:
 
 @pytest.fixture
 def host(tmp_path: Path) -> HostGpus:
-    return HostGpus(tmp_path / "gpus", ("a", "b"), are_real=True)
+    return HostGpus(tmp_path / "gpus", lambda: ("a", "b"), are_real=True)
 
 
 def settings_with(tmp_path: Path, gpus: int, device: str = "auto") -> Settings:

@@ -18,9 +18,9 @@ from grpo_engine.process import parent_death
 from service.platform.archives import pack, unpack
 from tests.support.servers import wait_until
 from tests.worker.conftest import ROOT
-from worker.attempt.run_directory import LOCK, clean_up, run_directory
 from worker.launchers import local
 from worker.launchers.local import EngineProcess, engine_environment
+from worker.launchers.run_directory import LOCK, clean_up, run_directory
 
 
 def start(program: str, folder: Path) -> EngineProcess:

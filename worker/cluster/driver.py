@@ -1,0 +1,167 @@
+"""`python -m worker.cluster.driver DESCRIPTOR`: the Ray driver of one attempt, a child process of its worker.
+
+Reserves GPUs, starts the ranks and answers the worker's calls until the connection closes. Ray ends this
+process if it loses the cluster, and all actors of this process when it ends.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from time import monotonic
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from worker.cluster.plan import Call, ClusterLost, Plan, Reply, Status
+from worker.cluster.rank import Rank
+from worker.cluster.ranks import Ranks
+
+TOO_SMALL_SECONDS = 20.0
+"""How long a cluster may have fewer GPUs than the attempt was given."""
+OBJECT_STORE_BYTES = 100_000_000
+CALLS_AT_ONCE = 8
+USED_BY_A_RANK: dict[str, dict[str, Any]] = {
+    "GPU": {"num_gpus": 1},
+    "CPU": {"num_cpus": 1},
+    "rank": {"resources": {"rank": 1}},
+}
+"""Ray's options of an actor."""
+
+
+class Driver:
+    """The reserved part of the cluster, and the ranks in it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._group = reserve(plan)
+        self._actors: list[Any] = []
+        self._ranks: Ranks | None = None
+        self._enough_at = monotonic()
+
+    def waiting_for(self) -> str | None:
+        """What is missing; None: the ranks' processes run. Raises ClusterLost if the cluster is too small."""
+        if self._ranks is not None:
+            return None
+        if not self._group.wait(0.1):
+            return self._missing()
+        if not self._actors:
+            self._actors = [self._actor(rank) for rank in range(self._plan.num_ranks)]
+        try:
+            locations = ray.get([actor.locate.remote() for actor in self._actors], timeout=1.0)
+        except GetTimeoutError:
+            return f"the start of {len(self._actors)} processes"
+        self._ranks = Ranks(self._plan, self._actors, locations)
+        return None
+
+    def files(self, method: str, *arguments: Any) -> Any:
+        return self.ranks.files(method, *arguments, everywhere=False)
+
+    def files_everywhere(self, method: str, *arguments: Any) -> Any:
+        return self.ranks.files(method, *arguments, everywhere=True)
+
+    def start(self) -> None:
+        self.ranks.start()
+
+    def status(self) -> Status:
+        return self.ranks.status
+
+    def stop(self, grace_seconds: float) -> None:
+        self.ranks.stop(grace_seconds)
+
+    def kill(self) -> None:
+        self.ranks.kill()
+
+    def leave(self) -> None:
+        """Delete the run directories and free the reserved part of the cluster."""
+        if self._ranks is not None:
+            self._ranks.leave()
+        remove_placement_group(self._group)
+
+    @property
+    def ranks(self) -> Ranks:
+        if self._ranks is None:
+            raise ClusterLost("the ranks do not run yet")
+        return self._ranks
+
+    def _actor(self, rank: int) -> Any:
+        bundle = rank * self._group.bundle_count // self._plan.num_ranks
+        place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+        options: dict[str, Any] = {"num_cpus": 0, "num_gpus": 0, "scheduling_strategy": place}
+        options |= {"max_restarts": 0, "max_concurrency": CALLS_AT_ONCE}
+        options |= USED_BY_A_RANK[self._plan.resource]
+        return ray.remote(Rank).options(**options).remote(self._plan, rank)
+
+    def _missing(self) -> str:
+        resource, wanted = self._plan.resource, self._plan.num_ranks
+        total = int(ray.cluster_resources().get(resource, 0))
+        if total >= wanted or self._plan.may_grow:
+            self._enough_at = monotonic()
+        elif monotonic() - self._enough_at > TOO_SMALL_SECONDS:
+            raise ClusterLost(f"The cluster has {total} of the attempt's {wanted} {resource}s left.")
+        free = int(ray.available_resources().get(resource, 0))
+        return f"{max(1, wanted - free)} of {wanted} {resource}s"
+
+
+def reserve(plan: Plan) -> PlacementGroup:
+    """Ask for the ranks' part of the cluster; it may not be free yet."""
+    strategy = "PACK" if not plan.hosts else "STRICT_PACK" if plan.hosts == 1 else "STRICT_SPREAD"
+    num_bundles = plan.hosts if plan.hosts > 1 else plan.num_ranks
+    bundle = {plan.resource: float(plan.num_ranks // num_bundles)}
+    return placement_group([bundle] * num_bundles, strategy=strategy)
+
+
+@contextmanager
+def joined_cluster(plan: Plan) -> Iterator[None]:
+    """Connect to the plan's cluster, or start a private one."""
+    if plan.address is not None:
+        ray.init(address=plan.address, log_to_driver=False)
+    else:
+        ray.init(
+            num_cpus=0,
+            num_gpus=0,
+            resources={plan.resource: plan.num_ranks},
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=str(plan.temporary),
+        )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def answer(driver: Driver, call: Call) -> Reply:
+    """Call a method of the driver. Errors of a rank are the worker's; others mean a lost cluster."""
+    try:
+        return Reply(getattr(driver, call.method)(*call.arguments))
+    except RayTaskError as error:
+        return Reply(error=error.cause)
+    except ClusterLost as error:
+        return Reply(error=error)
+    except RayError as error:
+        return Reply(error=ClusterLost(f"The cluster lost a rank: {type(error).__name__}."))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve the worker at the other end of the connection."""
+    connection = Connection(int(arguments[0]))
+    plan: Plan = connection.recv()
+    with joined_cluster(plan):
+        driver = Driver(plan)
+        connection.send(Reply())
+        while True:
+            try:
+                call: Call = connection.recv()
+            except EOFError:
+                return
+            connection.send(answer(driver, call))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

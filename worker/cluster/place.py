@@ -1,0 +1,191 @@
+"""The worker's side of an attempt on Ray: its driver process, and the run directories of the ranks' hosts.
+
+    with cluster_place(plan) as place:      the ranks end with the block
+
+Boundary: no Ray in this process. A driver that dies has lost its cluster, and its ranks are dead.
+"""
+
+import os
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from worker.cluster.plan import Call, ClusterLost, Plan, Reply, Status
+from worker.launchers.local import EngineProcess
+from worker.launchers.run_files import RunFiles, Stored
+
+DRIVER = "worker.cluster.driver"
+LOST = -9
+POLL_SECONDS = 0.05
+LEAVE_SECONDS = 20.0
+"""Longest wait for the driver to end the ranks and delete their directories."""
+KEPT_FROM_DRIVER = ("GRPO_DATABASE_URL", "GRPO_BROKER_URL", "GRPO_MODE")
+
+
+@contextmanager
+def cluster_place(plan: Plan) -> Iterator["ClusterPlace"]:
+    """The plan's part of the cluster, which may have to be waited for."""
+    mine, other = Pipe()
+    with tempfile.TemporaryDirectory(prefix="grpo-ray-", ignore_cleanup_errors=True) as temporary, mine:
+        with other:
+            command = [sys.executable, "-P", "-m", DRIVER, str(other.fileno())]
+            environment = driver_environment(is_private=plan.address is None)
+            process = EngineProcess(command, plan.folder, environment, [other.fileno()])
+        place = ClusterPlace(process, mine)
+        try:
+            mine.send(replace(plan, temporary=Path(temporary)))
+            yield place
+            place.leave()
+        finally:
+            process.close()
+
+
+def driver_environment(*, is_private: bool) -> dict[str, str]:
+    """This worker's environment without its secrets; a private cluster has a token of its own."""
+    environment = {name: value for name, value in os.environ.items() if name not in KEPT_FROM_DRIVER}
+    if is_private:
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        environment |= token | {"RAY_USAGE_STATS_ENABLED": "0"}
+    return environment
+
+
+class ClusterPlace:
+    """An attempt's driver. Use in one thread, except for the run's `kill`."""
+
+    def __init__(self, process: EngineProcess, connection: Connection) -> None:
+        self._process, self._connection = process, connection
+        self._has_joined = False
+
+    @property
+    def files(self) -> RunFiles:
+        return ClusterFiles(self)
+
+    def waiting_for(self) -> str | None:
+        """What is missing. Raises ClusterLost."""
+        if not self._has_joined:
+            if not self._connection.poll() and self._process.poll() is None:
+                return "the Ray cluster"
+            self._receive()
+            self._has_joined = True
+        missing: str | None = self.call("waiting_for")
+        return missing
+
+    def start(self) -> "ClusterRun":
+        self.call("start")
+        return ClusterRun(self, self._process)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call the driver. Raises ClusterLost, and what the operation raised on its host."""
+        with self._lost_if_closed():
+            self._connection.send(Call(method, arguments))
+        return self._receive()
+
+    def leave(self) -> None:
+        """Free the reserved part, as far as the driver still answers."""
+        with suppress(ClusterLost), self._lost_if_closed():
+            if self._has_joined:
+                self._connection.send(Call("leave"))
+                if self._connection.poll(LEAVE_SECONDS):
+                    self._receive()
+
+    def _receive(self) -> Any:
+        with self._lost_if_closed():
+            reply: Reply = self._connection.recv()
+        if reply.error is not None:
+            raise reply.error
+        return reply.result
+
+    @contextmanager
+    def _lost_if_closed(self) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, OSError) as error:
+            last = " ".join(self._process.log_tail(1))[:300]
+            raise ClusterLost(f"The connection to the Ray cluster was lost. {last}".strip()) from error
+
+
+@dataclass(frozen=True)
+class ClusterRun:
+    """All ranks of a started run."""
+
+    place: ClusterPlace
+    driver: EngineProcess
+
+    def poll(self) -> int | None:
+        return self._status().exit_code
+
+    def wait(self, seconds: float) -> int | None:
+        deadline = time.monotonic() + seconds
+        while (code := self.poll()) is None and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return code
+
+    def stop(self, grace_seconds: float) -> None:
+        with suppress(ClusterLost):
+            self.place.call("stop", grace_seconds)
+
+    def kill(self) -> None:
+        """Kill the driver, and with it all actors and engines. May be called in any thread."""
+        self.driver.kill()
+
+    def close(self) -> None:
+        """Kill the engines and wait for them; the run directories remain."""
+        with suppress(ClusterLost):
+            self.place.call("kill")
+
+    def log_tail(self, num_lines: int = 20) -> tuple[str, ...]:
+        return self._status().log_tail[-num_lines:]
+
+    def loss(self) -> str | None:
+        return self._status().loss
+
+    def _status(self) -> Status:
+        try:
+            status: Status = self.place.call("status")
+        except ClusterLost as error:
+            return Status(LOST, str(error))
+        return status
+
+
+@dataclass(frozen=True)
+class ClusterFiles:
+    """The run directories: what comes in is written on each host, what goes out is the first rank's."""
+
+    place: ClusterPlace
+
+    def _everywhere(self, method: str, *arguments: Any) -> None:
+        self.place.call("files_everywhere", method, *arguments)
+
+    def write(self, name: str, text: str) -> None:
+        self._everywhere("write", name, text)
+
+    def download(self, key: str, sha256: str, name: str) -> None:
+        self._everywhere("download", key, sha256, name)
+
+    def download_folder(self, key: str, sha256: str, name: str) -> None:
+        self._everywhere("download_folder", key, sha256, name)
+
+    def download_checkpoint(self, key: str, sha256: str, name: str, job_id: str) -> None:
+        self._everywhere("download_checkpoint", key, sha256, name, job_id)
+
+    def verify(self, name: str, job_id: str) -> dict[str, Any]:
+        manifest: dict[str, Any] = self.place.call("files", "verify", name, job_id)
+        return manifest
+
+    def pack(self, name: str, archive: str, texts: Mapping[str, str] = MappingProxyType({})) -> None:
+        self.place.call("files", "pack", name, archive, dict(texts))
+
+    def upload(self, name: str, key: str) -> Stored:
+        stored: Stored = self.place.call("files", "upload", name, key)
+        return stored
+
+    def empty_outbox(self) -> None:
+        self.place.call("files", "empty_outbox")

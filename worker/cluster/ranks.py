@@ -1,0 +1,141 @@
+"""The ranks of one run as their driver sees them: started, watched, stopped and ended together.
+
+The first rank's events are copied into the worker's run directory. The exit status is that of one engine:
+0 only if all ranks exit with 0. If one dies or is lost, the engines of the others are killed: a blocked
+collective does not hear SIGTERM.
+"""
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+import ray
+from pydantic import ValidationError
+from ray.exceptions import RayError
+
+from grpo_engine.contract.events import Failed
+from grpo_engine.files.event_log import Journal
+from worker.cluster.plan import LAST_SECONDS, SILENCE_SECONDS, Plan, Status
+from worker.cluster.rank import Location, Report
+from worker.launchers.base import EVENTS
+
+LOST = -9
+
+
+class Ranks:
+    """All ranks of a plan. Closing it ends their engines."""
+
+    def __init__(self, plan: Plan, actors: Sequence[Any], locations: Sequence[Location]) -> None:
+        self.status = Status()
+        self._plan, self._actors, self._locations = plan, actors, locations
+        self._copied = 0
+        """Bytes of the events that are in the worker's run directory."""
+        self._ended: dict[int, Report] = {}
+        self._killed: set[int] = set()
+        nodes = [location.node for location in locations]
+        self._first_of_host = [nodes.index(node) for node in nodes]
+        entered = zip(actors, self._first_of_host, strict=True)
+        ray.get([actor.enter.remote(first) for actor, first in entered])
+        threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+
+    def files(self, method: str, *arguments: Any, everywhere: bool) -> Any:
+        """Call a method of the run directory, on each host or on the first rank's; the first one's result."""
+        hosts = self._hosts() if everywhere else self._hosts()[:1]
+        return ray.get([actor.files.remote(method, *arguments) for _, actor in hosts])[0]
+
+    def start(self) -> None:
+        """Start all engines."""
+        ray.get([actor.start.remote(self._locations) for actor in self._actors])
+
+    def stop(self, grace_seconds: float) -> None:
+        """Have all engines write a checkpoint and end."""
+        for actor in self._actors:
+            actor.stop.remote(grace_seconds)
+
+    def kill(self) -> None:
+        """Kill all engines; those of unreachable hosts end themselves."""
+        self._killed |= set(range(len(self._actors)))
+        killing = [actor.kill.remote() for actor in self._actors]
+        ray.wait(killing, num_returns=len(killing), timeout=LAST_SECONDS)
+
+    def leave(self) -> None:
+        """Kill all engines, and delete their run directories."""
+        leaving = [actor.leave.remote() for actor in self._actors]
+        ray.wait(leaving, num_returns=len(leaving), timeout=LAST_SECONDS)
+
+    def _hosts(self) -> list[tuple[int, Any]]:
+        """The first rank of each host."""
+        return [(rank, self._actors[rank]) for rank in sorted(set(self._first_of_host))]
+
+    def _watch(self) -> None:
+        """Ask each rank for news until the driver ends."""
+        asked = {self._ask(rank): (rank, monotonic()) for rank in range(len(self._actors))}
+        while asked:
+            answers, _ = ray.wait(list(asked), timeout=1.0)
+            for answer in answers:
+                rank, _ = asked.pop(answer)
+                try:
+                    self._take(rank, ray.get(answer))
+                    asked[self._ask(rank)] = rank, monotonic()
+                except RayError as error:
+                    self._lose(rank, error)
+            for silent, (rank, since) in list(asked.items()):
+                if monotonic() - since > SILENCE_SECONDS:
+                    del asked[silent]
+                    self._lose(rank, None)
+
+    def _ask(self, rank: int) -> Any:
+        actor = self._actors[rank]
+        return actor.hear.remote() if rank in self._ended else actor.report.remote(self._copied)
+
+    def _take(self, rank: int, report: Report | None) -> None:
+        if report is None:
+            return
+        if report.piece:
+            with (self._plan.folder / EVENTS).open("ab") as copy:
+                copy.write(report.piece)
+            self._copied += len(report.piece)
+        if report.exit_code is not None:
+            self._end(rank, report)
+
+    def _end(self, rank: int, report: Report) -> None:
+        """Note a rank's end. The others have a few seconds left."""
+        if rank in self._killed:
+            report = replace(report, exit_code=0, failure=None)
+        self._ended[rank] = report
+        if len(self._ended) == 1:
+            last = threading.Timer(LAST_SECONDS, self.kill)
+            last.daemon = True
+            last.start()
+        if len(self._ended) == len(self._actors) and self.status.exit_code is None:
+            self._conclude()
+
+    def _conclude(self) -> None:
+        ended = [self._ended[rank] for rank in sorted(self._ended)]
+        codes = [report.exit_code or 0 for report in ended]
+        code = min(codes) if min(codes) < 0 else max(codes)
+        failure = next((report.failure for report in ended if report.failure), None)
+        if code and failure:
+            self._record(failure)
+        self.status = Status(code, None, ended[codes.index(code)].log_tail)
+
+    def _record(self, failure: bytes) -> None:
+        """Write the `failed` event of a later rank, if the first one has written none."""
+        with suppress(ValidationError):  # the rank was killed while it was writing
+            event = Failed.model_validate_json(failure)
+            journal = Journal(self._plan.folder / EVENTS, first_sequence=self._plan.first_sequence)
+            if not journal.ends_with_failure:
+                journal.write(event)
+            journal.close()
+
+    def _lose(self, rank: int, error: RayError | None) -> None:
+        """End the run: a rank's host or process is gone."""
+        if self.status.exit_code is not None:
+            return
+        cause = "did not answer" if error is None else type(error).__name__
+        loss = f"Rank {rank} on {self._locations[rank].host} was lost ({cause})."
+        self.kill()
+        self.status = Status(LOST, loss)

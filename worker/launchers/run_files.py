@@ -1,0 +1,124 @@
+"""The run directory of an attempt as its worker sees it: filled from the artifact storage, stored there.
+
+`LocalRunFiles` is a folder on this machine. On a cluster the same operations run on each host, in a folder of
+its own (`worker/cluster/`), so weights and datasets do not pass through the worker.
+Boundary: no retries, no database; `attempt/` decides what is fetched and stored.
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from grpo_engine.contract import manifest
+from grpo_engine.contract.manifest import DamagedCheckpoint
+from service.platform.archives import BadArchive, pack, unpack
+from service.platform.storage import ObjectMissing, Storage, StorageError, sha256_file
+
+DOWNLOAD_TRIES = 2
+OUTBOX = "outbox"
+"""Folder of archives that are being uploaded."""
+
+
+class DamagedObject(Exception):
+    """The stored object differs from what was uploaded."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An uploaded file."""
+
+    key: str
+    sha256: str
+    num_bytes: int
+
+
+class RunFiles(Protocol):
+    """Operations on a run directory; names are relative to it. All raise StorageError if they transfer."""
+
+    def write(self, name: str, text: str) -> None:
+        """Write a text file."""
+
+    def download(self, key: str, sha256: str, name: str) -> None:
+        """Download and verify an object. Raises ObjectMissing, DamagedObject."""
+
+    def download_folder(self, key: str, sha256: str, name: str) -> None:
+        """Download and unpack an archive to a new folder. Raises ObjectMissing, DamagedObject."""
+
+    def download_checkpoint(self, key: str, sha256: str, name: str, job_id: str) -> None:
+        """Download, unpack and verify a checkpoint. Raises DamagedCheckpoint."""
+
+    def verify(self, name: str, job_id: str) -> dict[str, Any]:
+        """The manifest of an unchanged checkpoint. Raises DamagedCheckpoint."""
+
+    def pack(self, name: str, archive: str, texts: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Pack a folder and `texts` into the outbox. Raises FileNotFoundError if the folder is gone."""
+
+    def upload(self, name: str, key: str) -> Stored:
+        """Upload a file and compare its size."""
+
+    def empty_outbox(self) -> None:
+        """Delete packed archives."""
+
+
+@dataclass(frozen=True)
+class LocalRunFiles:
+    """A run directory on this machine."""
+
+    folder: Path
+    storage: Storage
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text)
+
+    def download(self, key: str, sha256: str, name: str) -> None:
+        target = self.folder / name
+        for _ in range(DOWNLOAD_TRIES):
+            self.storage.download(key, target)
+            if sha256_file(target) == sha256:
+                return
+        raise DamagedObject("the stored object has the wrong sha256")
+
+    def download_folder(self, key: str, sha256: str, name: str) -> None:
+        archive = f"{name}.tar"
+        self.download(key, sha256, archive)
+        try:
+            unpack(self.folder / archive, self.folder / name)
+        except BadArchive as damage:
+            raise DamagedObject(str(damage)) from damage
+        (self.folder / archive).unlink()
+
+    def download_checkpoint(self, key: str, sha256: str, name: str, job_id: str) -> None:
+        target = self.folder / name
+        unpacked = f".partial-{target.name}"
+        try:
+            self.download_folder(key, sha256, unpacked)
+        except ObjectMissing:
+            raise DamagedCheckpoint("its archive is missing") from None
+        except DamagedObject as damage:
+            raise DamagedCheckpoint(str(damage)) from damage
+        self.verify(unpacked, job_id)
+        target.parent.mkdir(exist_ok=True)
+        (self.folder / unpacked).rename(target)
+
+    def verify(self, name: str, job_id: str) -> dict[str, Any]:
+        return manifest.verify(self.folder / name, job_id)
+
+    def pack(self, name: str, archive: str, texts: Mapping[str, str] = MappingProxyType({})) -> None:
+        if not (self.folder / name).is_dir():
+            raise FileNotFoundError(name)
+        (self.folder / OUTBOX).mkdir(exist_ok=True)
+        pack(self.folder / name, self.folder / OUTBOX / archive, texts)
+
+    def upload(self, name: str, key: str) -> Stored:
+        path = self.folder / name
+        num_bytes = path.stat().st_size
+        self.storage.put(key, path)
+        if self.storage.size(key) != num_bytes:
+            raise StorageError(f"{key} was stored with the wrong size")
+        return Stored(key, sha256_file(path), num_bytes)
+
+    def empty_outbox(self) -> None:
+        shutil.rmtree(self.folder / OUTBOX, ignore_errors=True)
