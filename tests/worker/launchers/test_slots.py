@@ -63,7 +63,7 @@ def test_sigterm_releases_the_jobs_of_all_slots_after_a_checkpoint(
     processes: Processes, submit: Submit, wait_for: WaitFor, database: Database
 ) -> None:
     with_slots(processes, gpus=0, slots=2)
-    jobs = [submit({"*": {"step_seconds": 1}}) for _ in range(2)]
+    jobs = [submit({"*": {"step_seconds": 0.5}}) for _ in range(2)]
     worker = processes.start_worker()
     for job_id in jobs:
         wait_for(job_id, step=2)
