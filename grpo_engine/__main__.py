@@ -1,7 +1,9 @@
-"""`python -m grpo_engine --config job.json --run-dir DIR`: one job, in one process or several ranks.
+"""`python -m grpo_engine --config job.json --run-dir DIR`: one job, or one rank of it.
 
 `python -m grpo_engine --warm` imports everything first and reads its job from standard input (`prestart.py`).
 Writes `events.jsonl` and `checkpoints/` into the run directory and resumes from their content.
+A job with several ranks needs a process for each, with the variables that torchrun sets (RANK, WORLD_SIZE,
+MASTER_ADDR, …). Each may have a run directory of its own: later ranks write only their failures.
 SIGTERM: finish the step, write a checkpoint, stop. Exit status: 0 finished or stopped, 1 failed (the
 `failed` event says why; without it, a crash), 2 the configuration cannot be read; anything else is a crash.
 """
@@ -19,9 +21,9 @@ from pydantic import ValidationError
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.events import PhaseChanged
 from grpo_engine.process.setup import set_library_defaults, without_garbage_collector
-from grpo_engine.run import rank_launcher
 from grpo_engine.run.engine_errors import failure_of
 from grpo_engine.run.prestart import await_job, leave_out_bitsandbytes, load_ahead
+from grpo_engine.run.rank_log import open_log
 
 set_library_defaults()
 
@@ -57,16 +59,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{options.config}: {error}", file=sys.stderr)
         return 2
     options.run_dir.mkdir(parents=True, exist_ok=True)
-    if config.runtime.ranks > 1 and not rank_launcher.is_rank():
-        python = [sys.executable, *(["-P"] if sys.flags.safe_path else [])]
-        return rank_launcher.launch([*python, "-m", "grpo_engine", *arguments], config, options.run_dir)
-    rank_launcher.follow_launcher()
     return run(config, options.run_dir, StopRequest())
 
 
 def run(config: RunConfig, run_dir: Path, should_stop: Callable[[], bool]) -> int:
     """Run the job to its end, writing every event as it happens."""
-    journal = rank_launcher.open_log(config, run_dir)
+    journal = open_log(config, run_dir)
     journal.write(PhaseChanged(phase="loading"))
     leave_out_bitsandbytes(config)
     try:

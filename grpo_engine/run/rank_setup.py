@@ -3,7 +3,7 @@
     with joined_ranks(config) as config:     no effect with a single rank
         policy = open_policy(config, device, dtype)     sharded by FSDP2 if `runtime.sharding` is `fsdp`
 
-`python -m grpo_engine` starts its ranks itself (`rank_launcher.py`); `torchrun` works too.
+Each rank is a process that was started with torchrun's variables, by the worker or by torchrun itself.
 A sharded rank holds a share of every parameter. The first rank reads the weights into its host's memory and
 broadcasts them layer by layer. Layers are gathered one at a time during training and all together while the
 torch sampler samples, because ranks sample different numbers of tokens.
@@ -13,7 +13,7 @@ Left out: tensor parallelism.
 import copy
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -51,25 +51,41 @@ ROOT_FORWARD = "run_as_forward"
 
 @contextmanager
 def joined_ranks(config: RunConfig) -> Iterator[RunConfig]:
-    """Join the ranks that the environment names; yields the config with this rank's part of the machine."""
+    """Join the ranks that the environment names; yields the config with this rank's part of its host.
+
+    Raises ConfigError if they are not as many as the config names.
+    """
     world, runtime = int(os.environ.get("WORLD_SIZE", "1")), config.runtime
-    if world == 1:
+    if world == runtime.ranks == 1:
         yield config
         return
     if isinstance(config.method, TrainingFree):
         raise ConfigError("runtime.ranks: a training-free job trains no weights and runs as one process")
+    _refuse_other_world(world, runtime.ranks)
     is_on_gpu = choose_device(runtime).type == "cuda"
     if is_on_gpu:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        device = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+        os.environ["LOCAL_RANK"] = str(device)  # vLLM takes it as the number of a visible device
+        torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if is_on_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT)
     # At exit, in reverse order: after vLLM, which destroys its own groups and needs this one.
     leaving = weakref.finalize(joined_ranks, _leave)
     try:
-        yield config.model_copy(update={"runtime": _part_of_machine(runtime, world)})
+        yield config.model_copy(update={"runtime": part_of_host(runtime, os.environ)})
         dist.barrier()  # no rank leaves while another one still needs it
     except BaseException:
         leaving.detach()  # do not wait: the others may be in a collective
         raise
+
+
+def _refuse_other_world(world: int, ranks: int) -> None:
+    if world == ranks:
+        return
+    found = f"WORLD_SIZE is {world}" if "WORLD_SIZE" in os.environ else "this process was started alone"
+    hint = (
+        f"Start one process per rank, as the service does: torchrun --nproc-per-node {ranks} -m grpo_engine …"
+    )
+    raise ConfigError(f"runtime.ranks is {ranks}, but {found}", hint=hint)
 
 
 def _leave() -> None:
@@ -82,13 +98,14 @@ def agreed_by_ranks(should_stop: Callable[[], bool]) -> Callable[[], bool]:
     return lambda: any(Ranks.current().gather(should_stop()))
 
 
-def _part_of_machine(runtime: Runtime, world: int) -> Runtime:
-    """The runtime with threads and grading processes divided by the number of ranks."""
+def part_of_host(runtime: Runtime, environment: Mapping[str, str]) -> Runtime:
+    """The runtime with threads and grading processes divided by the number of ranks on this host."""
+    num_ranks = int(environment.get("LOCAL_WORLD_SIZE") or environment["WORLD_SIZE"])
     threads = runtime.num_threads or len(os.sched_getaffinity(0))
     return runtime.model_copy(
         update={
-            "num_threads": max(1, threads // world),
-            "grader_processes": max(1, runtime.grader_processes // world),
+            "num_threads": max(1, threads // num_ranks),
+            "grader_processes": max(1, runtime.grader_processes // num_ranks),
         }
     )
 

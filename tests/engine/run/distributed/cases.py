@@ -1,4 +1,4 @@
-"""Cases one after another, as one of the ranks that `torchrun` started: `… cases.py FOLDER`.
+"""Cases one after another, as one of several ranks: `… cases.py FOLDER`.
 
 FOLDER holds `cases.json`. Each of its `runs` (name → RunConfig) is a whole run in `FOLDER/NAME`, and the
 first rank writes its events, and whether its weights were sharded, to `FOLDER/NAME.json`. Each of its

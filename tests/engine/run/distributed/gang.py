@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +11,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from grpo_engine.config.job import RunConfig
+from grpo_engine.config.job import Lora, ModelSource, RunConfig, SupervisedHyperparameters
+from grpo_engine.models.loading import load_policy
+from grpo_engine.models.lora import save_adapter
 from grpo_engine.run.build import build_loop
-from tests.engine.conftest import DIGITS
+from tests.engine.conftest import DIGITS, cut
+from tests.support.ranks import started_ranks
 
-ROOT = Path(__file__).parents[4]
+NUM_RANKS = 2
 CLOCKS = ("timing/", "perf/", "memory/", "step_time")
 
 
@@ -84,6 +85,18 @@ def config_of(folder: Path, runtime: dict[str, Any], method: dict[str, Any], **s
     )
 
 
+def write_adapter(model: Path, target: Path) -> None:
+    """The adapter of an earlier job."""
+    settings = SupervisedHyperparameters(lora=Lora(rank=4))  # type: ignore[call-arg]
+    source = ModelSource(name="tiny", path=str(model))
+    policy = load_policy(source, settings, torch.device("cpu"), torch.float32, seed=5)
+    assert policy.peft_model is not None
+    for name, parameter in policy.trainable.items():
+        if "lora_B" in name:
+            parameter.data.normal_(std=0.05)
+    save_adapter(policy.peft_model, target, source.name, None)
+
+
 def alone(config: RunConfig, folder: Path) -> Run:
     """The run in this process."""
     trainer = build_loop(config, folder)
@@ -99,21 +112,13 @@ def together(
     """All of them by two ranks; `folder` has the results of the injected and of the loaded jobs."""
     folder.mkdir(exist_ok=True)
     cases = {
-        kind: {name: config.model_dump(mode="json") for name, config in configs.items()}
+        kind: {name: cut(config, ranks=NUM_RANKS).model_dump(mode="json") for name, config in configs.items()}
         for kind, configs in (("runs", runs), ("injected", injected), ("loaded", loaded))
     }
     (folder / "cases.json").write_text(json.dumps(cases))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*torchrun, "-m", "tests.engine.run.distributed.cases", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-m", "tests.engine.run.distributed.cases", folder]
+    with started_ranks([command] * NUM_RANKS, [folder] * NUM_RANKS) as ranks:
+        assert ranks.wait() == [0] * NUM_RANKS, (folder / "rank-0.log").read_text()
     results = {name: json.loads((folder / f"{name}.json").read_text()) for name in runs}
     for name, config in runs.items():
         assert results[name]["is_sharded"] is (config.runtime.sharding == "fsdp")

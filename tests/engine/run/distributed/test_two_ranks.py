@@ -10,16 +10,14 @@ import pytest
 import torch
 
 from examples.tiny_model import make_model
-from grpo_engine.config.job import Lora, ModelSource, RunConfig, SupervisedHyperparameters
-from grpo_engine.models.loading import load_policy
-from grpo_engine.models.lora import save_adapter
+from grpo_engine.config.job import RunConfig
 from service.jobs.intake.estimate import PROCESS_BYTES, Subject, estimate
 from service.jobs.intake.model_size import model_shape
 from tests.engine.conftest import sum_rows, write_rows
 from tests.engine.families.catalogue import FAMILIES
 from tests.engine.families.models import make_family
 from tests.engine.injection import after_steps, steps_of
-from tests.engine.run.distributed.gang import Run, alone, config_of, together
+from tests.engine.run.distributed.gang import Run, alone, config_of, together, write_adapter
 
 TOLERANCE = 1e-6
 REPLICATED, SHARDED = {"sharding": "replicated"}, {"sharding": "fsdp"}
@@ -74,20 +72,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_rows(folder / "supervised.jsonl", answered)
     make_model(folder / "larger", hidden=512, layers=12, seed=3)
     make_family(folder / "experts", FAMILIES["gpt-oss"])
-    _write_adapter(folder)
+    write_adapter(folder / "model", folder / "adapter")
     return folder
-
-
-def _write_adapter(folder: Path) -> None:
-    """The adapter of an earlier job, in `folder/adapter`."""
-    settings = SupervisedHyperparameters(lora=Lora(rank=4))  # type: ignore[call-arg]
-    source = ModelSource(name="tiny", path=str(folder / "model"))
-    policy = load_policy(source, settings, torch.device("cpu"), torch.float32, seed=5)
-    assert policy.peft_model is not None
-    for name, parameter in policy.trainable.items():
-        if "lora_B" in name:
-            parameter.data.normal_(std=0.05)
-    save_adapter(policy.peft_model, folder / "adapter", source.name, None)
 
 
 def source_of(name: str, folder: Path) -> dict[str, str]:

@@ -1,0 +1,42 @@
+"""The log of a rank: `events.jsonl` of the first one; a later one stores only its failure.
+
+A launcher reads the failure of a later rank if the first one has reported none. Boundary: no torch.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract.events import BaseEvent, Failed
+from grpo_engine.files.event_log import Journal
+
+
+@dataclass(frozen=True, slots=True)
+class FailureReport:
+    """Log of a later rank: stores only its failure, because the first rank writes all other events."""
+
+    path: Path
+
+    def write(self, event: BaseEvent) -> None:
+        if isinstance(event, Failed):
+            self.path.write_text(event.model_dump_json())
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def open_log(config: RunConfig, run_dir: Path) -> Journal | FailureReport:
+    """This rank's log; removes the failure that an earlier run reported in the same directory."""
+    rank = os.environ.get("RANK", "0")
+    if rank == "0":
+        return open_journal(config, run_dir)
+    report = FailureReport(run_dir / f"failed-rank-{rank}.json")
+    report.path.unlink(missing_ok=True)
+    return report
+
+
+def open_journal(config: RunConfig, run_dir: Path) -> Journal:
+    return Journal(
+        run_dir / "events.jsonl", first_sequence=config.first_sequence, published_step=config.published_step
+    )
