@@ -13,7 +13,6 @@ from typing import Any, Generic, Literal, Self, TypeVar
 from grpo_engine.config.guards import Guard, restarted, watch
 from grpo_engine.config.job import Hyperparameters, RunConfig, TrainingFreeHyperparameters, hyperparameters_of
 from grpo_engine.config.reinforcement import EarlyStopping
-from grpo_engine.contract import manifest
 from grpo_engine.contract.events import (
     VALIDATION,
     BaseEvent,
@@ -27,13 +26,12 @@ from grpo_engine.contract.events import (
     Warned,
     quality,
 )
-from grpo_engine.parallel.agreement import checksum_of, require_agreement
-from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.process.fault_points import fault_point
 from grpo_engine.training import checkpoint
 from grpo_engine.training.checkpoint import LoopState
 from grpo_engine.training.method import Artifact, Method
 from grpo_engine.training.run_description import fallback_warnings, started, weights_left_out
+from grpo_engine.training.same_start import require_same_files, require_same_weights
 
 M = TypeVar("M", bound=Method)
 
@@ -95,7 +93,6 @@ class TrainingLoop(Generic[M]):
 
     def _run(self, should_stop: Callable[[], bool]) -> Iterator[BaseEvent]:
         skipped = self._resume()
-        self._compare_ranks()
         yield started(self.method, self.state.step)
         yield from skipped
         yield from weights_left_out(
@@ -199,30 +196,20 @@ class TrainingLoop(Generic[M]):
         return [Warned(code="early_stopping", message=message, step=step)]
 
     def _resume(self) -> list[Warned]:
-        """Load the newest valid checkpoint; returns a warning for each one that was skipped."""
-        if self.artifact is None:
-            return []
-        found, skipped = checkpoint.newest_valid(self.checkpoints, self.config)
-        if found is not None:
+        """Load the newest valid checkpoint; returns a warning for each one that was skipped.
+
+        Raises RanksDisagreeError unless all ranks start from the same state.
+        """
+        found, skipped = None, list[str]()
+        if self.artifact is not None:
+            found, skipped = checkpoint.newest_valid(self.checkpoints, self.config)
+        require_same_files(self.config, self.method.policy, found)
+        if self.artifact is not None and found is not None:
             self.state, method_state = checkpoint.load(found, self.artifact)
             self.method.load_state(method_state)
             self.saved_step = self.state.step
+        require_same_weights(self.method.policy)
         return [Warned(code="checkpoint_skipped", message=sentence) for sentence in skipped]
-
-    def _compare_ranks(self) -> None:
-        """Raises RanksDisagreeError unless all ranks start from the same state."""
-        policy = self.method.policy
-        if Ranks.current().world == 1 or policy is None:
-            return
-        sealed = self.checkpoints / checkpoint.step_name(self.state.step) / manifest.MANIFEST
-        facts = {
-            "step": self.state.step,
-            "configuration": checkpoint.config_digest(self.config)[:12],
-            "base model": policy.base_fingerprint[:12],
-            "checkpoint": manifest.sha256_of(sealed)[:12] if self.state.step else "none",
-            "weights": checksum_of(policy.trainable),
-        }
-        require_agreement(facts)
 
     def _save_if_due(self, stopping: str | None) -> Iterator[CheckpointSaved]:
         step = self.state.step

@@ -1,71 +1,79 @@
 """Ranks that would start from different states end at once, with the reason."""
 
 import json
-import os
 import shutil
-import socket
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.errors import RanksDisagreeError
+from grpo_engine.files.atomic_folder import step_name
 from grpo_engine.parallel.agreement import checksum_of, compare
-from tests.engine.conftest import cut
+from tests.engine.conftest import cut, sum_rows, write_rows
 from tests.engine.processes import crash_here, events
-from tests.support.forking.client import engine_python
+from tests.support.ranks import engine_ranks
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def start_rank(rank: int, port: int, config: Path, run_dir: Path) -> subprocess.Popen[bytes]:
-    """One of two ranks in a run directory of its own, as on another host."""
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    environment |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in numbers.items()}}
-    command = [engine_python(), "-m", "grpo_engine", "--config", config, "--run-dir", run_dir]
-    return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-
-
-@pytest.mark.parametrize("sharding", ["replicated", "fsdp"])
+@pytest.mark.parametrize(
+    ("lora", "sharding", "kept"),
+    [({"rank": 4}, "replicated", 1), ({"rank": 4}, "fsdp", 1), ("full", "replicated", None)],
+)
 def test_ranks_that_resume_at_different_steps_end_before_the_first_step(
-    make_config: Callable[..., RunConfig], tmp_path: Path, sharding: str
+    make_config: Callable[..., RunConfig], tmp_path: Path, lora: Any, sharding: str, kept: int | None
 ) -> None:
-    config, here, there = make_config(n_steps=9, checkpoint_interval=1), tmp_path / "here", tmp_path / "there"
+    """Full weights are exchanged while they are loaded: a rank without a checkpoint would not take part."""
+    config = make_config(n_steps=9, checkpoint_interval=1, lora=lora)
+    here, there, path = (tmp_path / name for name in ("here", "there", "config.json"))
     crash_here(config, here, after=3)
-    step = Path("checkpoints") / "step-00000001"
-    shutil.copytree(here / step, there / step)
-    path = tmp_path / "config.json"
+    there.mkdir()
+    if kept is not None:
+        step = Path("checkpoints") / step_name(kept)
+        shutil.copytree(here / step, there / step)
     path.write_text(cut(config, ranks=2, device="cpu", sharding=sharding).model_dump_json())
-    port, num_before = free_port(), len(events(here))
-    ranks = [start_rank(rank, port, path, folder) for rank, folder in enumerate((here, there))]
-    assert [rank.wait(30) for rank in ranks] == [1, 1]
+    num_before = len(events(here))
+    with engine_ranks([here, there], config=path) as ranks:
+        assert ranks.wait() == [1, 1]
     *before, failed = events(here)[num_before:]
     assert [event["type"] for event in before] == ["phase"]
     assert (failed["type"], failed["code"]) == ("failed", "ranks_disagree")
     assert failed["message"].startswith("The ranks start with different values of step, checkpoint")
-    assert [line.partition(",")[0] for line in failed["evidence"]] == ["rank 0: step 2", "rank 1: step 1"]
+    found = [line.partition(",")[0] for line in failed["evidence"]]
+    assert found == ["rank 0: step 2", f"rank 1: step {kept or 0}"]
+    assert json.loads((there / "failed-rank-1.json").read_text())["evidence"] == failed["evidence"]
+
+
+def test_ranks_with_different_rows_end_before_the_first_step(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config = cut(make_config(), ranks=2, device="cpu")
+    folders = [tmp_path / "here", tmp_path / "there"]
+    for folder, num_rows in zip(folders, (12, 11), strict=True):
+        folder.mkdir()
+        rows = write_rows(folder / "rows.jsonl", sum_rows(num_rows))
+        given = config.model_copy(update={"training_file": str(rows)})
+        (folder / "config.json").write_text(given.model_dump_json())
+    with engine_ranks(folders) as ranks:
+        assert ranks.wait() == [1, 1]
+    failed = events(folders[0])[-1]
+    assert failed["code"] == "ranks_disagree"
+    assert failed["message"].startswith("The ranks start with different values of datasets: rank 0:")
 
 
 def test_a_rank_that_waits_for_one_with_an_error_ends_without_a_failure_of_its_own(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    port, config = free_port(), cut(make_config(), ranks=2, device="cpu")
+    config = cut(make_config(), ranks=2, device="cpu")
     (tmp_path / "wrong.jsonl").write_text("{}\n")
     configs = [config, config.model_copy(update={"training_file": str(tmp_path / "wrong.jsonl")})]
-    ranks = []
     for rank, given in enumerate(configs):
-        path = tmp_path / f"config-{rank}.json"
-        path.write_text(given.model_dump_json())
-        ranks.append(start_rank(rank, port, path, tmp_path / str(rank)))
-    assert [rank.wait(30) for rank in ranks] == [1, 1]
+        (tmp_path / str(rank)).mkdir()
+        (tmp_path / str(rank) / "config.json").write_text(given.model_dump_json())
+    with engine_ranks([tmp_path / "0", tmp_path / "1"]) as ranks:
+        assert ranks.wait() == [1, 1]
     assert [event["type"] for event in events(tmp_path / "0")] == ["phase"]
     report = json.loads((tmp_path / "1" / "failed-rank-1.json").read_text())
     assert (report["code"], report["message"]) == ("engine_error", "KeyError: 'prompt'")
