@@ -1,0 +1,139 @@
+"""Ranks with run directories of their own, as on several hosts, end with the result of a single process."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from examples.tiny_model import make_model
+from grpo_engine.config.job import RunConfig
+from tests.engine.conftest import DIGITS, cut, largest_difference, sum_rows, write_rows
+from tests.engine.processes import events, run_here, wait_for_step
+from tests.engine.run.distributed.gang import write_adapter
+from tests.support.ranks import engine_ranks
+
+TOLERANCE = 1e-6
+LAST_STEP = 6
+LORA: dict[str, Any] = {"lora": {"rank": 4}, "learning_rate": 1e-4}
+FULL: dict[str, Any] = {"lora": "full", "learning_rate": 2e-5, "beta": 0.1}
+CASES: dict[str, tuple[dict[str, Any], str, int, int]] = {
+    "lora": (LORA, "replicated", 2, 3),
+    "full": (FULL, "replicated", 3, 2),
+    "sharded_lora": (LORA, "fsdp", 3, 2),
+    "sharded_full": (FULL, "fsdp", 2, 3),
+}
+"""Name → hyperparameters, sharding, ranks before and after the stop."""
+FILES = ("train.jsonl", "validation.jsonl", "other.jsonl")
+
+
+def config_of(hyperparameters: dict[str, Any]) -> RunConfig:
+    """A job whose files are all named relative to the run directory."""
+    settings = {
+        "n_steps": LAST_STEP,
+        "prompts_per_step": 4,
+        "group_size": 4,
+        "max_completion_tokens": 8,
+        "adam_epsilon": 1e-6,
+        "eval_interval": 2,
+        "eval_temperature": 1.0,
+        "checkpoint_interval": 1,
+        "max_checkpoints": 1,
+        **hyperparameters,
+    }
+    retention = [{"name": "other", "file": "file-other"}]
+    method = {"grader": DIGITS, "retention": retention, "hyperparameters": settings}
+    return RunConfig.model_validate(
+        {
+            "job_id": "ftjob-test",
+            "seed": 7,
+            "model": {"name": "tiny", "path": "./model", "adapter": "./parent_adapter"},
+            "training_file": "./train.jsonl",
+            "validation_file": "./validation.jsonl",
+            "retention_files": {"other": "./other.jsonl"},
+            "method": {"type": "reinforcement", "reinforcement": method},
+            "runtime": {"device": "cpu"},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory before its run: base model, adapter of an earlier job, rows."""
+    folder = tmp_path_factory.mktemp("source")
+    make_model(folder / "model", hidden=64, layers=2, seed=3)
+    for number, name in enumerate(FILES):
+        write_rows(folder / name, sum_rows(12 - number))
+    write_adapter(folder / "model", folder / "parent_adapter")
+    return folder
+
+
+def hosts(
+    source: Path, folder: Path, config: RunConfig, num_ranks: int, checkpoint: Path | None
+) -> list[Path]:
+    """A prepared run directory for each rank, in which its engine is started."""
+    content = cut(config, ranks=num_ranks).model_dump_json()
+    made = [folder / f"host-{rank}" for rank in range(num_ranks)]
+    for host in made:
+        shutil.copytree(source, host)
+        (host / "config.json").write_text(content)
+        if checkpoint is not None:
+            shutil.copytree(checkpoint, host / "checkpoints" / checkpoint.name)
+    return made
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    return sorted((folder / "checkpoints").glob("step-*"))
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    (path,) = [*checkpoint.glob("adapter/*.safetensors"), *checkpoint.glob("model/*.safetensors")]
+    return load_file(path) | load_file(checkpoint / "optimizer.safetensors")
+
+
+def found(folder: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in events(folder) if event["type"] == kind]
+
+
+def rewards(folder: Path) -> list[tuple[int, str, float]]:
+    """Of each evaluation: step, set, mean reward."""
+    return [(each["step"], each["name"], each["metrics"]["reward"]) for each in found(folder, "evaluated")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_with_folders_of_their_own_stop_and_continue_as_one_process(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    hyperparameters, sharding, before, after = CASES[name]
+    config = config_of(hyperparameters)
+    (one,) = hosts(source, tmp_path / "one", config, 1, None)
+    monkeypatch.chdir(one)
+    run_here(config, Path())
+
+    config = cut(config, sharding=sharding)
+    first = hosts(source, tmp_path / "before", config, before, None)
+    with engine_ranks(first, GRPO_FAULT="step.trained:sleep=1@3") as ranks:
+        wait_for_step(first[0], 3)
+        ranks.terminate()
+        assert ranks.wait() == [0] * before
+    newest = checkpoints(first[0])[-1]
+    second = hosts(source, tmp_path / "after", config, after, newest)
+    given = {path.name for path in second[0].iterdir()}
+    with engine_ranks(second) as ranks:
+        assert ranks.wait() == [0] * after
+
+    (stopped,) = found(first[0], "stopped")
+    (started,) = found(second[0], "started")
+    assert 3 <= stopped["step"] == started["resumed_from_step"] < LAST_STEP
+    (expected,), (finished,) = found(one, "finished"), found(second[0], "finished")
+    assert finished["best_step"] == expected["best_step"] > stopped["step"]
+    assert finished["best_path"] == expected["best_path"]
+    assert [each.name for each in checkpoints(second[0])] == [each.name for each in checkpoints(one)]
+    assert [*rewards(first[0]), *rewards(second[0])] == rewards(one)
+    assert largest_difference(weights(checkpoints(one)[-1]), weights(checkpoints(second[0])[-1])) <= TOLERANCE
+    for rank, folder in enumerate(second[1:], 1):
+        assert {path.name for path in folder.iterdir()} == {*given, f"rank-{rank}.log"}
+        assert [each.name for each in checkpoints(folder)] == [newest.name]
