@@ -37,10 +37,23 @@ class LoopState:
 
 
 def config_digest(config: RunConfig) -> str:
-    """SHA-256 of the settings that a checkpoint depends on; a checkpoint of another job never loads."""
+    """SHA-256 of the settings that a checkpoint depends on; a checkpoint of another job never loads.
+
+    Paths are left out: they differ between hosts.
+    """
     relevant = config.model_dump(mode="json", include={"job_id", "seed", "method"})
     relevant["model"] = config.model.name
-    return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(_without_paths(relevant), sort_keys=True).encode()).hexdigest()
+
+
+def _without_paths(settings: Any) -> Any:
+    """The settings without the paths of reward models, the only ones that a method holds."""
+    if isinstance(settings, list):
+        return [_without_paths(each) for each in settings]
+    if not isinstance(settings, dict):
+        return settings
+    is_located = settings.get("type") == "reward_model"
+    return {key: _without_paths(each) for key, each in settings.items() if not (is_located and key == "path")}
 
 
 def save(

@@ -4,6 +4,7 @@ import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -111,6 +112,22 @@ def test_another_jobs_checkpoint_never_loads(finished: tuple[RunConfig, Path]) -
     found, skipped = checkpoint.newest_valid(folder, config.model_copy(update={"job_id": "ftjob-other"}))
     assert found is None
     assert all("belongs to another job" in sentence for sentence in skipped)
+
+
+def test_a_checkpoint_of_another_host_loads_wherever_models_and_files_are(
+    make_config: Callable[..., RunConfig],
+) -> None:
+    def on_host(root: str, **changes: Any) -> str:
+        judge = {"type": "reward_model", "model": "rm", "path": f"{root}/rm", **changes}
+        config = make_config(grader={"type": "multi", "graders": {"a": judge}, "calculate_output": "a"})
+        model = config.model.model_copy(update={"path": f"{root}/base", "adapter": f"{root}/adapter"})
+        return checkpoint.config_digest(
+            config.model_copy(update={"model": model, "training_file": f"{root}/train.jsonl"})
+        )
+
+    assert on_host("/one") == on_host("/two")
+    assert on_host("/one") != on_host("/one", revision="other")
+    assert on_host("/one") != on_host("/one", model="other")
 
 
 def test_a_full_disk_keeps_the_previous_checkpoint_and_leaves_nothing_half_written(
