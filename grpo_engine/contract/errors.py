@@ -133,4 +133,7 @@ class RanksDisagreeError(EngineError):
     """The ranks of a job would start from different states."""
 
     code = "ranks_disagree"
-    hint = "Give all ranks the same configuration, base model and checkpoints: share the run directory."
+    hint = (
+        "Give all ranks the same configuration, datasets, base model and checkpoint: share the run directory "
+        "or copy it to every host."
+    )

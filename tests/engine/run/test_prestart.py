@@ -58,13 +58,16 @@ def test_loading_ahead_loads_all_of_the_engine_and_touches_nothing_else(
 def test_a_run_of_an_engine_started_ahead_has_the_bytes_of_a_fresh_ones(
     make_config: Callable[..., RunConfig], environment: dict[str, str], tmp_path: Path
 ) -> None:
-    config, fresh, warm = (tmp_path / name for name in ("config.json", "fresh", "warm"))
+    fresh, warm = tmp_path / "fresh", tmp_path / "warm"
     job = make_config(n_steps=4, beta=0.05, lora={"rank": 4, "dropout": 0.1})
-    config.write_text(job.model_dump_json())
     run_here(job, fresh)
     warm.mkdir()
-    # a relative run directory: the job's own directory is entered first
-    arguments = ["--config", str(config), "--run-dir", "."]
+    # relative paths: the job's own directory is entered first
+    (tmp_path / "train.jsonl").rename(warm / "train.jsonl")
+    (warm / "config.json").write_text(
+        job.model_copy(update={"training_file": "./train.jsonl"}).model_dump_json()
+    )
+    arguments = ["--config", "config.json", "--run-dir", "."]
     line = json.dumps({"directory": str(warm), "arguments": arguments, "environment": {}}) + "\n"
     engine = [sys.executable, "-m", "grpo_engine", "--warm"]
     subprocess.run(engine, input=line.encode(), env=environment, check=True)

@@ -16,7 +16,7 @@ from grpo_engine.models.loading import load_policy
 from grpo_engine.models.lora import save_adapter
 from grpo_engine.run.build import build_loop
 from tests.engine.conftest import DIGITS, cut
-from tests.support.ranks import started_ranks
+from tests.engine.ranks import started_ranks
 
 NUM_RANKS = 2
 CLOCKS = ("timing/", "perf/", "memory/", "step_time")

@@ -15,7 +15,7 @@ from grpo_engine.files.atomic_folder import step_name
 from grpo_engine.parallel.agreement import checksum_of, compare
 from tests.engine.conftest import cut, sum_rows, write_rows
 from tests.engine.processes import crash_here, events
-from tests.support.ranks import engine_ranks
+from tests.engine.ranks import engine_ranks
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from examples.tiny_model import make_model
 from grpo_engine.config.job import RunConfig
 from tests.engine.conftest import DIGITS, cut, largest_difference, sum_rows, write_rows
 from tests.engine.processes import events, run_here, wait_for_step
+from tests.engine.ranks import engine_ranks
 from tests.engine.run.distributed.gang import write_adapter
-from tests.support.ranks import engine_ranks
 
 TOLERANCE = 1e-6
 LAST_STEP = 6

@@ -19,7 +19,7 @@ from grpo_engine.run.rank_log import open_log
 from grpo_engine.run.rank_setup import part_of_host
 from tests.engine.conftest import cut
 from tests.engine.processes import events, last_step, run_here, wait_for_step
-from tests.support.ranks import engine_ranks
+from tests.engine.ranks import engine_ranks
 
 ROOT = Path(__file__).parents[4]
 
@@ -124,6 +124,19 @@ def test_ranks_continue_from_a_checkpoint_and_stop_with_another(
     assert json.loads(sealed.read_text())["step"] == saved["step"]
     started = [event for event in events(tmp_path) if event["type"] == "started"]
     assert [event["resumed_from_step"] for event in started] == [0, 1]
+
+
+@pytest.mark.slow
+def test_a_rank_whose_peer_is_killed_ends_like_a_crash_so_that_the_job_is_tried_again(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config = make_config(n_steps=500, checkpoint_interval=500)
+    (tmp_path / "config.json").write_text(cut(config, ranks=2, device="cpu").model_dump_json())
+    with engine_ranks([tmp_path, tmp_path]) as ranks:
+        wait_for_step(tmp_path, 2)
+        ranks.processes[1].kill()
+        assert ranks.wait() == [1, -signal.SIGKILL]
+    assert "failed" not in [event["type"] for event in events(tmp_path)]
 
 
 @pytest.mark.slow
