@@ -42,6 +42,8 @@ from grpo_engine.run.devices import choose_device
 
 T = TypeVar("T")
 
+JOIN_TIMEOUT = timedelta(minutes=5)
+"""Longest wait for all ranks to start and to connect; they may not reach each other."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=20)
 """Longest wait of a rank for the others before the run fails. A dead rank is detected at once."""
 
@@ -67,7 +69,8 @@ def joined_ranks(config: RunConfig) -> Iterator[RunConfig]:
         device = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
         os.environ["LOCAL_RANK"] = str(device)  # vLLM takes it as the number of a visible device
         torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if is_on_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if is_on_gpu else "gloo", timeout=JOIN_TIMEOUT)
+    dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
     # At exit, in reverse order: after vLLM, which destroys its own groups and needs this one.
     leaving = weakref.finalize(joined_ranks, _leave)
     try:

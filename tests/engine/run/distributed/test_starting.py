@@ -7,19 +7,23 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch.distributed import DistError
 
 from grpo_engine.__main__ import StopRequest, run
 from grpo_engine.config.job import RunConfig, Runtime
 from grpo_engine.contract.errors import MachineError
 from grpo_engine.contract.events import Failed, PhaseChanged
+from grpo_engine.run import rank_setup
 from grpo_engine.run.rank_log import open_log
 from grpo_engine.run.rank_setup import part_of_host
 from tests.engine.conftest import cut
 from tests.engine.processes import events, last_step, run_here, wait_for_step
 from tests.engine.ranks import engine_ranks
+from tests.support.servers import free_port
 
 ROOT = Path(__file__).parents[4]
 
@@ -124,6 +128,18 @@ def test_ranks_continue_from_a_checkpoint_and_stop_with_another(
     assert json.loads(sealed.read_text())["step"] == saved["step"]
     started = [event for event in events(tmp_path) if event["type"] == "started"]
     assert [event["resumed_from_step"] for event in started] == [0, 1]
+
+
+def test_a_rank_that_the_others_do_not_reach_ends_like_a_crash_with_their_number(
+    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(rank_setup, "JOIN_TIMEOUT", timedelta(seconds=1))
+    with pytest.raises(DistError, match="1/2 clients joined"):
+        run(cut(make_config(), ranks=2, device="cpu"), tmp_path, lambda: False)
+    assert [event["type"] for event in events(tmp_path)] == ["phase"]
 
 
 @pytest.mark.slow
