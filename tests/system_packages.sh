@@ -1,14 +1,15 @@
 #!/bin/sh
 # System packages of the tests: gcc (compiles the engine's extension), PostgreSQL and Redis (the tests start their own
 # servers on free ports), bubblewrap (sandbox of untrusted code), libseccomp (compiles the container's profile),
-# faketime (wrong clocks) and Chromium's headless shell (opens the dashboard). Installs missing ones on Debian as
-# root, otherwise prints their names.
+# faketime (wrong clocks), Chromium's headless shell (opens the dashboard) and iproute2 (several hosts as network
+# namespaces). Installs missing ones on Debian as root, otherwise prints their names.
 find_postgres() { command -v pg_ctl || ls -d /usr/lib/postgresql/*/bin/pg_ctl 2>/dev/null | tail -n 1; }
 missing=""
 command -v gcc >/dev/null || missing="$missing gcc libc6-dev"
 command -v redis-server >/dev/null || missing="$missing redis-server"
 command -v bwrap >/dev/null || missing="$missing bubblewrap"
 command -v faketime >/dev/null || missing="$missing faketime"
+command -v ip >/dev/null || missing="$missing iproute2"
 command -v chromium-headless-shell >/dev/null || missing="$missing chromium-headless-shell"
 [ -n "$(ls /usr/lib*/libseccomp.so.2 /usr/lib*/*/libseccomp.so.2 2>/dev/null)" ] || missing="$missing libseccomp2"
 [ -n "$(find_postgres)" ] || missing="$missing postgresql"

@@ -17,11 +17,11 @@ class Moto(Server):
         self.numbers = itertools.count(1)
 
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", str(self.port)]
+        return [sys.executable, "-m", "moto.server", "--host", self.address, "--port", str(self.port)]
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.address}:{self.port}"
 
     def answers(self) -> bool:
         return is_ok(self.url)

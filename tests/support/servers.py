@@ -93,6 +93,8 @@ class Server(ABC):
     stop_signal = signal.SIGTERM
     is_in_memory = True
     """Keep its folder in memory if possible. Set it to False to measure the cost of a disk."""
+    address = "127.0.0.1"
+    """The only address on which it listens; set it before the start."""
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -171,7 +173,7 @@ class Server(ABC):
 
 
 class Postgres(Server):
-    """PostgreSQL for superuser `grpo`, no password, TCP on 127.0.0.1 only.
+    """PostgreSQL for superuser `grpo`, no password, TCP only.
 
     Without fsync: committed data survive SIGKILL, but not a power failure.
     """
@@ -200,7 +202,7 @@ class Postgres(Server):
 
     def command(self) -> list[str]:
         options = {
-            "listen_addresses": "127.0.0.1",
+            "listen_addresses": self.address,
             "unix_socket_directories": "",
             "fsync": "off",
             "full_page_writes": "off",
@@ -211,7 +213,7 @@ class Postgres(Server):
         return [find_program("postgres"), "-D", str(self.data), "-p", str(self.port), *given]
 
     def url_of(self, database: str) -> str:
-        return f"postgresql://grpo@127.0.0.1:{self.port}/{database}"
+        return f"postgresql://grpo@{self.address}:{self.port}/{database}"
 
     @property
     def url(self) -> str:
@@ -245,18 +247,18 @@ class Redis(Server):
 
     def command(self) -> list[str]:
         program = shutil.which("redis-server") or "redis-server"
-        options = {"port": self.port, "bind": "127.0.0.1", "save": "", "appendonly": "no"}
+        options = {"port": self.port, "bind": self.address, "save": "", "appendonly": "no"}
         options |= {"maxmemory": "64mb", "maxmemory-policy": "noeviction", "dir": self.folder}
         options["databases"] = 64
         return [program, *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"redis://{self.address}:{self.port}/0"
 
     def new_url(self) -> str:
         """URL of a new Redis database: deployments must not receive each other's wake-ups."""
-        return f"redis://127.0.0.1:{self.port}/{next(self.numbers)}"
+        return f"redis://{self.address}:{self.port}/{next(self.numbers)}"
 
     def client(self) -> redis.Redis:
         return redis.Redis.from_url(self.url, socket_timeout=5, socket_connect_timeout=5)
