@@ -17,7 +17,7 @@ GPU_WHEELS := build/gpu-wheels
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm system demo equivalence recipes learning bench bench-gpu gpu-wheels gpu-check bench-service soak warm-start containers test \
+.PHONY: help setup setup-vllm system demo equivalence recipes learning bench bench-gpu gpu-wheels gpu-check bench-service soak warm-start hosts containers test \
 	screenshots fuzz test-vllm check format up
 
 help:  ## List all targets
@@ -78,6 +78,9 @@ soak: setup system  ## Run jobs for MINUTES (10) while processes are killed; wri
 
 warm-start: setup  ## Measure the time from claim to first step, with and without a pre-started engine
 	$(BIN)/python -m bench.service.warm_start
+
+hosts: setup system  ## Test jobs on a Ray cluster of three hosts while parts of it are killed (10 minutes, root)
+	$(BIN)/python -m pytest -m several_hosts tests/worker
 
 containers: setup  ## Build the images and run the compose deployment; FOLDER keeps the engine and images (15 minutes)
 	$(BIN)/python -m bench.containers.run $(if $(FOLDER),--folder $(FOLDER))

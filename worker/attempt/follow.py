@@ -28,6 +28,8 @@ from worker.attempt.publish import publish_checkpoint
 from worker.launchers.base import EVENTS, Place, Run
 
 TICK_SECONDS = 0.05
+SHORT_WAIT_SECONDS = 5.0
+"""A shorter wait for GPUs is not worth an entry in the job's history."""
 StopRequest = Literal["cancel", "pause", "drain"]
 Success = Finished | Probed | Exported
 logger = structlog.get_logger()
@@ -51,9 +53,9 @@ class Ending:
 
 def await_place(attempt: Attempt, place: Place) -> Ending | None:
     """Wait for the place's GPUs, and say so. Returns an ending if the job has to stop first. Raises Lost."""
-    said = None
+    said, since = None, time.monotonic()
     while (missing := place.waiting_for()) is not None:
-        if missing != said:
+        if missing != said and time.monotonic() - since > SHORT_WAIT_SECONDS:
             note_phase(attempt, f"waiting for {missing}")
             said = missing
         attempt.worker.touch()

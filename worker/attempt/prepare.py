@@ -49,9 +49,9 @@ def prepare(attempt: Attempt) -> None:
 
 
 def _runtime(settings: Settings, num_ranks: int) -> Runtime:
-    """The worker's runtime; several slots share the processor's cores."""
+    """The worker's runtime; several slots share this machine's cores."""
     num_threads = settings.runtime.num_threads
-    if num_threads is None and settings.slots > 1:
+    if num_threads is None and settings.slots > 1 and settings.launcher == "local":
         num_threads = max(1, len(os.sched_getaffinity(0)) // settings.slots)
     return settings.runtime.model_copy(update={"ranks": num_ranks, "num_threads": num_threads})
 

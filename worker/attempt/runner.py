@@ -23,6 +23,7 @@ from worker.attempt.follow import Ending, await_place, follow
 from worker.attempt.lease import Lease, Lost
 from worker.attempt.prepare import prepare
 from worker.attempt.reserve import reserved_place
+from worker.cluster.plan import ClusterLost
 from worker.launchers.base import Place
 from worker.launchers.gpu_reservation import Reservation
 from worker.launchers.run_directory import clean_up, run_directory
@@ -95,7 +96,7 @@ def run_attempt(attempt: Attempt, engines: WarmPool) -> None:
         raise
     except Exception as error:
         error_id = new_id("err")
-        if not isinstance(error, Refused):
+        if not isinstance(error, Refused | ClusterLost):
             logger.exception("attempt ended by an error", error_id=error_id)
         conclude_error(attempt, error, error_id)
 

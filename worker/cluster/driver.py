@@ -53,7 +53,7 @@ class Driver:
         try:
             locations = ray.get([actor.locate.remote() for actor in self._actors], timeout=1.0)
         except GetTimeoutError:
-            return f"the start of {len(self._actors)} processes"
+            return f"{len(self._actors)} ranks to start"
         self._ranks = Ranks(self._plan, self._actors, locations)
         return None
 

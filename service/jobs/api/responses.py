@@ -161,6 +161,8 @@ def _openai_hyperparameters(method: Mapping[str, Any]) -> dict[str, Any]:
 
 def _queue(job: Job, position: int | None, limit: int | None, now: float) -> QueueRead:
     """`limit`: of the tenant's running jobs, if it is reached."""
+    if job.state == JobState.RUNNING.value and job.phase.startswith("waiting"):
+        return QueueRead(reason=job.phase)
     if job.state != JobState.QUEUED.value:
         return QueueRead()
     if job.not_before > now:

@@ -77,7 +77,7 @@ def losses(node: RayHost) -> list[dict[str, str]]:
     return [{"address": node.address, "error": f"Actor{what}Error"} for what in ("Died", "Unavailable")]
 
 
-@pytest.mark.slow
+@pytest.mark.several_hosts
 def test_each_rank_sees_its_host_and_all_ranks_add_up_one_tensor(
     cluster: list[RayHost], tmp_path: Path
 ) -> None:
@@ -88,7 +88,7 @@ def test_each_rank_sees_its_host_and_all_ranks_add_up_one_tensor(
         assert driver.ask("add_up") == [6.0] * 4
 
 
-@pytest.mark.slow
+@pytest.mark.several_hosts
 def test_a_driver_loses_the_ranks_of_a_killed_raylet_and_the_host_joins_again(
     cluster: list[RayHost], tmp_path: Path
 ) -> None:
@@ -103,7 +103,7 @@ def test_a_driver_loses_the_ranks_of_a_killed_raylet_and_the_host_joins_again(
         assert driver.ask("nodes") == [node.address for node in cluster]
 
 
-@pytest.mark.slow
+@pytest.mark.several_hosts
 def test_a_host_whose_link_is_down_is_lost_and_ends_its_own_ranks(
     cluster: list[RayHost], tmp_path: Path
 ) -> None:
