@@ -1,23 +1,19 @@
-"""The support for tests on several hosts: networks of namespaces, Ray on them, stores beside them."""
+"""Ray on several hosts (`tests.support.ray_hosts`), with a plain driver."""
 
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.support.ray_hosts.cluster import RayHost, address_of, ray_hosts
-from tests.support.ray_hosts.network import Host, Network
-from tests.support.ray_hosts.stores import stores_on
+from tests.support.ray_hosts.network import Network
 from tests.support.servers import wait_until
-
-CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), float(sys.argv[3]))"
+from tests.support.waiting import is_alive
 
 
 class Driver:
@@ -55,21 +51,12 @@ def driver_on(node: RayHost, folder: Path) -> Iterator[Driver]:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[list[RayHost]]:
     """A head without GPUs and two hosts with two each. Nothing of them may be left afterwards."""
-    before = traces()
     with Network(3) as network, ray_hosts(network.hosts, num_gpus=[0, 2, 2]) as nodes:
         yield nodes
-    assert traces() <= before
-    assert not [pid for host in network.hosts for pid in host.pids()]
-
-
-def traces() -> set[str]:
-    """Network interfaces of this process's networks, and folders of clusters."""
-    interfaces = {path.name for path in Path("/sys/class/net").iterdir()}
-    return interfaces | {path.name for path in Path(tempfile.gettempdir()).glob("ray-*")}
-
-
-def connect(host: Host, address: str, port: int, seconds: float) -> str:
-    return host.run([sys.executable, "-c", CONNECT, address, str(port), str(seconds)])
+        pids = [pid for host in network.hosts for pid in host.pids()]
+    assert not any(is_alive(pid) for pid in pids)
+    assert not Path("/sys/class/net", network.interface).exists()
+    assert not nodes[0].home.parents[1].exists()
 
 
 def losses(node: RayHost) -> list[dict[str, str]]:
@@ -117,15 +104,3 @@ def test_a_host_whose_link_is_down_is_lost_and_ends_its_own_ranks(
         lost.host.link_up()
         lost.restart()
         assert driver.ask("nodes") == [node.address for node in cluster]
-
-
-def test_hosts_share_a_database_and_a_store_on_a_host_of_their_own() -> None:
-    with Network(2) as network, stores_on(network.hosts[0]) as stores:
-        first, second = network.hosts
-        select = (
-            f"import psycopg; print(psycopg.connect({stores.postgres.url!r}).execute('SELECT 7').fetchone())"
-        )
-        assert second.run([sys.executable, "-c", select]).strip() == "(7,)"
-        stores.postgres.execute("SELECT 7")
-        connect(second, first.address, stores.s3.port, 10)
-        assert httpx.get(stores.s3.url).status_code == 200
