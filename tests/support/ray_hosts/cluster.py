@@ -32,12 +32,12 @@ FAST_FAILURES = MappingProxyType(
         "RAY_health_check_timeout_ms": "2000",
         "RAY_health_check_failure_threshold": "3",
         # nodes, actors and drivers check their connections
-        "RAY_grpc_client_keepalive_time_ms": "5000",
+        "RAY_grpc_client_keepalive_time_ms": "2000",
         "RAY_grpc_client_keepalive_timeout_ms": "5000",
-        "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
     }
 )
-"""Declares an unreachable host dead after about 9 s, and ends its processes about 10 s later."""
+"""Declares an unreachable host dead after about 9 s, and ends its processes about 5 s later."""
 
 
 class RayHost:
@@ -138,6 +138,9 @@ def host_environment(folder: Path) -> dict[str, str]:
         "GRPO_HOME": str(folder / "home"),
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # no idle workers: each one costs a second of imports
+        "RAY_enable_worker_prestart": "0",
+        "RAY_prestart_worker_first_driver": "0",
         "OMP_NUM_THREADS": "1",
         **FAST_FAILURES,
     }
