@@ -96,7 +96,7 @@ class RayHost:
             self.launch(self._head)
 
     def _has_ended_before_start(self) -> bool:
-        """Wait for one of both."""
+        """Wait until it has started or ended, and return whether it has ended."""
         assert self._process is not None, "not launched"
         ended = self._process.poll
         wait_until(lambda: self._says_started() or ended() is not None, START_SECONDS, self.address)
@@ -115,7 +115,7 @@ class RayHost:
         return pid
 
     def kill_raylet(self) -> None:
-        """Kill Ray's process that supervises the host's actors; the machine itself goes on."""
+        """Kill Ray's process that supervises the host's actors; other processes remain."""
         os.kill(self.pid_of("raylet"), signal.SIGKILL)
 
     def kill(self) -> None:

@@ -65,7 +65,7 @@ def open_tap(name: str) -> int:
 
 
 def relay(one: int, other: int, delay_seconds: float, loss: float) -> None:
-    """Pass frames on after the delay, in order, for ever."""
+    """Pass frames on after the delay, in order. Never returns."""
     peers = {one: other, other: one}
     waiting: collections.deque[tuple[float, int, bytes]] = collections.deque()
     chance = random.Random(0)

@@ -92,7 +92,7 @@ class Driver:
 
 
 def main() -> None:
-    answers, sys.stdout = sys.stdout, sys.stderr  # Ray prints what it hears of lost nodes
+    answers, sys.stdout = sys.stdout, sys.stderr  # Ray prints messages about lost nodes
     driver = Driver()
     for line in sys.stdin:
         print(json.dumps(getattr(driver, line.strip())()), file=answers, flush=True)
