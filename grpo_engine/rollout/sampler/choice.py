@@ -34,8 +34,8 @@ def open_sampler(
         return TorchSampler(policy, runtime.sample_budget)
     if find_spec("vllm") is None:
         raise ConfigError("runtime.sampler is vllm, but vLLM is not installed here", hint=INSTALL_HINT)
-    from grpo_engine.rollout.sampler.vllm_options import why_unsupported
-    from grpo_engine.rollout.sampler.vllm_sampler import TORCH_HINT, VllmSampler
+    from grpo_engine.rollout.sampler.vllm.options import why_unsupported
+    from grpo_engine.rollout.sampler.vllm.sampler import TORCH_HINT, VllmSampler
 
     reason = why_unsupported(policy, hyperparameters)
     if reason is None:

@@ -33,7 +33,7 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture
 def make_sampler(make_policy: Callable[..., Policy], tmp_path: Path) -> Callable[..., Any]:
     """A sampler that serves version 0 of a policy whose adapter already does something."""
-    from grpo_engine.rollout.sampler.vllm_sampler import VllmSampler
+    from grpo_engine.rollout.sampler.vllm.sampler import VllmSampler
 
     runtime = Runtime(sample_budget=64)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grpo_engine.contract.errors import PolicyMismatchError
-from grpo_engine.rollout.sampler.vllm_canary import Reading, prove
+from grpo_engine.rollout.sampler.vllm.canary import Reading, prove
 
 BASE = tuple(-1.0 - 0.1 * token for token in range(10))
 

@@ -13,9 +13,9 @@ from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.sampler import choice
 from grpo_engine.rollout.sampler.choice import open_sampler
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
-from grpo_engine.rollout.sampler.vllm_engine import VllmEngine
-from grpo_engine.rollout.sampler.vllm_options import cache_bytes, engine_arguments
-from grpo_engine.rollout.sampler.vllm_sampler import VllmSampler
+from grpo_engine.rollout.sampler.vllm.engine import VllmEngine
+from grpo_engine.rollout.sampler.vllm.options import cache_bytes, engine_arguments
+from grpo_engine.rollout.sampler.vllm.sampler import VllmSampler
 from tests.engine.one_group import settings
 
 CUDA = torch.device("cuda", 0)

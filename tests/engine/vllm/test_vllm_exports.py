@@ -9,8 +9,8 @@ import torch
 from grpo_engine.config.job import Lora, ModelSource, Runtime, SupervisedHyperparameters
 from grpo_engine.models.loading import load_policy
 from grpo_engine.models.policy import Policy
-from grpo_engine.rollout.sampler.vllm_engine import VllmEngine
-from grpo_engine.rollout.sampler.vllm_options import engine_arguments, why_unsupported
+from grpo_engine.rollout.sampler.vllm.engine import VllmEngine
+from grpo_engine.rollout.sampler.vllm.options import engine_arguments, why_unsupported
 from tests.engine.families.catalogue import FAMILIES
 from tests.engine.families.jobs import IDS, RESULT, engine_logprobs, merged, run, supervised
 from tests.engine.families.models import make_family

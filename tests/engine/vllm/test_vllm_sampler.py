@@ -13,7 +13,7 @@ from grpo_engine.contract.records import FinishReason
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Group, Prompt
 from grpo_engine.rollout.sampler.base import Continuation, Sampling
-from grpo_engine.rollout.sampler.vllm_sampler import VllmSampler, request_seed
+from grpo_engine.rollout.sampler.vllm.sampler import VllmSampler, request_seed
 from grpo_engine.rollout.tools.sampler import ToolSampler
 from tests.engine.conftest import assert_most_likely
 from tests.engine.injection import trained_batch

@@ -14,10 +14,10 @@ from grpo_engine.models.lora import save_adapter
 from grpo_engine.models.policy import Policy
 from grpo_engine.models.weights import load_weights, trained_weights, write_weights
 from grpo_engine.rollout.sampler.base import Sampling
-from grpo_engine.rollout.sampler.vllm_canary import trained_logprobs
-from grpo_engine.rollout.sampler.vllm_engine import VllmEngine
-from grpo_engine.rollout.sampler.vllm_options import why_unsupported
-from grpo_engine.rollout.sampler.vllm_sampler import VllmSampler, memory_folder
+from grpo_engine.rollout.sampler.vllm.canary import trained_logprobs
+from grpo_engine.rollout.sampler.vllm.engine import VllmEngine
+from grpo_engine.rollout.sampler.vllm.options import why_unsupported
+from grpo_engine.rollout.sampler.vllm.sampler import VllmSampler, memory_folder
 from tests.engine.conftest import assert_most_likely
 from tests.engine.one_group import settings
 from tests.engine.vllm.conftest import KEPT, PROMPTS
@@ -154,7 +154,7 @@ def test_an_adapter_that_arrived_broken_is_noticed_at_once(
 ) -> None:
     sampler = make_sampler()
     move(sampler.policy, 0.01)
-    monkeypatch.setattr("grpo_engine.rollout.sampler.vllm_sampler.save_adapter", save_halved)
+    monkeypatch.setattr("grpo_engine.rollout.sampler.vllm.sampler.save_adapter", save_halved)
     with pytest.raises(PolicyMismatchError, match="does not serve the trainer's weights as policy version 1"):
         sampler.load_policy(1)
 

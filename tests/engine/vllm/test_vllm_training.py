@@ -14,8 +14,8 @@ from grpo_engine.config.job import RunConfig, Runtime
 from grpo_engine.contract.errors import ConfigError
 from grpo_engine.contract.events import StepFinished
 from grpo_engine.models.policy import Policy
-from grpo_engine.rollout.sampler.vllm_engine import VllmCompletion, vllm_environment
-from grpo_engine.rollout.sampler.vllm_sampler import VllmSampler
+from grpo_engine.rollout.sampler.vllm.engine import VllmCompletion, vllm_environment
+from grpo_engine.rollout.sampler.vllm.sampler import VllmSampler
 from grpo_engine.run.build import build_loop
 from grpo_engine.training.loop import TrainingLoop
 from grpo_engine.training.trainer import Trainer

@@ -24,10 +24,10 @@ from grpo_engine.objective.types import Completion, Group, Prompt
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.parallel.shards import gathered
 from grpo_engine.rollout.sampler.base import GroupAssembly, OnGroup, Sampling, finished_completion
-from grpo_engine.rollout.sampler.vllm_base import served_base
-from grpo_engine.rollout.sampler.vllm_canary import Reading, canary_tokens, prove, trained_logprobs
-from grpo_engine.rollout.sampler.vllm_engine import VllmCompletion, VllmEngine
-from grpo_engine.rollout.sampler.vllm_options import engine_arguments
+from grpo_engine.rollout.sampler.vllm.base import served_base
+from grpo_engine.rollout.sampler.vllm.canary import Reading, canary_tokens, prove, trained_logprobs
+from grpo_engine.rollout.sampler.vllm.engine import VllmCompletion, VllmEngine
+from grpo_engine.rollout.sampler.vllm.options import engine_arguments
 
 SEED_BITS = 63
 HEADROOM = 1.2

@@ -11,7 +11,7 @@ from grpo_engine.config.reinforcement import ReinforcementHyperparameters
 from grpo_engine.models.lora import TRAINED
 from grpo_engine.models.policy import Policy
 from grpo_engine.parallel.ranks import Ranks
-from grpo_engine.rollout.sampler.vllm_engine import vllm_environment
+from grpo_engine.rollout.sampler.vllm.engine import vllm_environment
 
 ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM's adapter kernels support; a smaller adapter is padded to the next one."""

@@ -1,0 +1,5 @@
+"""Completions by vLLM, inside the engine's process.
+
+Belongs here: starting vLLM, handing the policy over, the proof that it arrived. Does not: the choice of a
+sampler (`../choice.py`).
+"""
