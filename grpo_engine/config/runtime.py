@@ -23,6 +23,11 @@ class Runtime(Record):
     """Processes that train one job together, each on its own device."""
     sharding: Literal["replicated", "fsdp"] = "replicated"
     """How several ranks hold the model: each a whole copy, or each a share of every layer."""
+    tensor_parallel: int = Field(1, ge=1, le=64)
+    """Consecutive ranks of one host that hold one vLLM together, each a share of its weights and cache."""
+    weight_budget_bytes: int | None = Field(None, ge=1)
+    """Most bytes of weights that a rank may hold for training and, separately, for sampling; None: what its
+    device has."""
     num_threads: int | None = Field(None, ge=1)
     token_budget: int | None = Field(None, ge=16)
     """Tokens of one training micro-batch; None: chosen for the device. Halved if memory is too small."""

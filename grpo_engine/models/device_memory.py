@@ -7,8 +7,13 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from grpo_engine.contract.errors import DeviceMemoryError
+from grpo_engine.parallel.shards import own_part
 
 GB = 1e9
+BUDGET_HINT = (
+    "Divide the weights among more ranks: for training with runtime.sharding fsdp, for sampling with "
+    "runtime.sampler vllm and runtime.tensor_parallel."
+)
 
 
 def feed_forward_width(config: PreTrainedConfig) -> int:
@@ -50,5 +55,21 @@ def place(model: Any, name: str, device: torch.device) -> None:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of all parameters and buffers; a shared one counts once."""
+    """Bytes of all parameters and buffers, whole even if they are sharded; a shared one counts once."""
     return sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+
+
+def own_bytes(*models: nn.Module | None) -> int:
+    """Bytes of this rank's parameters and buffers of the models; of a sharded one its share."""
+    held = [each for model in models if model is not None for each in (*model.parameters(), *model.buffers())]
+    return sum(own_part(each).nbytes for each in held)
+
+
+def refuse_above_budget(name: str, purpose: str, num_bytes: int, budget: int | None) -> None:
+    """Raise DeviceMemoryError if a rank's weights exceed the declared budget."""
+    if budget is not None and num_bytes > budget:
+        raise DeviceMemoryError(
+            f"for {purpose}, the weights of {name} take {num_bytes:,} bytes on each rank; "
+            f"runtime.weight_budget_bytes is {budget:,}",
+            hint=BUDGET_HINT,
+        )

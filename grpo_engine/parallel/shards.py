@@ -21,6 +21,11 @@ def gathered(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def own_part(tensor: Tensor) -> Tensor:
+    """This rank's share of a sharded tensor; otherwise the tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 @torch.no_grad()
 def fill(target: Tensor, value: Tensor) -> None:
     """Copy a whole tensor into one that may be sharded; needs no communication."""

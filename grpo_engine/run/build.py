@@ -22,6 +22,7 @@ from grpo_engine.contract.errors import ConfigError, DatasetError, DeviceMemoryE
 from grpo_engine.contract.events import VALIDATION
 from grpo_engine.graders import Grader
 from grpo_engine.graders.pool.pool import open_grading
+from grpo_engine.models.device_memory import own_bytes, refuse_above_budget
 from grpo_engine.models.loading import load_policy
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Prompt
@@ -29,6 +30,7 @@ from grpo_engine.process.setup import keep_freed_memory
 from grpo_engine.rollout.dataset import RowReader, read_rows
 from grpo_engine.rollout.evaluation import HeldOutSet
 from grpo_engine.rollout.sampler.choice import open_sampler
+from grpo_engine.rollout.sampler.vllm.shared_engine import finishing_together
 from grpo_engine.rollout.tools.sampler import ToolSampler
 from grpo_engine.run.devices import choose_device
 from grpo_engine.run.export import ExportRun
@@ -59,6 +61,8 @@ def build_loop(config: RunConfig, run_dir: Path) -> TrainingLoop[Any]:
         load = partial(load_policy, config.model, unchanged, device, dtype, config.seed)
         return build_training_free(config, config.method.training_free, run_dir, load)
     policy = open_policy(config, hyperparameters_of(config.method), device, dtype)
+    held = own_bytes(policy.model, policy.reference_model)
+    refuse_above_budget(config.model.name, "training", held, config.runtime.weight_budget_bytes)
     if isinstance(config.method, Reinforcement):
         return _reinforcement(config, config.method.reinforcement, run_dir, policy)
     return _supervised(config, config.method.supervised, run_dir, policy)
@@ -105,7 +109,7 @@ def _reinforcement(
     context = longest + settings.max_completion_tokens
     sampler = open_sampler(config.runtime, policy, settings, context, run_dir)
     if method.tools:
-        sampler = ToolSampler(sampler, policy, method.tools, max_turns=settings.max_turns)
+        sampler = finishing_together(ToolSampler(sampler, policy, method.tools, max_turns=settings.max_turns))
     sampler = with_gathered_weights(sampler, policy)
     grading = grading_of(method.grader)
     if config.probe is not None:

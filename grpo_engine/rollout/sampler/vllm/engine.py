@@ -3,7 +3,7 @@
 It runs in the engine's own process, so it ends with it and leaves nothing behind. vLLM assumes a process of
 its own and changes environment, threads, random numbers and warnings; because this process also trains and
 starts graders, all of that is restored.
-Left out: vLLM's own process groups (tensor parallelism), and a second vLLM in a process: they share state.
+Left out: a second vLLM in a process, because they share state, and other ranks (`shared_engine.py`).
 """
 
 import os
@@ -28,6 +28,8 @@ ENVIRONMENT = {
 LOGGING_LEVEL = "ERROR"
 """Starting vLLM prints some forty lines; set `VLLM_LOGGING_LEVEL` to see them."""
 CANARY_REQUEST = "canary"
+_KEPT: list[Any] = []
+"""Every vLLM of a rank: as one ends, it destroys the process group that the ranks communicate in."""
 
 
 @contextmanager
@@ -71,7 +73,10 @@ class VllmEngine:
             from vllm import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
+            is_rank = dist.is_initialized()
             self.core: Any = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        if is_rank:
+            _KEPT.append(self.core)
         _remove_rendezvous_file()
         self.can_sleep = bool(arguments["enable_sleep_mode"])
         self.asleep = False
@@ -116,6 +121,10 @@ class VllmEngine:
             if left:
                 self.core.abort_request(left, internal=True)
                 list(self._finished())
+
+    def agreed(self, condition: bool) -> bool:
+        """Whether all ranks that share this vLLM meet the condition; each must call."""
+        return condition
 
     def prompt_logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probabilities of the tokens after the first, under the served weights."""

@@ -8,6 +8,7 @@ from peft import LoraConfig
 
 from grpo_engine.config.job import Runtime
 from grpo_engine.config.reinforcement import ReinforcementHyperparameters
+from grpo_engine.contract.errors import ConfigError
 from grpo_engine.models.lora import TRAINED
 from grpo_engine.models.policy import Policy
 from grpo_engine.parallel.ranks import Ranks
@@ -33,7 +34,7 @@ def engine_arguments(policy: Policy, runtime: Runtime, context_tokens: int) -> d
         "load_format": "safetensors",
         "dtype": DTYPE_NAMES[policy.compute_dtype],
         "max_model_len": context_tokens,
-        "max_num_seqs": runtime.sample_budget,
+        "max_num_seqs": runtime.sample_budget * runtime.tensor_parallel,
         "enable_prefix_caching": True,
         # For the correction, log-probabilities must be those of the distribution drawn from.
         "logprobs_mode": "processed_logprobs",
@@ -49,7 +50,7 @@ def engine_arguments(policy: Policy, runtime: Runtime, context_tokens: int) -> d
     if on_cpu:
         machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         share = int(runtime.sampler_memory * machine_bytes)
-        needed = runtime.sample_budget * cache_bytes(policy, context_tokens)
+        needed = arguments["max_num_seqs"] * cache_bytes(policy, context_tokens, runtime.tensor_parallel)
         arguments |= {"block_size": CPU_BLOCK_TOKENS, "kv_cache_memory_bytes": min(needed, share)}
     if policy.peft_model is not None:
         adapter = cast(LoraConfig, policy.peft_model.peft_config[TRAINED])
@@ -57,18 +58,34 @@ def engine_arguments(policy: Policy, runtime: Runtime, context_tokens: int) -> d
         padded = next(size for size in ADAPTER_RANKS if size >= rank)
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": padded}
     if Ranks.current().world > 1:
-        # Each rank has its own engine; vLLM must not start processes for it.
-        arguments["distributed_executor_backend"] = "external_launcher"
+        # vLLM runs in the ranks themselves and must not start processes. Its own all-reduce would need every
+        # rank to see the GPUs of all.
+        arguments |= {
+            "distributed_executor_backend": "external_launcher",
+            "tensor_parallel_size": runtime.tensor_parallel,
+            "disable_custom_all_reduce": True,
+        }
     return arguments
 
 
-def cache_bytes(policy: Policy, num_tokens: int) -> int:
-    """Bytes of one sequence's keys and values, in whole pages."""
+def refuse_uneven_groups(runtime: Runtime) -> None:
+    """Raise ConfigError if this host's ranks cannot be divided into groups of `tensor_parallel`."""
+    size = runtime.tensor_parallel
+    local = int(os.environ.get("LOCAL_WORLD_SIZE") or Ranks.current().world)
+    if local % size:
+        raise ConfigError(
+            f"runtime.tensor_parallel is {size}, but the job has {local} ranks on this host",
+            hint="Choose a divisor of the number of ranks on each host (runtime.ranks or resources.gpus).",
+        )
+
+
+def cache_bytes(policy: Policy, num_tokens: int, num_shares: int = 1) -> int:
+    """Bytes of one sequence's keys and values, in whole pages, on each of the ranks that share them."""
     config = policy.model.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    pages = -(-num_tokens // CPU_BLOCK_TOKENS)
-    per_token = 2 * config.num_hidden_layers * heads * size * policy.compute_dtype.itemsize
+    pages, own_heads = -(-num_tokens // CPU_BLOCK_TOKENS), -(-heads // num_shares)
+    per_token = 2 * config.num_hidden_layers * own_heads * size * policy.compute_dtype.itemsize
     return int(pages * CPU_BLOCK_TOKENS * per_token)
 
 

@@ -7,9 +7,11 @@ While the trainer trains, vLLM sleeps unless the largest step so far would fit b
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
+from itertools import groupby
 from pathlib import Path
 
 from torch import Tensor
@@ -22,12 +24,13 @@ from grpo_engine.models.lora import WEIGHTS_FILE, save_adapter
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Group, Prompt
 from grpo_engine.parallel.ranks import Ranks
-from grpo_engine.parallel.shards import gathered
+from grpo_engine.parallel.shards import gathered, sharded_modules
 from grpo_engine.rollout.sampler.base import GroupAssembly, OnGroup, Sampling, finished_completion
 from grpo_engine.rollout.sampler.vllm.base import served_base
 from grpo_engine.rollout.sampler.vllm.canary import Reading, canary_tokens, prove, trained_logprobs
-from grpo_engine.rollout.sampler.vllm.engine import VllmCompletion, VllmEngine
+from grpo_engine.rollout.sampler.vllm.engine import VllmCompletion
 from grpo_engine.rollout.sampler.vllm.options import engine_arguments
+from grpo_engine.rollout.sampler.vllm.shared_engine import open_engine
 
 SEED_BITS = 63
 HEADROOM = 1.2
@@ -46,7 +49,7 @@ class VllmSampler:
         arguments = engine_arguments(policy, runtime, max(context_tokens, len(self.canary) + 1))
         try:
             with served_base(policy, run_dir) as other_base:
-                self.engine = VllmEngine(arguments | other_base)
+                self.engine = open_engine(arguments | other_base)
         except (ValueError, RuntimeError, OSError) as error:
             raise ConfigError(f"vLLM cannot load {policy.source.name}: {error}", hint=TORCH_HINT) from error
         self.training_bytes = 0
@@ -88,7 +91,7 @@ class VllmSampler:
         self.engine.wake()
         moments = 2 * sum(weight.nbytes for weight in self.policy.trainable.values())
         free = device_memory.free_bytes(device) or 0
-        self.stays_awake = free >= HEADROOM * (self.training_bytes + moments)
+        self.stays_awake = self.engine.agreed(free >= HEADROOM * (self.training_bytes + moments))
 
     def generate(
         self,
@@ -158,9 +161,24 @@ def request_seed(sampling: Sampling, prompt: int, sample: int, turn: int) -> int
 
 
 def _checkpoint_weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
-    """Every weight under its name on disk, which may differ from the one in memory."""
-    whole = {name: gathered(weight) for name, weight in policy.model.state_dict().items()}
-    yield from revert_weight_conversion(policy.model, whole).items()
+    """Every weight under its name on disk, which may differ from the one in memory.
+
+    Sharded weights are gathered layer by layer, so that the whole model is never in one rank's memory.
+    """
+    weights = policy.model.state_dict()
+    parts = groupby(weights, _layer_of) if sharded_modules(policy.model) else [("", weights)]
+    for _, names in parts:
+        whole = {name: gathered(weights[name]) for name in names}
+        yield from revert_weight_conversion(policy.model, whole).items()
+
+
+def _layer_of(name: str) -> str:
+    """`model.layers.3` of `model.layers.3.mlp.up_proj.weight`; empty outside of the layers.
+
+    Names on disk that stand for one tensor in memory, such as a layer's experts, belong to one layer.
+    """
+    found = re.match(r".*?\.\d+(?=\.)", name)
+    return found[0] if found else ""
 
 
 @contextmanager

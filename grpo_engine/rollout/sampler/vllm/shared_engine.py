@@ -1,0 +1,123 @@
+"""One vLLM that several ranks of a host hold together: tensor parallelism (`runtime.tensor_parallel`).
+
+vLLM's `external_launcher`: each rank of the group runs vLLM in its own process, on its own device, with its
+share of every layer and of the cache. Schedulers are deterministic, so ranks that submit the same requests in
+the same order make the same steps, and every rank has all results. Each submits the requests of the whole
+group and keeps the completions of its own, which have the seeds that they have without tensor parallelism.
+Groups are consecutive ranks. Left out: groups over several hosts.
+"""
+
+import warnings
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from grpo_engine.objective.types import Group, Prompt
+from grpo_engine.rollout.sampler.base import AroundSampler, OnGroup, Sampler, Sampling
+from grpo_engine.rollout.sampler.vllm.engine import VllmCompletion, VllmEngine, vllm_environment
+
+T = TypeVar("T")
+
+
+def open_engine(arguments: dict[str, Any]) -> VllmEngine:
+    """vLLM of this rank alone, or of its group. Raises ValueError or RuntimeError if vLLM refuses."""
+    is_shared = arguments.get("tensor_parallel_size", 1) > 1
+    return SharedEngine(arguments) if is_shared else VllmEngine(arguments)
+
+
+class SharedEngine(VllmEngine):
+    """All ranks of the group must make the same calls, except that each submits its own requests."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        _communicate_by_torch()
+        super().__init__(arguments)
+        from vllm.distributed.parallel_state import get_tp_group
+
+        group = get_tp_group()
+        # Shared memory and a socket for an executor with worker processes: a SIGKILL would leave them behind.
+        group.mq_broadcaster = None
+        self.group: Any = group.cpu_group
+        self._own: list[dict[str, Any]] = []
+
+    def submit(self, name: str, prompt_ids: Sequence[int], **parameters: Any) -> None:
+        self._own.append({"name": name, "prompt_ids": tuple(prompt_ids), **parameters})
+
+    def answers(self) -> Generator[VllmCompletion]:
+        own, self._own = self._own, []
+        yield from self._round(self._gather(own))
+
+    def answer_others(self) -> bool:
+        """Take part in the next round of the others; False if no rank of the group needs another one."""
+        requests_R = self._gather(None)
+        if all(requests is None for requests in requests_R):
+            return False
+        for _ in self._round(requests_R):
+            pass
+        return True
+
+    def agreed(self, condition: bool) -> bool:
+        return all(self._gather(condition))
+
+    def _round(self, requests_R: Sequence[list[dict[str, Any]] | None]) -> Generator[VllmCompletion]:
+        """Sample the requests of all ranks of the group; yields this rank's completions.
+
+        `requests_R`: None for a rank that has finished.
+        """
+        own = str(dist.get_rank(self.group))
+        for rank, requests in enumerate(requests_R):
+            for request in requests or ():
+                super().submit(**{**request, "name": f"{rank}:{request['name']}"})
+        with closing(super().answers()) as answers:
+            for answer in answers:
+                owner, _, name = answer.name.partition(":")
+                if owner == own:
+                    yield replace(answer, name=name)
+
+    def _gather(self, value: T) -> list[T]:
+        """The value of each rank of the group."""
+        found: list[Any] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(found, value, group=self.group)
+        return found
+
+
+class GroupedSampler(AroundSampler):
+    """A sampler that calls vLLM a different number of times on each rank, as turns with tools do.
+
+    A rank that has finished takes part in the rounds of the others until all have.
+    """
+
+    def __init__(self, inner: Sampler, engine: SharedEngine) -> None:
+        super().__init__(inner)
+        self.engine = engine
+
+    def generate(
+        self,
+        prompts_P: Sequence[Prompt],
+        group_size: int,
+        sampling: Sampling,
+        on_group: OnGroup | None = None,
+    ) -> list[Group]:
+        groups = self.inner.generate(prompts_P, group_size, sampling, on_group)
+        while self.engine.answer_others():
+            pass
+        return groups
+
+
+def finishing_together(sampler: Sampler) -> Sampler:
+    """The sampler, in a `GroupedSampler` if the one inside shares its vLLM with other ranks."""
+    engine = getattr(getattr(sampler, "inner", None), "engine", None)
+    return GroupedSampler(sampler, engine) if isinstance(engine, SharedEngine) else sampler
+
+
+def _communicate_by_torch() -> None:
+    """On a CPU, use torch's collectives instead of vLLM's shared memory.
+
+    vLLM (0.32) names that memory after the ranks alone, so two jobs of one host would use the same.
+    """
+    with vllm_environment():
+        from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+    CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
+    warnings.filterwarnings("ignore", ".*all_gather_into_tensor", FutureWarning)  # vLLM calls it in each step

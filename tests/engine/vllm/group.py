@@ -1,0 +1,97 @@
+"""Cases by ranks of which groups share a vLLM: `python -m tests.engine.vllm.group FOLDER WORLD`.
+
+FOLDER holds `cases.json`: `runs` (name → RunConfig), each a whole run as in `run/distributed/cases.py`, and
+`uneven`, a job whose policy rank N samples from N + 1 times: every rank writes its tokens, and what its group
+agreed on, to `FOLDER/uneven.RANK.json`.
+"""
+
+import importlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo_engine.config.job import RunConfig, hyperparameters_of
+from grpo_engine.objective.types import Group, Prompt
+from grpo_engine.parallel.ranks import Ranks
+from grpo_engine.process.parent_death import end_with_parent
+from grpo_engine.rollout.sampler.base import AroundSampler, OnGroup, Sampling
+from grpo_engine.rollout.sampler.vllm.engine import vllm_environment
+from grpo_engine.rollout.sampler.vllm.sampler import VllmSampler
+from grpo_engine.rollout.sampler.vllm.shared_engine import GroupedSampler, finishing_together
+from grpo_engine.run.rank_setup import joined_ranks, open_policy
+from tests.engine.run.distributed.cases import run
+
+UNEVEN = Sampling(max_tokens=12, temperature=1.0, seed=3, step=2)
+
+
+class SamplesRepeatedly(AroundSampler):
+    """One call of the inner sampler for each rank up to this one; returns all groups."""
+
+    def generate(
+        self,
+        prompts_P: Sequence[Prompt],
+        group_size: int,
+        sampling: Sampling,
+        on_group: OnGroup | None = None,
+    ) -> list[Group]:
+        calls = range(Ranks.current().rank + 1)
+        return [
+            group
+            for call in calls
+            for group in self.inner.generate(prompts_P, group_size, sampling.starting_at(call))
+        ]
+
+
+def main(folder: Path, world: int) -> None:
+    """Fork the ranks from this process, because the imports take 20 seconds."""
+    with vllm_environment():
+        importlib.import_module("vllm.v1.engine.llm_engine")
+        importlib.import_module("vllm.v1.worker.cpu_worker")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address, port = probe.getsockname()
+    os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    os.environ |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    launcher = os.getpid()
+    for rank in range(world):
+        if os.fork() == 0:
+            end_with_parent(launcher)
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            return work(folder)
+    statuses = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(world)]
+    sys.exit(max(map(abs, statuses)))
+
+
+def work(folder: Path) -> None:
+    cases = json.loads((folder / "cases.json").read_text())
+    runs = {name: RunConfig.model_validate(case) for name, case in cases["runs"].items()}
+    with joined_ranks(RunConfig.model_validate(cases["uneven"])) as config:
+        torch.set_num_threads(1)
+        result = folder / f"uneven.{Ranks.current().rank}.json"
+        result.write_text(json.dumps(sample_unevenly(config, folder)))
+        for name, each in runs.items():
+            run(each, folder, name)
+
+
+def sample_unevenly(config: RunConfig, folder: Path) -> dict[str, Any]:
+    policy = open_policy(config, hyperparameters_of(config.method), torch.device("cpu"), torch.float32)
+    inner = VllmSampler(policy, config.runtime, 64, folder)
+    inner.load_policy(0)
+    sampler = finishing_together(SamplesRepeatedly(inner))
+    assert isinstance(sampler, GroupedSampler)
+    rank = Ranks.current().rank
+    groups = sampler.generate([Prompt(rank, "", (6 + rank, 9), {})], 2, UNEVEN)
+    return {
+        "tokens": [[each.token_ids for each in group.completions] for group in groups],
+        "agreed": [inner.engine.agreed(True), inner.engine.agreed(rank % 2 == 0)],
+        "size": inner.engine.core.vllm_config.parallel_config.tensor_parallel_size,
+    }
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
