@@ -1,4 +1,6 @@
-"""Cases by ranks of which groups share a vLLM: `python -m tests.engine.vllm.group FOLDER WORLD`.
+"""Cases by ranks of which groups share a vLLM: `python -m tests.engine.vllm.group FOLDER HOSTS RANKS`.
+
+All run on this machine; their environment describes HOSTS with RANKS each.
 
 FOLDER holds `cases.json`: `runs` (name → RunConfig), each a whole run as in `run/distributed/cases.py`, and
 `uneven`, a job whose policy rank N samples from N + 1 times: every rank writes its tokens, and what its group
@@ -48,7 +50,7 @@ class SamplesRepeatedly(AroundSampler):
         ]
 
 
-def main(folder: Path, world: int) -> None:
+def main(folder: Path, hosts: int, local: int) -> None:
     """Fork the ranks from this process, because the imports take 20 seconds."""
     with vllm_environment():
         importlib.import_module("vllm.v1.engine.llm_engine")
@@ -56,15 +58,18 @@ def main(folder: Path, world: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address, port = probe.getsockname()
     os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
-    os.environ |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    os.environ |= {"WORLD_SIZE": str(hosts * local), "LOCAL_WORLD_SIZE": str(local)}
     launcher = os.getpid()
-    for rank in range(world):
+    for rank in range(hosts * local):
         if os.fork() == 0:
             end_with_parent(launcher)
-            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            return work(folder)
-    statuses = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(world)]
-    sys.exit(max(map(abs, statuses)))
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank % local)}
+            work(folder)
+            return
+    for _ in range(hosts * local):
+        _, status = os.wait()
+        if status:  # the end of this process ends the others, which may wait for that rank
+            sys.exit(1)
 
 
 def work(folder: Path) -> None:
@@ -94,4 +99,4 @@ def sample_unevenly(config: RunConfig, folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -23,9 +23,14 @@ from tests.engine.run.distributed.gang import ROOT, Run, config_of
 from tests.engine.vllm.conftest import KEPT
 from tests.engine.vllm.group import UNEVEN
 
-WORLD, SIZE = 4, 2
+HOSTS, SIZE = 2, 2
+"""Two hosts of two ranks, which share a vLLM."""
 ALONE = {"sampler": "vllm", "sample_budget": 16, "num_threads": 1}
-CASES = {"adapter": {}, "full": {"lora": "full", "learning_rate": 2e-5}}
+SHORT = {"max_completion_tokens": 4}
+CASES: dict[str, dict[str, Any]] = {
+    "adapter": SHORT,
+    "full": {**SHORT, "lora": "full", "learning_rate": 2e-5},
+}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +55,7 @@ def budget(folder: Path) -> int:
 
 @pytest.fixture(scope="module")
 def together(folder: Path, budget: int) -> dict[str, Run]:
-    """The jobs by four ranks in two groups, sharded, with a budget that no rank's whole copy meets."""
+    """The jobs by four ranks in two groups, sharded, with a budget that no whole copy meets."""
     shared = {"sharding": "fsdp", "tensor_parallel": SIZE, "weight_budget_bytes": budget}
     runs = {name: job(folder, method, **shared) for name, method in CASES.items()}
     uneven = job(folder, {}, tensor_parallel=SIZE)
@@ -60,12 +65,12 @@ def together(folder: Path, budget: int) -> dict[str, Run]:
     }
     (folder / "cases.json").write_text(json.dumps(cases))
     done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.vllm.group", str(folder), str(WORLD)],
+        [sys.executable, "-m", "tests.engine.vllm.group", str(folder), str(HOSTS), str(SIZE)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -114,7 +119,7 @@ def test_ranks_that_sample_more_often_than_others_get_the_tokens_of_one_vllm(
     sampler = VllmSampler(policy, config.runtime, 64, folder)
     KEPT.append(sampler)
     sampler.load_policy(0)
-    for rank in range(WORLD):
+    for rank in range(HOSTS * SIZE):
         found = json.loads((folder / f"uneven.{rank}.json").read_text())
         groups = [
             group

@@ -36,10 +36,7 @@ class SharedEngine(VllmEngine):
         super().__init__(arguments)
         from vllm.distributed.parallel_state import get_tp_group
 
-        group = get_tp_group()
-        # Shared memory and a socket for an executor with worker processes: a SIGKILL would leave them behind.
-        group.mq_broadcaster = None
-        self.group: Any = group.cpu_group
+        self.group: Any = get_tp_group().cpu_group
         self._own: list[dict[str, Any]] = []
 
     def submit(self, name: str, prompt_ids: Sequence[int], **parameters: Any) -> None:
@@ -113,11 +110,14 @@ def finishing_together(sampler: Sampler) -> Sampler:
 
 
 def _communicate_by_torch() -> None:
-    """On a CPU, use torch's collectives instead of vLLM's shared memory.
+    """Use only torch's collectives on the host, and nothing that would remain after a SIGKILL.
 
-    vLLM (0.32) names that memory after the ranks alone, so two jobs of one host would use the same.
+    vLLM (0.32) opens shared memory and a socket for worker processes, which do not exist here. On some CPUs
+    its collectives use shared memory named after the ranks alone: two jobs of one host would use the same.
     """
     with vllm_environment():
         from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+        from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
     CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
+    MessageQueue.create_from_process_group = lambda *arguments, **options: None
     warnings.filterwarnings("ignore", ".*all_gather_into_tensor", FutureWarning)  # vLLM calls it in each step
