@@ -5,7 +5,7 @@ gradients. All ranks make the same steps. Without torch.distributed there is one
 effect.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
@@ -19,6 +19,8 @@ from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.objective.types import PackedBatch
 
 T = TypeVar("T")
+BUCKET_BYTES = 2**26
+"""Gradients that are summed in one message: between hosts, each message costs a round trip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +92,37 @@ class Ranks:
         touched = [
             any(flags) for flags in zip(*self.gather([p.grad is not None for p in every]), strict=True)
         ]
+        gradients = []
         for parameter, needed in zip(every, touched, strict=True):
             if needed:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                dist.all_reduce(parameter.grad)
+                gradients.append(parameter.grad)
+        for together in _buckets(gradients):
+            _sum_together(together)
+
+
+def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """The tensors in order, as many of one dtype as fit in BUCKET_BYTES at a time."""
+    bucket: list[torch.Tensor] = []
+    num_bytes = 0
+    for tensor in tensors:
+        if bucket and (tensor.dtype != bucket[0].dtype or num_bytes + tensor.nbytes > BUCKET_BYTES):
+            yield bucket
+            bucket, num_bytes = [], 0
+        bucket.append(tensor)
+        num_bytes += tensor.nbytes
+    if bucket:
+        yield bucket
+
+
+def _sum_together(tensors: Sequence[torch.Tensor]) -> None:
+    """Replace the tensors by their sums over all ranks, in one message."""
+    joined = torch.cat([tensor.flatten() for tensor in tensors])
+    dist.all_reduce(joined)
+    parts = joined.split([tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view_as(tensor))
 
 
 def idle_group(number: int) -> TrainingGroup:
