@@ -24,6 +24,8 @@ TOO_SMALL_SECONDS = 20.0
 """How long a cluster may have fewer GPUs than the attempt was given."""
 OBJECT_STORE_BYTES = 100_000_000
 CALLS_AT_ONCE = 8
+WAIT_SECONDS = 0.5
+"""Longest time that the worker waits for an answer to `waiting_for`."""
 USED_BY_A_RANK: dict[str, dict[str, Any]] = {
     "GPU": {"num_gpus": 1},
     "CPU": {"num_cpus": 1},
@@ -46,12 +48,12 @@ class Driver:
         """What is missing; None: the ranks' processes run. Raises ClusterLost if the cluster is too small."""
         if self._ranks is not None:
             return None
-        if not self._group.wait(0.1):
-            return self._missing()
         if not self._actors:
+            if not self._group.wait(WAIT_SECONDS):
+                return self._missing()
             self._actors = [self._actor(rank) for rank in range(self._plan.num_ranks)]
         try:
-            locations = ray.get([actor.locate.remote() for actor in self._actors], timeout=1.0)
+            locations = ray.get([actor.locate.remote() for actor in self._actors], timeout=WAIT_SECONDS)
         except GetTimeoutError:
             return f"{len(self._actors)} ranks to start"
         self._ranks = Ranks(self._plan, self._actors, locations)

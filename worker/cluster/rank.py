@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 
-from grpo_engine.process.gpus import VISIBLE_DEVICES
+from grpo_engine.process.gpus import VISIBLE_DEVICES, count_visible_gpus
 from service.platform.storage import open_storage
 from service.settings import Settings
 from worker.cluster.network import free_port, interface_towards
@@ -92,7 +92,8 @@ class Rank:
     def start(self, locations: Sequence[Location]) -> None:
         """Start the engine; the other ranks are started by their actors."""
         wanted = EngineCommand.of(self._settings)
-        environment = {name: value for name, value in wanted.environment.items() if name not in SET_BY_RAY}
+        unwanted = {*SET_BY_RAY, *([] if self._has_real_gpu else [VISIBLE_DEVICES])}
+        environment = {name: value for name, value in wanted.environment.items() if name not in unwanted}
         environment |= self._variables(locations) | dict(self._plan.environment)
         command = [*wanted.command, *engine_arguments(self._folder)]
         starting = self._starter.submit(EngineProcess, command, self._folder, environment)
@@ -137,11 +138,10 @@ class Rank:
         first, mine = locations[0], locations[self._rank].node
         neighbours = [rank for rank, location in enumerate(locations) if location.node == mine]
         interface = interface_towards(first.host)
-        has_own_gpu = self._plan.resource == "GPU" or self._plan.gpus
         variables = {
             "RANK": self._rank,
             "WORLD_SIZE": len(locations),
-            "LOCAL_RANK": 0 if has_own_gpu else neighbours.index(self._rank),
+            "LOCAL_RANK": 0 if self._has_real_gpu else neighbours.index(self._rank),
             "LOCAL_WORLD_SIZE": len(neighbours),
             "MASTER_ADDR": first.host,
             "MASTER_PORT": first.port,
@@ -151,6 +151,11 @@ class Rank:
         if self._plan.gpus:
             variables[VISIBLE_DEVICES] = self._plan.gpus[self._rank]
         return {name: str(value) for name, value in variables.items()} if len(locations) > 1 else {}
+
+    @property
+    def _has_real_gpu(self) -> bool:
+        """Whether the rank's GPU exists; one that is only declared is a process on the CPU."""
+        return bool(self._plan.gpus) or (self._plan.resource == "GPU" and count_visible_gpus({}) > 0)
 
     def _events(self, offset: int) -> bytes:
         path = self._folder / EVENTS

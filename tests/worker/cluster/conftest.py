@@ -62,7 +62,7 @@ class Cluster:
 
 def _is_engine(pid: int) -> bool:
     try:
-        return b"\0tests.support.fake_engine\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"\0--run-dir\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

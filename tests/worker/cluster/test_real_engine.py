@@ -1,0 +1,126 @@
+"""The engine itself on several hosts: its result is that of one process, whatever is lost on the way."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+from safetensors.torch import load
+
+from examples.tiny_model import make_model
+from grpo_engine.config.job import Runtime
+from service.platform.db import Database
+from service.platform.storage import Storage
+from service.settings import Settings
+from tests.support.ray_hosts.cluster import address_of
+from tests.support.servers import wait_until
+from tests.worker.cluster.conftest import Cluster
+from tests.worker.jobs import insert_dataset, insert_job, method, read_job
+from tests.worker.outcomes import messages, metric_steps, weights
+
+WaitFor = Callable[..., None]
+STEPS = 24
+TOLERANCE = 1e-6
+FOUR_ON_TWO = {"required_gpus": 4, "resources": {"gpus": 4, "hosts": 2}}
+GROUPS_LEFT = """
+import ray
+ray.init(address="auto", log_to_driver=False)
+states = [each["state"] for each in ray.util.placement_group_table().values()]
+print("groups", sum(state != "REMOVED" for state in states))
+"""
+pytestmark = pytest.mark.several_hosts
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """The real engine with a small random model, in float32."""
+    make_model(settings.home / "models" / "small", hidden=64, layers=2, seed=1)
+    runtime = Runtime(dtype="float32", num_threads=1)
+    return settings.model_copy(update={"engine_module": "grpo_engine", "runtime": runtime})
+
+
+def insert_real_job(database: Database, storage: Storage, **values: object) -> str:
+    hyperparameters = {
+        "n_steps": STEPS,
+        "checkpoint_interval": 2,
+        "group_size": 4,
+        "prompts_per_step": 4,
+        "max_completion_tokens": 8,
+        "learning_rate": 1e-4,
+        "adam_epsilon": 1e-6,
+        "lora": {"rank": 4, "alpha": 8},
+    }
+    file_id = insert_dataset(database, storage)
+    shape = method(**hyperparameters).model_dump(mode="json")
+    shape["reinforcement"]["grader"] = {"type": "format", "pattern": "[0-9]", "match": "search"}
+    given = {"method": shape, "total_steps": STEPS}
+    return insert_job(database, file_id, model="small", **given | values)
+
+
+def groups_left(cluster: Cluster) -> str:
+    """Placement groups that are not removed."""
+    head = cluster.nodes[0]
+    environment = head.environment | {"RAY_ADDRESS": address_of(head)}
+    return head.host.run([sys.executable, "-c", GROUPS_LEFT], env=environment).splitlines()[-1]
+
+
+def test_a_job_that_loses_rank_host_link_and_worker_equals_one_process(
+    cluster: Cluster, settings: Settings, wait_for: WaitFor, database: Database, storage: Storage
+) -> None:
+    alone = settings.model_copy(
+        update={"launcher": "local", "pool": "alone", "home": settings.home.with_name("alone")}
+    )
+    (settings.home.with_name("alone") / "models").mkdir(parents=True)
+    make_model(alone.home / "models" / "small", hidden=64, layers=2, seed=1)
+    expected = insert_real_job(database, storage, pool="alone")
+    cluster.start_worker(alone)
+    wait_for(expected, 120, state="succeeded")
+    cluster.end_workers()
+
+    job_id = insert_real_job(database, storage, **FOUR_ON_TWO)
+    first, second = cluster.nodes[1:]
+    first.host.delay(50, loss_percent=2)
+    worker = cluster.start_worker(settings)
+
+    def await_progress() -> int:
+        """Wait for two more checkpoints; returns the attempt."""
+        reached = read_job(database, job_id).checkpoint_step
+        try:
+            wait_for(job_id, 180, checkpoint_step=reached + 3)
+        except TimeoutError as error:
+            raise AssertionError(messages(database, job_id)) from error
+        return read_job(database, job_id).attempt
+
+    def await_end_of(pids: set[int]) -> None:
+        wait_until(lambda: not pids & set(cluster.engine_pids()), 60, "its ranks have ended")
+
+    await_progress()
+    os.kill(cluster.engine_pids(second)[0], signal.SIGKILL)
+    await_progress()
+    first.kill_raylet()
+    await_end_of(set(cluster.engine_pids()))
+    cluster.repair()
+    first.host.delay(50, loss_percent=2)
+    await_progress()
+    running = set(cluster.engine_pids())
+    second.host.link_down()
+    time.sleep(20)
+    await_end_of(running)
+    cluster.repair()
+    await_progress()
+    worker.kill()
+    await_end_of(set(cluster.engine_pids()))
+    cluster.start_worker(settings)
+    wait_for(job_id, 240, state="succeeded")
+    first.host.undelay()
+
+    assert read_job(database, job_id).attempt >= 5, messages(database, job_id)
+    assert metric_steps(database, job_id) == list(range(1, STEPS + 1))
+    one, four = (load(weights(database, storage, each)) for each in (expected, job_id))
+    assert one.keys() == four.keys()
+    assert any(bool(tensor.any()) for name, tensor in one.items() if "lora_B" in name)
+    assert max(float((one[name] - four[name]).abs().max()) for name in one) <= TOLERANCE
+    wait_until(lambda: not cluster.engine_pids(), 20, "no engine is left")
+    assert groups_left(cluster) == "groups 0"
