@@ -30,7 +30,7 @@ from grpo_engine.process.setup import keep_freed_memory
 from grpo_engine.rollout.dataset import RowReader, read_rows
 from grpo_engine.rollout.evaluation import HeldOutSet
 from grpo_engine.rollout.sampler.choice import open_sampler
-from grpo_engine.rollout.sampler.vllm.shared_engine import finishing_together
+from grpo_engine.rollout.sampler.vllm.shared_engine import in_lockstep
 from grpo_engine.rollout.tools.sampler import ToolSampler
 from grpo_engine.run.devices import choose_device
 from grpo_engine.run.export import ExportRun
@@ -109,7 +109,7 @@ def _reinforcement(
     context = longest + settings.max_completion_tokens
     sampler = open_sampler(config.runtime, policy, settings, context, run_dir)
     if method.tools:
-        sampler = finishing_together(ToolSampler(sampler, policy, method.tools, max_turns=settings.max_turns))
+        sampler = in_lockstep(ToolSampler(sampler, policy, method.tools, max_turns=settings.max_turns))
     sampler = with_gathered_weights(sampler, policy)
     grading = grading_of(method.grader)
     if config.probe is not None:

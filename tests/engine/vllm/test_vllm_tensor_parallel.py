@@ -21,7 +21,7 @@ from grpo_engine.run.rank_setup import open_policy
 from tests.engine.conftest import largest_difference, sum_rows, write_rows
 from tests.engine.run.distributed.gang import ROOT, Run, config_of
 from tests.engine.vllm.conftest import KEPT
-from tests.engine.vllm.group import UNEVEN
+from tests.engine.vllm.sharing_ranks import UNEVEN
 
 HOSTS, SIZE = 2, 2
 """Two hosts of two ranks, which share a vLLM."""
@@ -65,7 +65,7 @@ def together(folder: Path, budget: int) -> dict[str, Run]:
     }
     (folder / "cases.json").write_text(json.dumps(cases))
     done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.vllm.group", str(folder), str(HOSTS), str(SIZE)],
+        [sys.executable, "-m", "tests.engine.vllm.sharing_ranks", str(folder), str(HOSTS), str(SIZE)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,

@@ -1,10 +1,10 @@
 """One vLLM that several ranks of a host hold together: tensor parallelism (`runtime.tensor_parallel`).
 
-vLLM's `external_launcher`: each rank of the group runs vLLM in its own process, on its own device, with its
-share of every layer and of the cache. Schedulers are deterministic, so ranks that submit the same requests in
-the same order make the same steps, and every rank has all results. Each submits the requests of the whole
-group and keeps the completions of its own, which have the seeds that they have without tensor parallelism.
-Groups are consecutive ranks. Left out: groups over several hosts.
+Each rank of a tensor-parallel group runs vLLM in its own process and on its own device, with its share of
+every layer and of the cache (vLLM's `external_launcher`). Schedulers are deterministic: ranks that submit the
+same requests in the same order make the same steps, and every rank has all results. So each submits the
+requests of the whole group and keeps the completions of its own, which have the seeds that they have without
+tensor parallelism. Groups are consecutive ranks. Left out: groups over several hosts.
 """
 
 import warnings
@@ -80,7 +80,7 @@ class SharedEngine(VllmEngine):
         return found
 
 
-class GroupedSampler(AroundSampler):
+class LockstepSampler(AroundSampler):
     """A sampler that calls vLLM a different number of times on each rank, as turns with tools do.
 
     A rank that has finished takes part in the rounds of the others until all have.
@@ -103,10 +103,10 @@ class GroupedSampler(AroundSampler):
         return groups
 
 
-def finishing_together(sampler: Sampler) -> Sampler:
-    """The sampler, in a `GroupedSampler` if the one inside shares its vLLM with other ranks."""
+def in_lockstep(sampler: Sampler) -> Sampler:
+    """The sampler, in a `LockstepSampler` if the one inside shares its vLLM with other ranks."""
     engine = getattr(getattr(sampler, "inner", None), "engine", None)
-    return GroupedSampler(sampler, engine) if isinstance(engine, SharedEngine) else sampler
+    return LockstepSampler(sampler, engine) if isinstance(engine, SharedEngine) else sampler
 
 
 def _communicate_by_torch() -> None:

@@ -1,4 +1,4 @@
-"""Cases by ranks of which groups share a vLLM: `python -m tests.engine.vllm.group FOLDER HOSTS RANKS`.
+"""Cases by ranks that share a vLLM: `python -m tests.engine.vllm.sharing_ranks FOLDER HOSTS RANKS`.
 
 All run on this machine; their environment describes HOSTS with RANKS each.
 
@@ -25,7 +25,7 @@ from grpo_engine.process.parent_death import end_with_parent
 from grpo_engine.rollout.sampler.base import AroundSampler, OnGroup, Sampling
 from grpo_engine.rollout.sampler.vllm.engine import vllm_environment
 from grpo_engine.rollout.sampler.vllm.sampler import VllmSampler
-from grpo_engine.rollout.sampler.vllm.shared_engine import GroupedSampler, finishing_together
+from grpo_engine.rollout.sampler.vllm.shared_engine import LockstepSampler, in_lockstep
 from grpo_engine.run.rank_setup import joined_ranks, open_policy
 from tests.engine.run.distributed.cases import run
 
@@ -87,8 +87,8 @@ def sample_unevenly(config: RunConfig, folder: Path) -> dict[str, Any]:
     policy = open_policy(config, hyperparameters_of(config.method), torch.device("cpu"), torch.float32)
     inner = VllmSampler(policy, config.runtime, 64, folder)
     inner.load_policy(0)
-    sampler = finishing_together(SamplesRepeatedly(inner))
-    assert isinstance(sampler, GroupedSampler)
+    sampler = in_lockstep(SamplesRepeatedly(inner))
+    assert isinstance(sampler, LockstepSampler)
     rank = Ranks.current().rank
     groups = sampler.generate([Prompt(rank, "", (6 + rank, 9), {})], 2, UNEVEN)
     return {
