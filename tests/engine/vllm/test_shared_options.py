@@ -37,16 +37,33 @@ def test_a_group_samples_the_completions_of_all_its_ranks_in_the_memory_of_each(
     assert cache_bytes(policy, 33, 4) == cache_bytes(policy, 33, 2)  # a head is never divided
 
 
-def test_ranks_that_cannot_be_grouped_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    refuse_uneven_groups(Runtime(tensor_parallel=3))
-    with pytest.raises(ConfigError, match="tensor_parallel is 2, but the job has 3 ranks on this host"):
+@pytest.mark.parametrize(
+    ("places", "reason"),
+    [
+        ([("a", 3)] * 3, "the job has 3 ranks on a host"),
+        ([("a", 2), ("a", 2), ("b", 1)], "the job has 1 ranks on a host"),
+        ([("a", 2), ("b", 2), ("a", 2), ("b", 2)], "2 consecutive ranks are on several hosts"),
+    ],
+)
+def test_ranks_that_are_no_groups_of_one_host_are_refused(
+    places: list[tuple[str, int]], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ranks, "current", lambda: Ranks(0, len(places)))
+    monkeypatch.setattr(Ranks, "gather", lambda self, mine: places)
+    with pytest.raises(ConfigError, match=f"tensor_parallel is 2, but {reason}"):
         refuse_uneven_groups(Runtime(tensor_parallel=2))
+    refuse_uneven_groups(Runtime())
+
+
+def test_ranks_that_are_groups_of_two_hosts_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ranks, "current", lambda: Ranks(0, 4))
+    monkeypatch.setattr(Ranks, "gather", lambda self, mine: [("a", 2), ("a", 2), ("b", 2), ("b", 2)])
+    refuse_uneven_groups(Runtime(tensor_parallel=2))
 
 
 def test_a_single_process_cannot_share_its_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    with pytest.raises(ConfigError, match="tensor_parallel is 2, but the job has 1 ranks on this host"):
+    with pytest.raises(ConfigError, match="tensor_parallel is 2, but the job has 1 ranks on a host"):
         refuse_uneven_groups(Runtime(tensor_parallel=2))
 
 

@@ -19,10 +19,11 @@ from grpo_engine.rollout.sampler.vllm.sampler import VllmSampler
 from grpo_engine.run.build import build_loop
 from grpo_engine.run.rank_setup import open_policy
 from tests.engine.conftest import largest_difference, sum_rows, write_rows
-from tests.engine.run.distributed.gang import ROOT, Run, config_of
+from tests.engine.run.distributed.runs import Run, config_of
 from tests.engine.vllm.conftest import KEPT
 from tests.engine.vllm.sharing_ranks import UNEVEN
 
+ROOT = Path(__file__).parents[3]
 HOSTS, SIZE = 2, 2
 """Two hosts of two ranks, which share a vLLM."""
 ALONE = {"sampler": "vllm", "sample_budget": 16, "num_threads": 1}
@@ -56,9 +57,10 @@ def budget(folder: Path) -> int:
 @pytest.fixture(scope="module")
 def together(folder: Path, budget: int) -> dict[str, Run]:
     """The jobs by four ranks in two groups, sharded, with a budget that no whole copy meets."""
-    shared = {"sharding": "fsdp", "tensor_parallel": SIZE, "weight_budget_bytes": budget}
+    groups = {"ranks": HOSTS * SIZE, "tensor_parallel": SIZE}
+    shared = {**groups, "sharding": "fsdp", "weight_budget_bytes": budget}
     runs = {name: job(folder, method, **shared) for name, method in CASES.items()}
-    uneven = job(folder, {}, tensor_parallel=SIZE)
+    uneven = job(folder, {}, **groups)
     cases = {
         "runs": {name: config.model_dump(mode="json") for name, config in runs.items()},
         "uneven": uneven.model_dump(mode="json"),

@@ -1,6 +1,7 @@
 """vLLM's arguments for a job, and whether it can serve that job."""
 
 import os
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -20,6 +21,8 @@ TEMPERATURES = (0.01, 2.0)
 """Outside this range vLLM refuses, or samples at another temperature than requested."""
 CPU_BLOCK_TOKENS = 32
 """Smallest page of vLLM's cache on a CPU; prompts are shared in whole pages."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""File with the identity of a running machine."""
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -69,13 +72,22 @@ def engine_arguments(policy: Policy, runtime: Runtime, context_tokens: int) -> d
 
 
 def refuse_uneven_groups(runtime: Runtime) -> None:
-    """Raise ConfigError if this host's ranks cannot be divided into groups of `tensor_parallel`."""
-    size = runtime.tensor_parallel
-    local = int(os.environ.get("LOCAL_WORLD_SIZE") or Ranks.current().world)
-    if local % size:
+    """Raise ConfigError unless each host has whole groups of `tensor_parallel` ranks; all ranks must call."""
+    size, ranks = runtime.tensor_parallel, Ranks.current()
+    if size == 1:
+        return
+    local = int(os.environ.get("LOCAL_WORLD_SIZE") or ranks.world)
+    places_R = ranks.gather((BOOT_ID.read_text(), local))
+    uneven = next((local for _, local in places_R if local % size), None)
+    if uneven is not None:
         raise ConfigError(
-            f"runtime.tensor_parallel is {size}, but the job has {local} ranks on this host",
-            hint="Choose a divisor of the number of ranks on each host (runtime.ranks or resources.gpus).",
+            f"runtime.tensor_parallel is {size}, but the job has {uneven} ranks on a host",
+            hint="Choose a divisor of the number of ranks on each host (resources.gpus / resources.hosts).",
+        )
+    if any(len(set(places_R[first : first + size])) > 1 for first in range(0, ranks.world, size)):
+        raise ConfigError(
+            f"runtime.tensor_parallel is {size}, but {size} consecutive ranks are on several hosts",
+            hint="Set resources.hosts, so that consecutive ranks are on one host.",
         )
 
 

@@ -17,7 +17,8 @@ from tests.engine.conftest import sum_rows, write_rows
 from tests.engine.families.catalogue import FAMILIES
 from tests.engine.families.models import make_family
 from tests.engine.injection import after_steps, steps_of
-from tests.engine.run.distributed.gang import Run, alone, config_of, together, write_adapter
+from tests.engine.run.distributed.gang import together, write_adapter
+from tests.engine.run.distributed.runs import Run, alone, config_of
 
 TOLERANCE = 1e-6
 REPLICATED, SHARDED = {"sharding": "replicated"}, {"sharding": "fsdp"}
