@@ -79,7 +79,7 @@ soak: setup system  ## Run jobs for MINUTES (10) while processes are killed; wri
 warm-start: setup  ## Measure the time from claim to first step, with and without a pre-started engine
 	$(BIN)/python -m bench.service.warm_start
 
-hosts: setup system  ## Test jobs on a Ray cluster of three hosts while parts of it are killed (10 minutes, root)
+hosts: setup setup-vllm system  ## Test jobs on a Ray cluster of three hosts while parts of it are killed (10 minutes, root)
 	$(BIN)/python -m pytest -m several_hosts tests/worker
 
 containers: setup  ## Build the images and run the compose deployment; FOLDER keeps the engine and images (15 minutes)

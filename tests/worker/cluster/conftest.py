@@ -75,12 +75,18 @@ def _program(pid: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[Cluster]:
+def host_variables() -> dict[str, str]:
+    """Variables of all hosts, beside those of the stores."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def hosts(host_variables: dict[str, str]) -> Iterator[Cluster]:
     """The started cluster."""
     with (
         Network(len(GPUS) + 1) as network,
         stores_on(network.hosts[-1]) as stores,
-        ray_hosts(network.hosts[:-1], num_gpus=GPUS, environment=stores.environment) as nodes,
+        ray_hosts(network.hosts[:-1], GPUS, stores.environment | host_variables) as nodes,
     ):
         yield Cluster(nodes, stores)
 
