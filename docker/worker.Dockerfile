@@ -12,7 +12,7 @@ RUN pip install ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "torch==2.13.
 # installed for empty packages, so that a changed source line does not install the dependencies again
 COPY pyproject.toml ./
 RUN for name in grpo_engine service worker migrations; do mkdir $name && touch $name/__init__.py; done \
- && touch README.md && pip install --editable ".[service,worker,engine,quantization]" "torch==2.13.0"
+ && touch README.md && pip install --editable ".[service,worker,ray,engine,quantization]" "torch==2.13.0"
 
 FROM dependencies AS sources
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
