@@ -189,9 +189,13 @@ def test_all_ray_nodes_have_the_same_head_version_and_token() -> None:
         assert token[1]["valueFrom"]["secretKeyRef"] == {"name": "grpo-ray", "key": "auth_token"}
 
 
-def test_ray_notices_a_lost_host_as_soon_as_in_the_tests() -> None:
-    timings = find("ConfigMap", "grpo-ray")["data"]
-    assert {name: timings[name] for name in FAST_FAILURES} == FAST_FAILURES
+def test_ray_notices_a_lost_host_by_the_same_settings_as_in_the_tests() -> None:
+    data = find("ConfigMap", "grpo-ray")["data"]
+    timings = {name: int(value) for name, value in data.items() if name in FAST_FAILURES}
+    # the tests wait for each loss, so they use shorter times
+    assert all(timings[name] >= int(value) for name, value in FAST_FAILURES.items())
+    guide = (ROOT / "docs" / "scale.md").read_text()
+    assert all(f"{name}={value}" in guide for name, value in timings.items())
 
 
 def test_only_ray_nodes_reach_ray_nodes() -> None:
