@@ -103,14 +103,18 @@ class Worker:
 
     def offered(self) -> Capabilities:
         """Capabilities that jobs may use now. Raises SQLAlchemyError."""
-        found = self.capabilities
-        if self.settings.launcher == "ray":
-            cluster = cluster_machine(self.settings)
-            found = cluster.capabilities if cluster else frozenset()
+        found = self.found_capabilities()
         if UNSAFE not in found:
             return found
         with self.database.reading() as session:
             return offered_to(session, found)
+
+    def found_capabilities(self) -> Capabilities:
+        """Those of the machines on which this worker's engines run."""
+        if self.settings.launcher == "local":
+            return self.capabilities
+        cluster = cluster_machine(self.settings)
+        return cluster.capabilities if cluster else frozenset()
 
     def touch(self) -> None:
         """Touch the file that `worker.healthcheck` reads."""

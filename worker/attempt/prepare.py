@@ -169,7 +169,7 @@ def _fetch_checkpoint(attempt: Attempt) -> None:
 
 def _note_unsafe(attempt: Attempt) -> None:
     """Mark a job whose untrusted code this worker runs without a sandbox."""
-    if UNSAFE in attempt.worker.capabilities and attempt.job.required_capabilities:
+    if UNSAFE in attempt.worker.found_capabilities() and attempt.job.required_capabilities:
         attempt.write(lambda session: record_unsafe_run(session, attempt.job.id, attempt.job.fence))
 
 

@@ -41,7 +41,7 @@ class WarmPool:
 
     def __init__(self, settings: Settings, *, keep_warm: bool = False) -> None:
         self._settings = settings
-        self._keep_warm = keep_warm and settings.warm_engine
+        self._keep_warm = keep_warm and settings.warm_engine and settings.launcher == "local"
         self._warm: tuple[EngineCommand, EngineProcess] | None = None
         self._has_warmed_up = False
 
