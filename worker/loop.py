@@ -18,7 +18,7 @@ from worker.sweeper import maintenance
 logger = structlog.get_logger()
 
 
-watch_cluster = partial(run_process, ["worker.cluster.capacity"])
+watch_cluster = partial(run_process, ["worker.cluster.watch"])
 """The helper that looks at the Ray cluster."""
 
 

@@ -82,10 +82,10 @@ def conclude_error(attempt: Attempt, error: Exception, error_id: str) -> None:
 
 def describe(ending: Ending, evidence: tuple[str, ...]) -> str:
     """Why an engine ended without a result, with its last line of output."""
-    if ending.loss:
-        return ending.loss
     if ending.is_stalled:
         return "The engine reported nothing for too long and was killed."
+    if ending.loss:
+        return ending.loss
     if ending.exit_code < 0:
         return f"The engine was ended by {signal.Signals(-ending.exit_code).name}."
     last_line = next((line for line in reversed(evidence) if line.strip()), "")
