@@ -51,12 +51,16 @@ class Driver:
         if not self._actors:
             if not self._group.wait(WAIT_SECONDS):
                 return self._missing()
-            self._actors = [self._actor(rank) for rank in range(self._plan.num_ranks)]
+            self._actors = [self._actor(number) for number in range(self._plan.num_ranks)]
         try:
             locations = ray.get([actor.locate.remote() for actor in self._actors], timeout=WAIT_SECONDS)
         except GetTimeoutError:
             return f"{len(self._actors)} ranks to start"
-        self._ranks = Ranks(self._plan, self._actors, locations)
+        nodes = [location.node for location in locations]
+        # ranks of one host are consecutive
+        order = sorted(range(len(nodes)), key=lambda number: nodes.index(nodes[number]))
+        actors = [self._actors[number] for number in order]
+        self._ranks = Ranks(self._plan, actors, [locations[number] for number in order])
         return None
 
     def files(self, method: str, *arguments: Any) -> Any:
@@ -89,13 +93,13 @@ class Driver:
             raise ClusterLost("the ranks do not run yet")
         return self._ranks
 
-    def _actor(self, rank: int) -> Any:
-        bundle = rank * self._group.bundle_count // self._plan.num_ranks
+    def _actor(self, number: int) -> Any:
+        bundle = number * self._group.bundle_count // self._plan.num_ranks
         place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
         options: dict[str, Any] = {"num_cpus": 0, "num_gpus": 0, "scheduling_strategy": place}
         options |= {"max_restarts": 0, "max_concurrency": CALLS_AT_ONCE}
         options |= USED_BY_A_RANK[self._plan.resource]
-        return ray.remote(Rank).options(**options).remote(self._plan, rank)
+        return ray.remote(Rank).options(**options).remote(self._plan)
 
     def _missing(self) -> str:
         resource, wanted = self._plan.resource, self._plan.num_ranks

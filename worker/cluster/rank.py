@@ -60,8 +60,8 @@ class Report:
 class Rank:
     """Use through Ray, with several threads."""
 
-    def __init__(self, plan: Plan, rank: int) -> None:
-        self._plan, self._rank = plan, rank
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._rank = plan, 0
         self._settings = Settings(**plan.settings)
         self._engine: EngineProcess | None = None
         self._folder = self._settings.runs_dir
@@ -76,11 +76,12 @@ class Rank:
         node, host = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
         return Location(node, host, free_port())
 
-    def enter(self, first_rank: int) -> None:
-        """Use the run directory of this host, which the host's first rank creates."""
+    def enter(self, rank: int, first_rank: int) -> None:
+        """Be this rank, and use the run directory of this host, which the host's first rank creates."""
+        self._rank = rank
         runs = self._settings.runs_dir.resolve()
         self._folder = runs / self._plan.job_id / f"{self._plan.fence}.{first_rank}"
-        if first_rank == self._rank:
+        if first_rank == rank:
             clean_up(runs)
             self._entered.enter_context(run_directory(self._folder))
 

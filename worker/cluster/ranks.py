@@ -38,7 +38,7 @@ class Ranks:
         nodes = [location.node for location in locations]
         self._first_of_host = [nodes.index(node) for node in nodes]
         entered = zip(actors, self._first_of_host, strict=True)
-        ray.get([actor.enter.remote(first) for actor, first in entered])
+        ray.get([actor.enter.remote(rank, first) for rank, (actor, first) in enumerate(entered)])
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
     def files(self, method: str, *arguments: Any, everywhere: bool) -> Any:
