@@ -233,6 +233,7 @@ FAILED: dict[str, tuple[Run, str | None, Any]] = {
         {"max_completion_tokens": 8},
     ),
     "disk_full": (failed("disk_full"), None, {}),
+    "ray_missing": (failed("ray_missing"), None, {}),
     "engine_error": (failed("engine_error"), None, {}),
     "endpoint_failed": (failed("endpoint_failed"), None, {}),
     "policy_mismatch": (failed("policy_mismatch"), None, {}),
