@@ -276,7 +276,7 @@ def main(engine: type[FakeEngine] = FakeEngine, read: Callable[[str], Any] = rea
 
 
 def own_directory(run_dir: Path) -> Path:
-    """A later rank's: it trains the same steps, but nobody sees its events and checkpoints."""
+    """Directory of a later rank, which trains the same steps; its events and checkpoints are not used."""
     own = run_dir / f".rank-{RANK}"
     own.mkdir()
     if (run_dir / "checkpoints").is_dir():

@@ -31,7 +31,7 @@ def file_of(settings: Settings) -> Path:
 
 
 def read_capacity(settings: Settings) -> Capacity | None:
-    """The last state of the cluster; None: nobody has seen it for `FRESH_SECONDS`."""
+    """The last state of the cluster; None: the file is missing or older than `FRESH_SECONDS`."""
     with suppress(OSError, ValueError, TypeError):
         found = json.loads(file_of(settings).read_text())
         capacity = Capacity(**found | {"capabilities": tuple(found["capabilities"])})

@@ -18,12 +18,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from worker.cluster.plan import Call, ClusterLost, Plan, Reply, Status
+from worker.cluster.plan import LOST, Call, ClusterLost, Plan, Reply, Status
 from worker.launchers.local import EngineProcess
 from worker.launchers.run_files import RunFiles, Stored
 
 DRIVER = "worker.cluster.driver"
-LOST = -9
 POLL_SECONDS = 0.05
 LEAVE_SECONDS = 20.0
 """Longest wait for the driver to end the ranks and delete their directories."""

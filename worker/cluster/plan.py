@@ -9,6 +9,8 @@ LAST_SECONDS = 10.0
 """Seconds from the end of the first rank until the remaining ones are killed."""
 SILENCE_SECONDS = 15.0
 """Without an answer for this long, a rank is lost for its driver, and the driver for a rank."""
+LOST = -9
+"""Exit status of a run that lost a rank or its cluster."""
 
 
 @dataclass(frozen=True)

@@ -114,8 +114,8 @@ class Rank:
                 return Report()
             time.sleep(LOOK_SECONDS)
 
-    def hear(self) -> None:
-        """Hear that the driver lives, after the engine's end."""
+    def keep_alive(self) -> None:
+        """Note that the driver is alive, after the engine's end."""
         self._last_call_at = time.monotonic()
         time.sleep(REPORT_SECONDS)
 

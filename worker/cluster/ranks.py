@@ -1,8 +1,8 @@
 """The ranks of one run as their driver sees them: started, watched, stopped and ended together.
 
 The first rank's events are copied into the worker's run directory. The exit status is that of one engine:
-0 only if all ranks exit with 0. If one dies or is lost, the engines of the others are killed: a blocked
-collective does not hear SIGTERM.
+0 only if all ranks exit with 0. If one dies or is lost, the engines of the others are killed: SIGTERM has no
+effect on a process that is blocked in a collective.
 """
 
 import threading
@@ -18,11 +18,9 @@ from ray.exceptions import RayError
 
 from grpo_engine.contract.events import Failed
 from grpo_engine.files.event_log import Journal
-from worker.cluster.plan import LAST_SECONDS, SILENCE_SECONDS, Plan, Status
+from worker.cluster.plan import LAST_SECONDS, LOST, SILENCE_SECONDS, Plan, Status
 from worker.cluster.rank import Location, Report
 from worker.launchers.base import EVENTS
-
-LOST = -9
 
 
 class Ranks:
@@ -89,7 +87,7 @@ class Ranks:
 
     def _ask(self, rank: int) -> Any:
         actor = self._actors[rank]
-        return actor.hear.remote() if rank in self._ended else actor.report.remote(self._copied)
+        return actor.keep_alive.remote() if rank in self._ended else actor.report.remote(self._copied)
 
     def _take(self, rank: int, report: Report | None) -> None:
         if report is None:

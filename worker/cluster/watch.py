@@ -45,7 +45,7 @@ class Watch:
         """The cluster now; None: no host has answered yet."""
         alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
         self._ask(alive.keys() - self._hosts.keys() - self._asked.keys())
-        self._hear()
+        self._take_answers()
         known = {node: has for node, has in alive.items() if node in self._hosts}
         used = {node: has for node, has in known.items() if has.get("GPU")} or known
         if not used:
@@ -65,7 +65,7 @@ class Watch:
             task = ray.remote(describe_host).options(num_cpus=0, scheduling_strategy=there, max_retries=0)
             self._asked[node] = task.remote()
 
-    def _hear(self) -> None:
+    def _take_answers(self) -> None:
         """Take the answers that have arrived; a host that failed is asked again."""
         if not self._asked:
             return
