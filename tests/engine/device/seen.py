@@ -81,7 +81,7 @@ def storage_of(tensor: Tensor) -> Any | None:
     """None for tensors without memory, such as the zeros that autograd passes."""
     try:
         return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):
+    except NotImplementedError:  # torch's error for a tensor that has no storage
         return None
 
 

@@ -111,7 +111,7 @@ class RayHost:
 
     def pid_of(self, program: str) -> int:
         """The only process of the host with this program's name, such as `raylet` or `gcs_server`."""
-        (pid,) = [pid for pid in self.host.pids() if _program(pid) == program]
+        (pid,) = [pid for pid in self.host.pids() if program_of(pid) == program]
         return pid
 
     def kill_raylet(self) -> None:
@@ -149,7 +149,7 @@ def host_environment(folder: Path) -> dict[str, str]:
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
 
 
-def _program(pid: int) -> str:
+def program_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/exe").readlink().name
     except OSError:

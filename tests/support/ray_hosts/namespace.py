@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.support.servers import wait_until
@@ -99,14 +99,10 @@ def _inode(process: Path) -> int | None:
 
 def _send_kill(pid: int, inode: int) -> None:
     """Kill a process if it is still in this namespace: its id may be another process's by now."""
-    try:
+    with suppress(ProcessLookupError):  # it has ended
         handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        if _inode(Path(f"/proc/{pid}")) == inode:
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    finally:
-        os.close(handle)
+        try:
+            if _inode(Path(f"/proc/{pid}")) == inode:
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)

@@ -2,19 +2,22 @@
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from service.platform.db import Database
 from service.platform.migrate import upgrade
+from service.platform.storage import Storage
 from service.settings import Settings
 from tests.conftest import settings_for
-from tests.support.ray_hosts.cluster import RayHost, address_of, ray_hosts
+from tests.support.ray_hosts.cluster import RayHost, address_of, program_of, ray_hosts
 from tests.support.ray_hosts.network import Network, Process
 from tests.support.ray_hosts.stores import Stores, stores_on
 from tests.worker.conftest import environment_of
+from tests.worker.outcomes import expected_weights, metric_steps, weights
 
 GPUS = (0, 2, 2)
 """Declared ones of each host; the worker runs on the first."""
@@ -56,7 +59,7 @@ class Cluster:
         """Connect every host, and start Ray where it is gone."""
         for node in self.nodes:
             node.host.link_up()
-            if not any(_program(pid) == "raylet" for pid in node.host.pids()):
+            if not any(program_of(pid) == "raylet" for pid in node.host.pids()):
                 node.restart()
 
 
@@ -65,13 +68,6 @@ def _is_engine(pid: int) -> bool:
         return b"\0--run-dir\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-
-
-def _program(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/exe").readlink().name
-    except OSError:
-        return ""
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +132,14 @@ def settings(database_url: str, hosts: Cluster, tmp_path: Path, monkeypatch: pyt
     )
     upgrade(settings)
     return settings
+
+
+@pytest.fixture
+def has_ended_well(database: Database, storage: Storage) -> Callable[[str], bool]:
+    """Whether a job of the fake engine has every step once and the weights of an undisturbed run."""
+
+    def check(job_id: str) -> bool:
+        has_all_steps = metric_steps(database, job_id) == list(range(1, 11))
+        return has_all_steps and weights(database, storage, job_id) == expected_weights()
+
+    return check

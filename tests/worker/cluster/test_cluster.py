@@ -8,15 +8,15 @@ import pytest
 
 from service.jobs.store import queue
 from service.platform.db import Database
-from service.platform.storage import Storage
 from service.settings import Settings
 from tests.support.servers import wait_until
 from tests.worker.cluster.conftest import Cluster
 from tests.worker.jobs import read_job
-from tests.worker.outcomes import expected_weights, messages, metric_steps, weights
+from tests.worker.outcomes import messages
 
 Submit = Callable[..., str]
 WaitFor = Callable[..., None]
+Check = Callable[[str], bool]
 SLOW = {"step_seconds": 0.5}
 BLOCKED = {"hang_at": 7}
 """As in a collective with a rank that does not answer."""
@@ -24,27 +24,16 @@ FOUR_ON_TWO = {"required_gpus": 4, "resources": {"gpus": 4, "hosts": 2}}
 several_hosts = pytest.mark.several_hosts
 
 
-def has_ended_well(database: Database, storage: Storage, job_id: str) -> bool:
-    return metric_steps(database, job_id) == list(range(1, 11)) and (
-        weights(database, storage, job_id) == expected_weights()
-    )
-
-
 @pytest.mark.slow
 def test_four_ranks_on_two_hosts_train_one_job(
-    cluster: Cluster,
-    settings: Settings,
-    submit: Submit,
-    wait_for: WaitFor,
-    database: Database,
-    storage: Storage,
+    cluster: Cluster, settings: Settings, submit: Submit, wait_for: WaitFor, has_ended_well: Check
 ) -> None:
     job_id = submit({"*": SLOW}, **FOUR_ON_TWO)
     cluster.start_worker(settings)
     wait_for(job_id, 120, step=2)
     assert [len(cluster.engine_pids(node)) for node in cluster.nodes] == [0, 2, 2]
     wait_for(job_id, 60, state="succeeded", attempt=1)
-    assert has_ended_well(database, storage, job_id)
+    assert has_ended_well(job_id)
     wait_until(lambda: not cluster.engine_pids(), 10, "no engine is left")
 
 
@@ -57,7 +46,7 @@ def test_a_job_survives_the_loss_of(
     submit: Submit,
     wait_for: WaitFor,
     database: Database,
-    storage: Storage,
+    has_ended_well: Check,
 ) -> None:
     job_id = submit({"1": BLOCKED}, **FOUR_ON_TWO)
     worker = cluster.start_worker(settings)
@@ -80,7 +69,7 @@ def test_a_job_survives_the_loss_of(
     wait_for(job_id, 120, state="succeeded")
     # one more if it was claimed before the loss of a host was known
     assert read_job(database, job_id).attempt in (2, 3), messages(database, job_id)
-    assert has_ended_well(database, storage, job_id)
+    assert has_ended_well(job_id)
 
 
 @several_hosts
@@ -109,7 +98,7 @@ def test_a_job_goes_on_with_fewer_gpus_after_a_host_is_lost_for_good(
     submit: Submit,
     wait_for: WaitFor,
     database: Database,
-    storage: Storage,
+    has_ended_well: Check,
 ) -> None:
     job_id = submit({"1": BLOCKED}, required_gpus=2, resources={"gpus": 4, "hosts": 2, "min_gpus": 2})
     cluster.start_worker(settings)
@@ -117,4 +106,4 @@ def test_a_job_goes_on_with_fewer_gpus_after_a_host_is_lost_for_good(
     cluster.nodes[2].kill()
     wait_for(job_id, 120, state="succeeded")
     assert "The attempt has 2 of the job's 4 GPUs." in messages(database, job_id)
-    assert has_ended_well(database, storage, job_id)
+    assert has_ended_well(job_id)
