@@ -1,6 +1,7 @@
 """`python -m grpo_engine --config job.json --run-dir DIR`: one job, or one rank of it.
 
 `python -m grpo_engine --warm` imports everything first and reads its job from standard input (`prestart.py`).
+With `--sampler DESCRIPTOR` it only samples, for another process that trains the job.
 Writes `events.jsonl` and `checkpoints/` into the run directory and resumes from their content.
 A job with several ranks needs a process for each, with the variables that torchrun sets (RANK, WORLD_SIZE,
 MASTER_ADDR, …). Each may have a run directory of its own: later ranks write only their failures.
@@ -13,6 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 
@@ -47,6 +49,7 @@ class StopRequest:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m grpo_engine", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="config.json of the run")
+    parser.add_argument("--sampler", type=int, help="only sample: descriptor of the requests' connection")
     parser.add_argument("--run-dir", type=Path, required=True, help="where events and checkpoints go")
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments == ["--warm"]:
@@ -59,6 +62,11 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{options.config}: {error}", file=sys.stderr)
         return 2
     options.run_dir.mkdir(parents=True, exist_ok=True)
+    if options.sampler is not None:
+        from grpo_engine.run.sampler_process import serve_samples
+
+        serve_samples(config, options.run_dir, Connection(options.sampler))
+        return 0
     return run(config, options.run_dir, StopRequest())
 
 

@@ -25,6 +25,8 @@ class Runtime(Record):
     """How several ranks hold the model: each a whole copy, or each a share of every layer."""
     tensor_parallel: int = Field(1, ge=1, le=64)
     """Consecutive ranks of one host that hold one vLLM together, each a share of its weights and cache."""
+    samplers: int = Field(0, ge=0, le=64)
+    """Processes on devices of their own that sample for the ranks; 0: each rank samples."""
     weight_budget_bytes: int | None = Field(None, ge=1)
     """Most bytes of weights that a rank may hold for training and, separately, for sampling; None: what its
     device has."""

@@ -6,7 +6,7 @@ effect.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
 import torch
@@ -27,6 +27,8 @@ BUCKET_BYTES = 2**26
 class Ranks:
     rank: int = 0
     world: int = 1
+    group: dist.ProcessGroup | None = None
+    """Whose messages these are; None: the default group's."""
 
     @classmethod
     def current(cls) -> Self:
@@ -34,6 +36,13 @@ class Ranks:
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
         return cls()
+
+    def with_own_messages(self) -> Self:
+        """The same ranks for a second thread, whose messages do not mix with the first one's.
+
+        Every rank must call.
+        """
+        return self if self.world == 1 else replace(self, group=dist.new_group(backend="gloo"))
 
     @property
     def is_first(self) -> bool:
@@ -63,7 +72,7 @@ class Ranks:
         if self.world == 1:
             return [value]
         found: list[T | None] = [None] * self.world
-        dist.all_gather_object(found, value)
+        dist.all_gather_object(found, value, group=self.group)
         return [each for each in found if each is not None]
 
     def joined(self, parts: Sequence[T]) -> list[T]:

@@ -1,13 +1,14 @@
 """Collects a step's groups: samples, grades, and replaces groups without signal."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from grpo_engine.config.job import ReinforcementHyperparameters
 from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.objective.advantages import has_signal
 from grpo_engine.objective.metrics import PhaseTimer
 from grpo_engine.objective.types import GradedGroup, Prompt
+from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.rollout.prompt_source import PromptSource
 from grpo_engine.rollout.sampler.base import Sampler, Sampling
 from grpo_engine.rollout.scoring import (
@@ -45,6 +46,7 @@ class Collector:
     source: PromptSource
     hyperparameters: ReinforcementHyperparameters
     decode: Decode
+    ranks: Ranks = field(default_factory=Ranks.current)
 
     def collect(self, step: int, sampling: Sampling, timer: PhaseTimer) -> StepGroups:
         """The groups of a step. Raises GraderError if too many completions could not be scored."""
@@ -76,7 +78,9 @@ class Collector:
     def graded(self, prompts_P: Sequence[Prompt], sampling: Sampling, timer: PhaseTimer) -> list[GradedGroup]:
         """Groups with their scores, overlong ones punished."""
         size = self.hyperparameters.group_size
-        graded = sample_and_grade(self.sampler, self.grading, prompts_P, size, sampling, timer)
+        graded = sample_and_grade(
+            self.sampler, self.grading, prompts_P, size, sampling, timer, ranks=self.ranks
+        )
         return [punished(each, self.hyperparameters) for each in graded]
 
     def _split(self, graded: Sequence[GradedGroup]) -> tuple[list[GradedGroup], list[GradedGroup]]:

@@ -71,12 +71,14 @@ def sample_and_grade(
     group_size: int,
     sampling: Sampling,
     timer: PhaseTimer,
+    *,
+    ranks: Ranks | None = None,
 ) -> list[GradedGroup]:
     """The prompts' groups with their scores, sampled and graded by all ranks and exchanged between them.
 
     A completion's random numbers do not depend on the number of ranks.
     """
-    ranks = Ranks.current()
+    ranks = ranks or Ranks.current()
     first, own = ranks.part(prompts_P)
     pending = PendingScores(grading)
     with timer.measure("sample"):

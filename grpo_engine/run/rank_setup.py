@@ -37,7 +37,8 @@ from grpo_engine.models.shared_prompt_attention import recompute
 from grpo_engine.objective.types import Group, Prompt
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.parallel.shards import from_first, gathered_weights, sharded_modules
-from grpo_engine.rollout.sampler.base import AroundSampler, OnGroup, Sampler, Sampling
+from grpo_engine.rollout.sampler.base import AroundSampler, OnGroup, Sampler, Sampling, unwrapped
+from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from grpo_engine.run.devices import choose_device
 
 T = TypeVar("T")
@@ -244,6 +245,7 @@ class GatheringSampler(AroundSampler):
 
 
 def with_gathered_weights(sampler: Sampler, policy: Policy) -> Sampler:
-    """The sampler, wrapped in a `GatheringSampler` if it samples with sharded weights."""
+    """A torch sampler, wrapped in a `GatheringSampler` if its weights are sharded."""
     is_sharded = isinstance(policy.model, FSDPModule)
-    return GatheringSampler(sampler, policy.model) if is_sharded and sampler.shares_weights else sampler
+    own = isinstance(unwrapped(sampler), TorchSampler)
+    return GatheringSampler(sampler, policy.model) if is_sharded and own else sampler

@@ -182,7 +182,7 @@ class Trainer(Method):
         configured = self.hyperparameters.importance_correction
         if configured != "auto":
             return configured
-        if not self.sampler.shares_weights:
+        if not self.sampler.matches_trainer:
             return "sequence_mask"
         return "token_truncate" if self.policy.has_low_precision else "none"
 

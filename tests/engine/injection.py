@@ -47,7 +47,7 @@ class InjectedSampler:
     """The groups of steps 1, 2, …. A completion's text is its reward, which `InjectedGrading` reads."""
 
     steps: Sequence[Groups]
-    shares_weights: bool = True
+    matches_trainer: bool = True
     logprobs: Callable[[Given], tuple[float, ...]] = lambda given: (-1.0,) * len(given.token_ids)
     version: int = field(default=0, init=False)
 

@@ -161,7 +161,12 @@ class Attempt:
     def num_ranks(self) -> int:
         """Processes that train the job together; an export is one process."""
         given = len(self.gpus.names) or self.job.required_gpus or self.worker.settings.runtime.ranks
-        return 1 if self.job.export else given
+        return 1 if self.job.export else given - self.num_samplers
+
+    @property
+    def num_samplers(self) -> int:
+        """Processes that sample for them on GPUs of their own."""
+        return 0 if self.job.export else self.job.resources.get("sampler_gpus", 0)
 
     @property
     def method(self) -> Method:

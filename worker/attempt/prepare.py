@@ -40,7 +40,7 @@ def prepare(attempt: Attempt) -> None:
     config = RunConfig(
         job_id=job.id,
         model=_model_source(attempt),
-        runtime=_runtime(settings, attempt.num_ranks),
+        runtime=_runtime(settings, attempt.num_ranks, attempt.num_samplers),
         created_at=job.created_at,
         first_sequence=job.engine_sequence + 1,
         **task,
@@ -48,12 +48,13 @@ def prepare(attempt: Attempt) -> None:
     attempt.files.write(CONFIG, config.model_dump_json(indent=2))
 
 
-def _runtime(settings: Settings, num_ranks: int) -> Runtime:
+def _runtime(settings: Settings, num_ranks: int, num_samplers: int) -> Runtime:
     """The worker's runtime; several slots share this machine's cores."""
     num_threads = settings.runtime.num_threads
     if num_threads is None and settings.slots > 1 and settings.launcher == "local":
         num_threads = max(1, len(os.sched_getaffinity(0)) // settings.slots)
-    return settings.runtime.model_copy(update={"ranks": num_ranks, "num_threads": num_threads})
+    processes = {"ranks": num_ranks, "samplers": num_samplers}
+    return settings.runtime.model_copy(update={**processes, "num_threads": num_threads})
 
 
 def _training(attempt: Attempt) -> dict[str, Any]:

@@ -22,7 +22,8 @@ HOSTS_OWN = {"mode": "embedded", "database_url": None, "broker_url": None}
 @contextmanager
 def reserved_place(attempt: Attempt, engines: WarmPool) -> Iterator[Place]:
     """The attempt's place until the block ends. Raises Refused."""
-    if attempt.worker.settings.launcher == "local" and attempt.num_ranks == 1:
+    is_alone = attempt.num_ranks + attempt.num_samplers == 1
+    if attempt.worker.settings.launcher == "local" and is_alone:
         yield LocalPlace(attempt.folder, attempt.worker.storage, engines, attempt.gpus.environment)
         return
     if find_spec("ray") is None:
@@ -42,6 +43,7 @@ def plan_of(attempt: Attempt) -> Plan:
         job_id=attempt.job.id,
         fence=attempt.job.fence,
         num_ranks=attempt.num_ranks,
+        num_samplers=attempt.num_samplers,
         hosts=0 if is_private or is_reduced else wanted.get("hosts", 0),
         resource="rank" if is_private else "GPU" if gpus.names else "CPU",
         may_grow=settings.gpus > 0,

@@ -82,7 +82,8 @@ def claim(worker: Worker, gpus: Reservation) -> ClaimedJob | None:
             max_running=settings.max_running_jobs,
         )
     if job is not None:
-        gpus.keep(usable[: job.resources.get("gpus") or job.required_gpus or settings.runtime.ranks])
+        wanted = sum(job.resources.get(name, 0) for name in ("gpus", "sampler_gpus"))
+        gpus.keep(usable[: wanted or job.required_gpus or settings.runtime.ranks])
     return job
 
 

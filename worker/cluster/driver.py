@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from worker.cluster.plan import Call, ClusterLost, Plan, Reply, Status
 from worker.cluster.rank import Rank
 from worker.cluster.ranks import Ranks
+from worker.cluster.sampler import Sampler, SamplerGroup
 
 TOO_SMALL_SECONDS = 20.0
 """How long a cluster may have fewer GPUs than the attempt was given."""
@@ -26,7 +27,9 @@ OBJECT_STORE_BYTES = 100_000_000
 CALLS_AT_ONCE = 8
 WAIT_SECONDS = 0.5
 """Longest time that the worker waits for an answer to `waiting_for`."""
-USED_BY_A_RANK: dict[str, dict[str, Any]] = {
+SAMPLER_RESTARTS = 10
+"""How often Ray starts a lost sampler again."""
+USED_BY_AN_ACTOR: dict[str, dict[str, Any]] = {
     "GPU": {"num_gpus": 1},
     "CPU": {"num_cpus": 1},
     "rank": {"resources": {"rank": 1}},
@@ -42,6 +45,7 @@ class Driver:
         self._group = reserve(plan)
         self._actors: list[Any] = []
         self._ranks: Ranks | None = None
+        self._samplers = SamplerGroup()
         self._enough_at = monotonic()
 
     def waiting_for(self) -> str | None:
@@ -51,7 +55,8 @@ class Driver:
         if not self._actors:
             if not self._group.wait(WAIT_SECONDS):
                 return self._missing()
-            self._actors = [self._actor(number) for number in range(self._plan.num_ranks)]
+            self._actors = [self._rank(number) for number in range(self._plan.num_ranks)]
+            self._samplers = SamplerGroup([self._sampler(each) for each in range(self._plan.num_samplers)])
         try:
             locations = ray.get([actor.locate.remote() for actor in self._actors], timeout=WAIT_SECONDS)
         except GetTimeoutError:
@@ -67,10 +72,12 @@ class Driver:
         return self.ranks.files(method, *arguments, everywhere=False)
 
     def files_everywhere(self, method: str, *arguments: Any) -> Any:
+        self._samplers.note(method, arguments)
         return self.ranks.files(method, *arguments, everywhere=True)
 
     def start(self) -> None:
-        self.ranks.start()
+        self._samplers.start()
+        self.ranks.start(self._samplers)
 
     def status(self) -> Status:
         return self.ranks.status
@@ -80,11 +87,13 @@ class Driver:
 
     def kill(self) -> None:
         self.ranks.kill()
+        self._samplers.end("kill")
 
     def leave(self) -> None:
         """Delete the run directories and free the reserved part of the cluster."""
         if self._ranks is not None:
             self._ranks.leave()
+            self._samplers.end("leave")
         remove_placement_group(self._group)
 
     @property
@@ -93,16 +102,28 @@ class Driver:
             raise ClusterLost("the ranks do not run yet")
         return self._ranks
 
-    def _actor(self, number: int) -> Any:
-        bundle = number * self._group.bundle_count // self._plan.num_ranks
+    def _rank(self, number: int) -> Any:
+        bundle = self._bundle(number, self._plan.num_ranks, first=0)
+        return ray.remote(Rank).options(**self._options(bundle), max_restarts=0).remote(self._plan)
+
+    def _sampler(self, number: int) -> Any:
+        bundle = self._bundle(number, self._plan.num_samplers, first=self._plan.num_ranks)
+        options = self._options(bundle) | {"max_restarts": SAMPLER_RESTARTS, "max_task_retries": -1}
+        return ray.remote(Sampler).options(**options).remote(self._plan, number)
+
+    def _bundle(self, number: int, count: int, *, first: int) -> int:
+        """Bundle of one of `count` actors: its own, or its host's."""
+        hosts = self._plan.hosts
+        return number * hosts // count if hosts > 1 else first + number
+
+    def _options(self, bundle: int) -> dict[str, Any]:
         place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
         options: dict[str, Any] = {"num_cpus": 0, "num_gpus": 0, "scheduling_strategy": place}
-        options |= {"max_restarts": 0, "max_concurrency": CALLS_AT_ONCE}
-        options |= USED_BY_A_RANK[self._plan.resource]
-        return ray.remote(Rank).options(**options).remote(self._plan)
+        options |= {"max_concurrency": CALLS_AT_ONCE + self._plan.num_ranks}
+        return options | USED_BY_AN_ACTOR[self._plan.resource]
 
     def _missing(self) -> str:
-        resource, wanted = self._plan.resource, self._plan.num_ranks
+        resource, wanted = self._plan.resource, self._plan.num_gpus
         total = int(ray.cluster_resources().get(resource, 0))
         if total >= wanted or self._plan.may_grow:
             self._enough_at = monotonic()
@@ -113,10 +134,10 @@ class Driver:
 
 
 def reserve(plan: Plan) -> PlacementGroup:
-    """Ask for the ranks' part of the cluster; it may not be free yet."""
+    """Ask for the attempt's part of the cluster; it may not be free yet."""
     strategy = "PACK" if not plan.hosts else "STRICT_PACK" if plan.hosts == 1 else "STRICT_SPREAD"
-    num_bundles = plan.hosts if plan.hosts > 1 else plan.num_ranks
-    bundle = {plan.resource: float(plan.num_ranks // num_bundles)}
+    num_bundles = plan.hosts if plan.hosts > 1 else plan.num_gpus
+    bundle = {plan.resource: float(plan.num_gpus // num_bundles)}
     return placement_group([bundle] * num_bundles, strategy=strategy)
 
 
@@ -129,7 +150,7 @@ def joined_cluster(plan: Plan) -> Iterator[None]:
         ray.init(
             num_cpus=0,
             num_gpus=0,
-            resources={plan.resource: plan.num_ranks},
+            resources={plan.resource: plan.num_gpus},
             object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
             include_dashboard=False,

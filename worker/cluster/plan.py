@@ -20,10 +20,12 @@ class Plan:
     job_id: str
     fence: int
     num_ranks: int
+    num_samplers: int
+    """Processes that only sample, each with a GPU as a rank has."""
     hosts: int
-    """Number of hosts to divide the ranks among; 0: as few as possible."""
+    """Number of hosts to divide ranks and samplers among; 0: as few as possible."""
     resource: Literal["GPU", "CPU", "rank"]
-    """What Ray counts, one for each rank; `rank` exists in private clusters only."""
+    """What Ray counts, one for each rank and sampler; `rank` exists in private clusters only."""
     may_grow: bool
     """Whether the cluster may get more hosts than it has."""
     folder: Path
@@ -39,7 +41,11 @@ class Plan:
     temporary: Path
     """Folder for the files of a private cluster."""
     gpus: tuple[str, ...] = ()
-    """GPUs of this machine that are reserved for the ranks of a private cluster."""
+    """GPUs of this machine that are reserved for a private cluster: the ranks', then the samplers'."""
+
+    @property
+    def num_gpus(self) -> int:
+        return self.num_ranks + self.num_samplers
 
 
 @dataclass(frozen=True)

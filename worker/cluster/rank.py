@@ -1,37 +1,25 @@
-"""One rank: an actor on the rank's host that supervises the engine process.
+"""One rank: an actor on the rank's host that supervises the engine process."""
 
-The actor dies with its driver, and the engine with the actor. If the driver is silent for `SILENCE_SECONDS`
-(its host is unreachable), the actor ends itself: the job may already run elsewhere.
-"""
-
-import os
-import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
+from multiprocessing.connection import Pipe
 from typing import Any
 
 import ray
 
-from grpo_engine.process.gpus import VISIBLE_DEVICES, count_visible_gpus
-from service.platform.storage import open_storage
-from service.settings import Settings
+from grpo_engine.contract.sampling import CONNECTION
+from worker.cluster.engine_actor import EngineActor
 from worker.cluster.network import free_port, interface_towards
-from worker.cluster.plan import SILENCE_SECONDS, Plan
-from worker.launchers.base import EVENTS, engine_arguments
-from worker.launchers.local import EngineProcess
-from worker.launchers.run_directory import clean_up, run_directory
-from worker.launchers.run_files import LocalRunFiles
-from worker.launchers.warm_pool import EngineCommand
+from worker.cluster.plan import Plan
+from worker.cluster.relay import Relay
+from worker.cluster.sampler import SamplerGroup
+from worker.launchers.base import EVENTS
 
 REPORT_SECONDS = 1.0
 """Longest wait of a report for news."""
 LOOK_SECONDS = 0.02
 PIECE_BYTES = 2**20
-SET_BY_RAY = ("OMP_NUM_THREADS",)
-"""Ray limits an actor's own threads; the engine sets those of the rank."""
 
 
 @dataclass(frozen=True)
@@ -57,19 +45,11 @@ class Report:
     log_tail: tuple[str, ...] = ()
 
 
-class Rank:
-    """Use through Ray, with several threads."""
-
+class Rank(EngineActor):
     def __init__(self, plan: Plan) -> None:
-        self._plan, self._rank = plan, 0
-        self._settings = Settings(**plan.settings)
-        self._engine: EngineProcess | None = None
-        self._folder = self._settings.runs_dir
-        self._entered = ExitStack()
-        self._last_call_at = time.monotonic()
-        # the kernel kills the engine when the thread ends that started it
-        self._starter = ThreadPoolExecutor(1)
-        threading.Thread(target=self._end_when_silent, daemon=True).start()
+        super().__init__(plan)
+        self._rank = 0
+        self._relay: Relay | None = None
 
     def locate(self) -> Location:
         """Where this rank runs."""
@@ -79,26 +59,25 @@ class Rank:
     def enter(self, rank: int, first_rank: int) -> None:
         """Be this rank, and use the run directory of this host, which the host's first rank creates."""
         self._rank = rank
-        runs = self._settings.runs_dir.resolve()
-        self._folder = runs / self._plan.job_id / f"{self._plan.fence}.{first_rank}"
-        if first_rank == rank:
-            clean_up(runs)
-            self._entered.enter_context(run_directory(self._folder))
+        self._use_folder(str(first_rank), is_new=first_rank == rank)
 
-    def files(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `LocalRunFiles` in the run directory."""
-        files = LocalRunFiles(self._folder, open_storage(self._settings.storage_location))
-        return getattr(files, method)(*arguments)
-
-    def start(self, locations: Sequence[Location]) -> None:
+    def start(self, locations: Sequence[Location], ranks: Sequence[Any], samplers: SamplerGroup) -> None:
         """Start the engine; the other ranks are started by their actors."""
-        wanted = EngineCommand.of(self._settings)
-        unwanted = {*SET_BY_RAY, *([] if self._has_real_gpu else [VISIBLE_DEVICES])}
-        environment = {name: value for name, value in wanted.environment.items() if name not in unwanted}
-        environment |= self._variables(locations) | dict(self._plan.environment)
-        command = [*wanted.command, *engine_arguments(self._folder)]
-        starting = self._starter.submit(EngineProcess, command, self._folder, environment)
-        self._engine = starting.result()
+        variables = self._variables(locations)
+        if not samplers.actors:
+            self._start_engine(self._rank, variables)
+            return
+        mine, other = Pipe()
+        self._relay = Relay(mine, self._folder, samplers, ranks)
+        with other:
+            variables[CONNECTION] = str(other.fileno())
+            self._start_engine(self._rank, variables, descriptors=[other.fileno()])
+        self._relay.listen()
+
+    def take_policy(self, version: int, policy: Sequence[Any]) -> None:
+        """Use this object of the cluster for requests with this version."""
+        if self._relay:
+            self._relay.take_policy(version, policy)
 
     def report(self, offset: int) -> Report:
         """The first news, or an empty report after `REPORT_SECONDS`. `offset`: of the events' next byte."""
@@ -124,18 +103,10 @@ class Rank:
         if self._engine:
             self._engine.stop(grace_seconds)
 
-    def kill(self) -> None:
-        """SIGKILL for the engine and all its processes; returns when they have ended."""
-        if self._engine:
-            self._engine.close()
-
-    def leave(self) -> None:
-        """Kill the engine, and delete the run directory."""
-        self.kill()
-        self._entered.close()
-
     def _variables(self, locations: Sequence[Location]) -> dict[str, str]:
-        """Torchrun's variables, the interface that leads to the first rank, and the GPU."""
+        """Torchrun's variables, and the interface that leads to the first rank; none for a single rank."""
+        if len(locations) == 1:
+            return {}
         first, mine = locations[0], locations[self._rank].node
         neighbours = [rank for rank, location in enumerate(locations) if location.node == mine]
         interface = interface_towards(first.host)
@@ -149,14 +120,7 @@ class Rank:
             "GLOO_SOCKET_IFNAME": interface,
             "NCCL_SOCKET_IFNAME": interface,
         }
-        if self._plan.gpus:
-            variables[VISIBLE_DEVICES] = self._plan.gpus[self._rank]
-        return {name: str(value) for name, value in variables.items()} if len(locations) > 1 else {}
-
-    @property
-    def _has_real_gpu(self) -> bool:
-        """Whether the rank's GPU exists; one that is only declared is a process on the CPU."""
-        return bool(self._plan.gpus) or (self._plan.resource == "GPU" and count_visible_gpus({}) > 0)
+        return {name: str(value) for name, value in variables.items()}
 
     def _events(self, offset: int) -> bytes:
         path = self._folder / EVENTS
@@ -171,8 +135,3 @@ class Rank:
         failure = self._folder / f"failed-rank-{self._rank}.json"
         content = failure.read_bytes() if failure.is_file() else None
         return Report(exit_code=exit_code, failure=content, log_tail=self._engine.log_tail())
-
-    def _end_when_silent(self) -> None:
-        while time.monotonic() - self._last_call_at < SILENCE_SECONDS:
-            time.sleep(LOOK_SECONDS * 10)
-        os._exit(1)

@@ -20,6 +20,7 @@ from grpo_engine.contract.events import Failed
 from grpo_engine.files.event_log import Journal
 from worker.cluster.plan import LAST_SECONDS, LOST, SILENCE_SECONDS, Plan, Status
 from worker.cluster.rank import Location, Report
+from worker.cluster.sampler import SamplerGroup
 from worker.launchers.base import EVENTS
 
 
@@ -44,9 +45,9 @@ class Ranks:
         hosts = self._hosts() if everywhere else self._hosts()[:1]
         return ray.get([actor.files.remote(method, *arguments) for _, actor in hosts])[0]
 
-    def start(self) -> None:
-        """Start all engines."""
-        ray.get([actor.start.remote(self._locations) for actor in self._actors])
+    def start(self, samplers: SamplerGroup) -> None:
+        """Start all engines, which may use the samplers."""
+        ray.get([actor.start.remote(self._locations, self._actors, samplers) for actor in self._actors])
 
     def stop(self, grace_seconds: float) -> None:
         """Have all engines write a checkpoint and end."""

@@ -47,13 +47,17 @@ def open_rollouts(
     source = make_source()
     if not method.hyperparameters.max_staleness:
         return source, Collector(sampler, grading, source, method.hyperparameters, policy.decode)
-    if (world := Ranks.current().world) > 1:
-        message = f"max_staleness is 1, but {world} ranks share the sampling and communicate during training"
-        raise ConfigError(message, hint="Set max_staleness to 0, or train on one device.")
     snapshot = PolicySnapshot(policy, sampler, method)
+    ranks = Ranks.current()
+    if ranks.world > 1 and not snapshot.is_remote:
+        message = f"max_staleness is 1, but {ranks.world} ranks share the sampling and train meanwhile"
+        hint = "Set max_staleness to 0, train on one device, or give the job resources.sampler_gpus."
+        raise ConfigError(message, hint=hint)
     drawing = make_source()
     decode = snapshot.policy_copy.decode
-    collector = Collector(snapshot.sampler, grading, drawing, method.hyperparameters, decode)
+    collector = Collector(
+        snapshot.sampler, grading, drawing, method.hyperparameters, decode, ranks.with_own_messages()
+    )
     ahead = OneStepAhead(snapshot, collector, source, total_steps, version)
     return ahead, ahead
 

@@ -1,5 +1,6 @@
 """A copy of the policy that stays fixed while the policy is trained, and a sampler of it.
 
+Samplers on other devices have such a copy already.
 The copy shares the frozen weights and owns the trained ones: with LoRA the adapter (and, if it is merged for
 sampling, the merged layers during sampling); with full fine-tuning a second model. Its modules are separate,
 so merging, switching adapters and attention layouts do not interfere.
@@ -16,7 +17,8 @@ from grpo_engine.config.job import ReinforcementMethod
 from grpo_engine.contract.errors import ConfigError
 from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.overlap.own_stream import OwnStream
-from grpo_engine.rollout.sampler.base import Sampler
+from grpo_engine.rollout.sampler.base import Sampler, unwrapped
+from grpo_engine.rollout.sampler.remote.sampler import RemoteSampler
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from grpo_engine.rollout.tools.sampler import ToolSampler
 
@@ -26,18 +28,30 @@ class PolicySnapshot:
 
     def __init__(self, policy: Policy, sampler: Sampler, method: ReinforcementMethod) -> None:
         self.policy = policy
-        self.policy_copy = copied_policy(policy)
+        self.is_remote = isinstance(unwrapped(sampler), RemoteSampler)
+        self.policy_copy = with_own_tokenizer(policy) if self.is_remote else copied_policy(policy)
         self.stream = OwnStream(policy.device)
         self.sampler = sampler_for(sampler, self.policy_copy, method)
 
     def update(self, version: int) -> None:
         """Copy the policy's current weights; `version` is the policy's."""
+        if not self.is_remote:
+            self._copy_weights()
+        self.sampler.load_policy(version)
+
+    def _copy_weights(self) -> None:
         with torch.no_grad(), self.stream.handing_over():
             for own, trained in zip(
                 self.policy_copy.trainable.values(), self.policy.trainable.values(), strict=True
             ):
                 own.copy_(trained)
-        self.sampler.load_policy(version)
+
+
+def with_own_tokenizer(policy: Policy) -> Policy:
+    """The same policy for another thread: two threads must not use one tokenizer."""
+    shown = copy.copy(policy)
+    shown.tokenizer = copy.deepcopy(policy.tokenizer)
+    return shown
 
 
 def copied_policy(policy: Policy) -> Policy:
@@ -67,10 +81,12 @@ def sampler_for(sampler: Sampler, policy: Policy, method: ReinforcementMethod) -
     if isinstance(sampler, ToolSampler):
         inner = sampler_for(sampler.inner, policy, method)
         return ToolSampler(inner, policy, method.tools, max_turns=method.hyperparameters.max_turns)
+    if isinstance(sampler, RemoteSampler):
+        return sampler
     if isinstance(sampler, TorchSampler):
         return TorchSampler(policy, sampler.sample_budget)
     raise ConfigError(
         f"max_staleness is 1, but {type(sampler).__name__} cannot sample while the policy is trained: it "
         "sleeps then and gives its memory to the trainer",
-        hint="Set max_staleness to 0, or runtime.sampler to torch.",
+        hint="Set max_staleness to 0 or runtime.sampler to torch, or give the job resources.sampler_gpus.",
     )

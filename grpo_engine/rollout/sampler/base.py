@@ -60,6 +60,10 @@ class Sampling:
     def starting_at(self, first_prompt: int) -> Sampling:
         return replace(self, first_prompt=first_prompt)
 
+    def part(self, start: int, stop: int) -> Sampling:
+        """For the prompts from `start` to `stop`, which keep their random numbers."""
+        return replace(self, first_prompt=self.first_prompt + start, continuing=self.continuing[start:stop])
+
 
 OnGroup = Callable[[int, Group], None]
 """Called with a group's position as soon as its last completion is finished."""
@@ -115,8 +119,8 @@ def finished_completion(
 
 
 class Sampler(Protocol):
-    shares_weights: bool
-    """Samples with the trained weights themselves: in float32 with the trainer's log-probabilities."""
+    matches_trainer: bool
+    """Computes as the trainer does: in float32 with its log-probabilities."""
 
     def generate(
         self,
@@ -142,13 +146,20 @@ class AroundSampler:
 
     def __init__(self, inner: Sampler) -> None:
         self.inner = inner
-        self.shares_weights = inner.shares_weights
+        self.matches_trainer = inner.matches_trainer
 
     def load_policy(self, version: int) -> None:
         self.inner.load_policy(version)
 
     def rest(self) -> dict[str, float]:
         return self.inner.rest()
+
+
+def unwrapped(sampler: Sampler) -> Sampler:
+    """The innermost sampler."""
+    while isinstance(sampler, AroundSampler):
+        sampler = sampler.inner
+    return sampler
 
 
 def uniforms(seed: int, step: int, prompt: int, sample: int, count: int, *, turn: int = 0) -> np.ndarray:

@@ -12,6 +12,7 @@ from grpo_engine.contract.errors import ConfigError
 from grpo_engine.models.device_memory import refuse_above_budget, weight_bytes
 from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.sampler.base import Sampler
+from grpo_engine.rollout.sampler.remote.sampler import RemoteSampler
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 
 INSTALL_HINT = (
@@ -27,7 +28,24 @@ def open_sampler(
     context_tokens: int,
     run_dir: Path,
 ) -> Sampler:
-    """The sampler for completions that have at most `context_tokens` with their prompts.
+    """The sampler of a training process: on its own device, or samplers on others.
+
+    Raises as `open_local_sampler`, and ConfigError if the launcher has started no samplers.
+    """
+    if not runtime.samplers:
+        return open_local_sampler(runtime, policy, hyperparameters, context_tokens, run_dir)
+    is_torch = not _prefers_vllm(runtime, policy) or _why_no_vllm(policy, hyperparameters) is not None
+    return RemoteSampler(policy, runtime, context_tokens, run_dir, matches_trainer=is_torch)
+
+
+def open_local_sampler(
+    runtime: Runtime,
+    policy: Policy,
+    hyperparameters: ReinforcementHyperparameters,
+    context_tokens: int,
+    run_dir: Path,
+) -> Sampler:
+    """The sampler on this device, for completions that have at most `context_tokens` with their prompts.
 
     Raises ConfigError if vLLM is configured and not available, DeviceMemoryError if the weights exceed
     `weight_budget_bytes`.
@@ -36,10 +54,10 @@ def open_sampler(
         return _torch_sampler(runtime, policy)
     if find_spec("vllm") is None:
         raise ConfigError("runtime.sampler is vllm, but vLLM is not installed here", hint=INSTALL_HINT)
-    from grpo_engine.rollout.sampler.vllm.options import refuse_uneven_groups, why_unsupported
+    from grpo_engine.rollout.sampler.vllm.options import refuse_uneven_groups
     from grpo_engine.rollout.sampler.vllm.sampler import TORCH_HINT, VllmSampler
 
-    reason = why_unsupported(policy, hyperparameters)
+    reason = _why_no_vllm(policy, hyperparameters)
     if reason is None:
         refuse_uneven_groups(runtime)
         _refuse_above_budget(runtime, policy, policy.model.num_parameters() * policy.compute_dtype.itemsize)
@@ -47,6 +65,12 @@ def open_sampler(
     if runtime.sampler == "vllm":
         raise ConfigError(f"runtime.sampler is vllm, but {reason}", hint=TORCH_HINT)
     return _torch_sampler(runtime, policy)
+
+
+def _why_no_vllm(policy: Policy, hyperparameters: ReinforcementHyperparameters) -> str | None:
+    from grpo_engine.rollout.sampler.vllm.options import why_unsupported
+
+    return why_unsupported(policy, hyperparameters)
 
 
 def _torch_sampler(runtime: Runtime, policy: Policy) -> TorchSampler:

@@ -26,7 +26,7 @@ LARGEST_UNIFORM = 1 - 2**-22
 
 
 class TorchSampler:
-    shares_weights = True
+    matches_trainer = True
 
     def __init__(self, policy: Policy, sample_budget: int, *, is_frozen: bool = False) -> None:
         """`sample_budget`: completions sampled at once; `is_frozen`: the policy no longer changes."""

@@ -22,28 +22,13 @@ from grpo_engine.config.recipes import problem_at
 from grpo_engine.contract.records import filled_in
 from service.integrations import Integration
 from service.jobs.model.openai_terms import from_openai_terms
+from service.jobs.model.resources import Resources
 from service.web.validation import RequestBody
 
 Label = Annotated[str, StringConstraints(max_length=512)]
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 MAX_LABELS = 16
 FileId = Annotated[str, StringConstraints(min_length=1, max_length=64)]
-
-
-class Resources(RequestBody):
-    gpus: int = Field(0, ge=0, le=64)
-    """Number of GPUs, each with one training process; 0: one device, whatever the worker has."""
-    gpu_memory_gb: int = Field(0, ge=0, le=10_000)
-    """Least memory of each GPU in units of 10^9 bytes, as in a card's name; 0: any, or none."""
-    hosts: int = Field(0, ge=0, le=64)
-    """Hosts of a cluster to divide the GPUs among, the same number on each; 0: as few as possible."""
-    min_gpus: int = Field(0, ge=0, le=64)
-    """The job starts, and continues after a loss of hosts, with fewer GPUs than `gpus` if fewer are free, but
-    with at least this many; 0: only with all."""
-
-    @property
-    def least_gpus(self) -> int:
-        return self.min_gpus or self.gpus
 
 
 def _in_openais_older_form(schema: dict[str, Any]) -> None:

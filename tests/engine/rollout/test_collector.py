@@ -32,7 +32,7 @@ def completion(reward: float | None, tokens: int = 2) -> Completion:
 class RowSampler:
     """Rows in `alive` give completions that differ; all others are equal. Records its calls."""
 
-    shares_weights = True
+    matches_trainer = True
 
     def __init__(self, alive: set[int], rewards: Sequence[float | None] = (0.0, 1.0)) -> None:
         self.alive = alive

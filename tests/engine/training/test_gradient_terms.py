@@ -167,7 +167,7 @@ def test_auto_corrects_only_samplers_with_other_numerics(
 ) -> None:
     steps = random_steps(1, 3, 4)
     for shares, expected in ((True, "none"), (False, "sequence_mask")):
-        sampler = InjectedSampler(steps, shares_weights=shares)
+        sampler = InjectedSampler(steps, matches_trainer=shares)
         trainer = injected_trainer(make_config(), steps, sampler)
         assert trainer._correction() == expected
     configured = injected_trainer(make_config(importance_correction="token_mask"), steps)

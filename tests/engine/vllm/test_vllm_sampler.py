@@ -193,6 +193,6 @@ def test_tools_run_between_turns_that_vllm_samples(
         sampler = ToolSampler(CallsAfterwards(inner), inner.policy, tools, max_turns=3)  # type: ignore[arg-type]
         groups = sampler.generate(prompts, 2, sampling)
         again = sampler.generate(prompts[1:], 2, sampling.starting_at(1))
-    assert not ToolSampler(inner, inner.policy, tools, max_turns=3).shares_weights
+    assert not ToolSampler(inner, inner.policy, tools, max_turns=3).matches_trainer
     assert all(each.turns == 2 and not all(each.sampled) for group in groups for each in group.completions)
     assert tokens(again) == tokens(groups)[1:]

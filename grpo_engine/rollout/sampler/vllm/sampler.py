@@ -39,7 +39,7 @@ TORCH_HINT = "Set runtime.sampler to torch for this job."
 
 
 class VllmSampler:
-    shares_weights = False
+    matches_trainer = False
 
     def __init__(self, policy: Policy, runtime: Runtime, context_tokens: int, run_dir: Path) -> None:
         """Loads the base model into vLLM and compares the two. Raises ConfigError, PolicyMismatchError."""

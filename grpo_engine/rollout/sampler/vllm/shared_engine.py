@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from grpo_engine.objective.types import Group, Prompt
-from grpo_engine.rollout.sampler.base import AroundSampler, OnGroup, Sampler, Sampling
+from grpo_engine.rollout.sampler.base import AroundSampler, OnGroup, Sampler, Sampling, unwrapped
 from grpo_engine.rollout.sampler.vllm.engine import VllmCompletion, VllmEngine, vllm_environment
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ class LockstepSampler(AroundSampler):
 
 def in_lockstep(sampler: Sampler) -> Sampler:
     """The sampler, in a `LockstepSampler` if the one inside shares its vLLM with other ranks."""
-    engine = getattr(getattr(sampler, "inner", None), "engine", None)
+    engine = getattr(unwrapped(sampler), "engine", None)
     return LockstepSampler(sampler, engine) if isinstance(engine, SharedEngine) else sampler
 
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from grpo_engine.config.job import Method, TrainingFree
+from grpo_engine.config.job import Method, Reinforcement, TrainingFree
 from grpo_engine.sandbox import SandboxUnavailable, monty
 from service.jobs.model.dataset import Problems
 from service.jobs.model.methods import rules_of, tools_of
-from service.jobs.model.schemas import Resources
+from service.jobs.model.resources import Resources
 from service.jobs.store.machines import (
     CLUSTER,
     PYTHON_GRADERS,
@@ -44,14 +44,16 @@ def check_gpus(
     """Adds a problem if no able machine has them; warns of limits that apply to each GPU."""
     gpus, least = resources.gpus, resources.least_gpus
     _check_division(resources, machines, problems)
+    _check_samplers(resources, method, problems)
     required = frozenset(needed for _, needed in needs_of(method))
     able = [machine for machine in machines if required <= machine.capabilities] or machines
     most = max((machine.gpus for machine in able), default=gpus)
     if most < least:
         reason = f"{least} GPUs are requested; the largest worker that can run the job has {most}"
         problems.add("resources.gpus", reason, code="gpus_unavailable")
-    elif most < gpus:
-        warn("fewer_gpus", f"The job will run with at most {most} of its {gpus} GPUs: no worker has more.")
+    elif most < resources.all_gpus:
+        told = f"The job will run with at most {most} of its {resources.all_gpus} GPUs: no worker has more."
+        warn("fewer_gpus", told)
     able = [machine for machine in able if machine.gpus >= least] or able
     memory = max((machine.gpu_memory_gb for machine in able), default=resources.gpu_memory_gb)
     if memory < resources.gpu_memory_gb:
@@ -67,15 +69,29 @@ def check_gpus(
             warn("limit_on_each_gpu", message)
 
 
+def _check_samplers(resources: Resources, method: Method, problems: Problems) -> None:
+    """Adds a problem if GPUs are requested for samplers of a job that has none, or that trains nowhere."""
+    if not resources.sampler_gpus:
+        return
+    if not isinstance(method, Reinforcement):
+        reason = "must be 0: only a reinforcement job samples while it trains"
+        problems.add("resources.sampler_gpus", reason, code="invalid_value")
+    elif not resources.gpus:
+        reason = "needs resources.gpus: the GPUs that train"
+        problems.add("resources.sampler_gpus", reason, code="invalid_value")
+
+
 def _check_division(resources: Resources, machines: list[Machine], problems: Problems) -> None:
     """Adds a problem if the GPUs cannot be divided among the requested hosts, or no cluster has these."""
     if resources.min_gpus > resources.gpus:
         reason = f"must be at most resources.gpus, {resources.gpus}"
         problems.add("resources.min_gpus", reason, code="invalid_value")
-    if resources.hosts and resources.gpus % resources.hosts:
-        reason = f"must divide resources.gpus, {resources.gpus}: each host gets the same number"
-        problems.add("resources.hosts", reason, code="invalid_value")
-    elif resources.hosts and not resources.gpus:
+    for name in ("gpus", "sampler_gpus"):
+        number = getattr(resources, name)
+        if resources.hosts and number % resources.hosts:
+            reason = f"must divide resources.{name}, {number}: each host gets the same number"
+            problems.add("resources.hosts", reason, code="invalid_value")
+    if resources.hosts and not resources.gpus:
         reason = "needs resources.gpus: they are divided among the hosts"
         problems.add("resources.hosts", reason, code="invalid_value")
     most = max((machine.hosts for machine in machines), default=resources.hosts)

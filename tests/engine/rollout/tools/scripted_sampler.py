@@ -18,7 +18,7 @@ class ScriptedSampler:
 
     policy: Policy
     says: Callable[[Stream], str | Sequence[int]]
-    shares_weights: bool = True
+    matches_trainer: bool = True
     version: int = 0
     heard: dict[Stream, tuple[int, ...]] = field(default_factory=dict)
     """The prompt's ids that each turn began from."""

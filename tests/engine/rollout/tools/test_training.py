@@ -52,7 +52,7 @@ def test_a_turn_has_its_own_random_numbers() -> None:
 class CallsAfterwards:
     """Around a real sampler: completions of the first turn end in a call that the model did not make."""
 
-    shares_weights = True
+    matches_trainer = True
 
     def __init__(self, inner: TorchSampler) -> None:
         self.inner = inner

@@ -1,0 +1,27 @@
+"""What a training engine asks of a sampler on another device, and its reply."""
+
+from grpo_engine.contract.events import Failed
+from grpo_engine.contract.records import Record
+from grpo_engine.objective.types import Completion
+from grpo_engine.rollout.sampler.base import Sampling
+
+
+class SampleRequest(Record):
+    """P prompts of a step."""
+
+    version: int
+    """Of the policy to sample from."""
+    context_tokens: int
+    """Most tokens of a prompt and its completion, the same in all requests of a run."""
+    prompts: tuple[tuple[int, ...], ...]
+    """Token ids of each prompt."""
+    group_size: int
+    sampling: Sampling
+    """Names the random numbers, so that any sampler draws the same tokens."""
+
+
+class SampleReply(Record):
+    groups: tuple[tuple[Completion, ...], ...] = ()
+    """[P][G] completions, in the order of the prompts."""
+    failure: Failed | None = None
+    """Why there are none, if the job is at fault."""

@@ -1,0 +1,81 @@
+"""The process of a sampler on a device of its own: answers requests until its connection closes.
+
+The weights of each policy are in the run directory before the first request for them. An error that is the
+job's fault is a reply; any other one ends the process, which the launcher replaces.
+"""
+
+import traceback
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import cast
+
+import torch
+from safetensors import safe_open
+
+from grpo_engine.config.job import Reinforcement, RunConfig
+from grpo_engine.contract.errors import PolicyMismatchError
+from grpo_engine.contract.sampling import policy_file
+from grpo_engine.models.loading import load_policy
+from grpo_engine.objective.types import Completion, Prompt
+from grpo_engine.rollout.sampler.base import Sampler
+from grpo_engine.rollout.sampler.choice import open_local_sampler
+from grpo_engine.rollout.sampler.remote.messages import SampleReply, SampleRequest
+from grpo_engine.run.build import prepare_device
+from grpo_engine.run.engine_errors import failure_of
+
+
+def serve_samples(config: RunConfig, run_dir: Path, connection: Connection) -> None:
+    """Answer requests until the other end closes."""
+    served = ServedPolicy(config, run_dir)
+    with suppress(EOFError):
+        while True:
+            request = SampleRequest.model_validate_json(connection.recv_bytes())
+            connection.send_bytes(served.reply(request).model_dump_json().encode())
+
+
+class ServedPolicy:
+    """The job's policy and a sampler of it, loaded with the first request."""
+
+    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+        self.config, self.run_dir = config, run_dir
+        self.version: int | None = None
+        self._sampler: Sampler | None = None
+
+    def reply(self, request: SampleRequest) -> SampleReply:
+        """Raises exceptions that are the machine's fault."""
+        try:
+            return SampleReply(groups=self._sample(request))
+        except Exception as error:
+            failed = failure_of(error)
+            if failed is None:
+                raise
+            traceback.print_exception(error)
+            return SampleReply(failure=failed)
+
+    def _sample(self, request: SampleRequest) -> tuple[tuple[Completion, ...], ...]:
+        sampler = self._sampler = self._sampler or self._open(request.context_tokens)
+        if request.version != self.version:
+            self._load(request.version)
+            sampler.load_policy(request.version)
+            self.version = request.version
+        prompts = [Prompt(place, "", token_ids, {}) for place, token_ids in enumerate(request.prompts)]
+        groups = sampler.generate(prompts, request.group_size, request.sampling)
+        return tuple(group.completions for group in groups)
+
+    def _open(self, context_tokens: int) -> Sampler:
+        config = self.config
+        settings = cast(Reinforcement, config.method).reinforcement.hyperparameters
+        device, dtype = prepare_device(config.runtime)
+        self.policy = load_policy(config.model, settings, device, dtype, config.seed)
+        return open_local_sampler(config.runtime, self.policy, settings, context_tokens, self.run_dir)
+
+    def _load(self, version: int) -> None:
+        """Copy the trained weights into the policy, and delete their file."""
+        path, trainable = self.run_dir / policy_file(version), self.policy.trainable
+        with safe_open(path, framework="pt") as file, torch.no_grad():
+            if set(file.keys()) != trainable.keys():
+                raise PolicyMismatchError("the trained weights are not those of the sampler's model")
+            for name, parameter in trainable.items():
+                parameter.copy_(file.get_tensor(name))
+        path.unlink()
