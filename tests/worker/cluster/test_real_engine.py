@@ -4,7 +4,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 from safetensors.torch import load
@@ -41,8 +44,13 @@ def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"engine_module": "grpo_engine", "runtime": runtime})
 
 
-def insert_real_job(database: Database, storage: Storage, **values: object) -> str:
-    hyperparameters = {
+def insert_real_job(
+    database: Database,
+    storage: Storage,
+    hyperparameters: Mapping[str, object] = MappingProxyType({}),
+    **values: object,
+) -> str:
+    given = {
         "n_steps": STEPS,
         "checkpoint_interval": 2,
         "group_size": 4,
@@ -53,10 +61,10 @@ def insert_real_job(database: Database, storage: Storage, **values: object) -> s
         "lora": {"rank": 4, "alpha": 8},
     }
     file_id = insert_dataset(database, storage)
-    shape = method(**hyperparameters).model_dump(mode="json")
+    shape = method(**given | dict(hyperparameters)).model_dump(mode="json")
     shape["reinforcement"]["grader"] = {"type": "format", "pattern": "[0-9]", "match": "search"}
-    given = {"method": shape, "total_steps": STEPS}
-    return insert_job(database, file_id, model="small", **given | values)
+    row = {"method": shape, "total_steps": STEPS}
+    return insert_job(database, file_id, model="small", **row | values)
 
 
 def groups_left(cluster: Cluster) -> str:
@@ -66,19 +74,72 @@ def groups_left(cluster: Cluster) -> str:
     return head.host.run([sys.executable, "-c", GROUPS_LEFT], env=environment).splitlines()[-1]
 
 
-def test_a_job_that_loses_rank_host_link_and_worker_equals_one_process(
+@pytest.fixture
+def run_alone(
     cluster: Cluster, settings: Settings, wait_for: WaitFor, database: Database, storage: Storage
-) -> None:
-    alone = settings.model_copy(
-        update={"launcher": "local", "pool": "alone", "home": settings.home.with_name("alone")}
-    )
-    (settings.home.with_name("alone") / "models").mkdir(parents=True)
-    make_model(alone.home / "models" / "small", hidden=64, layers=2, seed=1)
-    expected = insert_real_job(database, storage, pool="alone")
-    cluster.start_worker(alone)
-    wait_for(expected, 120, state="succeeded")
-    cluster.end_workers()
+) -> Callable[..., str]:
+    """Run a job in one process; its id."""
 
+    def run(**options: Any) -> str:
+        home = settings.home.with_name("alone")
+        make_model(home / "models" / "small", hidden=64, layers=2, seed=1)
+        job_id = insert_real_job(database, storage, pool="alone", **options)
+        cluster.start_worker(settings.model_copy(update={"launcher": "local", "pool": "alone", "home": home}))
+        wait_for(job_id, 120, state="succeeded")
+        cluster.end_workers()
+        return job_id
+
+    return run
+
+
+def assert_same_weights(database: Database, storage: Storage, expected: str, found: str) -> None:
+    one, several = (load(weights(database, storage, each)) for each in (expected, found))
+    assert one.keys() == several.keys()
+    assert any(bool(tensor.any()) for name, tensor in one.items() if "lora_B" in name)
+    assert max(float((one[name] - several[name]).abs().max()) for name in one) <= TOLERANCE
+
+
+def test_a_sampler_whose_host_is_lost_is_replaced_in_the_same_attempt(
+    cluster: Cluster,
+    settings: Settings,
+    run_alone: Callable[..., str],
+    wait_for: WaitFor,
+    database: Database,
+    storage: Storage,
+) -> None:
+    expected = run_alone(hyperparameters={"max_staleness": 1})
+    job_id = insert_real_job(
+        database,
+        storage,
+        hyperparameters={"max_staleness": 1},
+        required_gpus=3,
+        resources={"gpus": 2, "sampler_gpus": 1},
+    )
+    cluster.start_worker(settings)
+    wait_for(job_id, 180, step=2)
+    (node,) = [each for each in cluster.nodes if any(map(is_sampler, cluster.engine_pids(each)))]
+    assert len(cluster.engine_pids(node)) == 1
+    node.kill_raylet()
+    wait_until(lambda: not cluster.engine_pids(node), 60, "the sampler has ended")
+    cluster.repair()
+    wait_for(job_id, 300, state="succeeded", attempt=1)
+    assert_same_weights(database, storage, expected, job_id)
+    wait_until(lambda: not cluster.engine_pids(), 20, "no engine is left")
+
+
+def is_sampler(pid: int) -> bool:
+    return b"\0--sampler\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_a_job_that_loses_rank_host_link_and_worker_equals_one_process(
+    cluster: Cluster,
+    settings: Settings,
+    run_alone: Callable[..., str],
+    wait_for: WaitFor,
+    database: Database,
+    storage: Storage,
+) -> None:
+    expected = run_alone()
     job_id = insert_real_job(database, storage, **FOUR_ON_TWO)
     first, second = cluster.nodes[1:]
     first.host.delay(50, loss_percent=2)
@@ -118,9 +179,6 @@ def test_a_job_that_loses_rank_host_link_and_worker_equals_one_process(
 
     assert read_job(database, job_id).attempt >= 5, messages(database, job_id)
     assert metric_steps(database, job_id) == list(range(1, STEPS + 1))
-    one, four = (load(weights(database, storage, each)) for each in (expected, job_id))
-    assert one.keys() == four.keys()
-    assert any(bool(tensor.any()) for name, tensor in one.items() if "lora_B" in name)
-    assert max(float((one[name] - four[name]).abs().max()) for name in one) <= TOLERANCE
+    assert_same_weights(database, storage, expected, job_id)
     wait_until(lambda: not cluster.engine_pids(), 20, "no engine is left")
     assert groups_left(cluster) == "groups 0"

@@ -59,11 +59,41 @@ def test_response_and_row_of_a_job_have_its_gpus(two_gpus: TestClient, database:
     file_id = upload(two_gpus)
     plain = create(two_gpus, file_id)
     both = create(two_gpus, file_id, resources={"gpus": 2, "gpu_memory_gb": 80})
-    assert plain["resources"] == {"gpus": 0, "gpu_memory_gb": 0, "hosts": 0, "min_gpus": 0}
-    assert both["resources"] == {"gpus": 2, "gpu_memory_gb": 80, "hosts": 0, "min_gpus": 0}
+    nothing = {"gpus": 0, "sampler_gpus": 0, "gpu_memory_gb": 0, "hosts": 0, "min_gpus": 0}
+    assert plain["resources"] == nothing
+    assert both["resources"] == nothing | {"gpus": 2, "gpu_memory_gb": 80}
     with database.reading() as session:
         rows = [session.get_one(Job, job["id"]) for job in (plain, both)]
         assert [(row.required_gpus, row.required_gpu_memory_gb) for row in rows] == [(0, 0), (2, 80)]
+
+
+@on_sqlite
+def test_gpus_that_only_sample_count_too(production: TestClient, database: Database) -> None:
+    report_machine(database, "large", Machine(frozenset(), 4))
+    asked = {"gpus": 3, "sampler_gpus": 1, "min_gpus": 2}
+    job_id = create(production, upload(production), resources=asked)["id"]
+    with database.reading() as session:
+        assert session.get_one(Job, job_id).required_gpus == 3
+
+    def refused_resources(method: Any = None, **resources: int) -> list[tuple[str, str]]:
+        method = method or reinforcement(NUMERIC)
+        body = request(upload(production), resources=resources, method=method)
+        report = production.post("/v1/fine_tuning/jobs/validate", json=body).json()
+        return [(problem["param"], problem["message"]) for problem in report["problems"]]
+
+    ((place, message),) = refused_resources(gpus=3, sampler_gpus=2)
+    assert (place, "5 GPUs are requested" in message) == ("resources.gpus", True)
+    assert refused_resources(sampler_gpus=1) == [
+        ("resources.sampler_gpus", "needs resources.gpus: the GPUs that train")
+    ]
+    divided = refused_resources(gpus=2, sampler_gpus=1, hosts=2)
+    assert (
+        "resources.hosts",
+        "must divide resources.sampler_gpus, 1: each host gets the same number",
+    ) in divided
+    supervised = {"type": "supervised", "supervised": {}}
+    found = refused_resources(supervised, gpus=1, sampler_gpus=1)
+    assert ("resources.sampler_gpus", "must be 0: only a reinforcement job samples while it trains") in found
 
 
 @on_sqlite
