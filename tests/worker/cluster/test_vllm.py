@@ -1,4 +1,4 @@
-"""A model that is declared too large for one rank trains sharded on two hosts, each with one vLLM."""
+"""vLLM on two hosts: each holds one together, or it samples apart from the ranks that train."""
 
 from collections.abc import Callable
 
@@ -54,3 +54,20 @@ def test_four_ranks_on_two_hosts_sample_with_tensor_parallelism(
     wait_until(lambda: read_job(database, job_id).state in ("succeeded", "failed"), 500, "the job has ended")
     assert read_job(database, job_id).state == "succeeded", messages(database, job_id)
     assert metric_steps(database, job_id) == [1, 2]
+
+
+@pytest.mark.several_hosts
+def test_sharded_ranks_train_while_vllm_samples_on_gpus_of_its_own(
+    cluster: Cluster,
+    settings: Settings,
+    submit: Callable[..., str],
+    database: Database,
+) -> None:
+    apart = settings.runtime.model_copy(update={"tensor_parallel": 1, "weight_budget_bytes": None})
+    resources = {"gpus": 2, "sampler_gpus": 2}
+    ahead = SETTINGS | BATCH | {"n_steps": 3, "max_staleness": 1}
+    job_id = submit(hyperparameters=ahead, required_gpus=4, resources=resources)
+    cluster.start_worker(settings.model_copy(update={"runtime": apart}))
+    wait_until(lambda: read_job(database, job_id).state in ("succeeded", "failed"), 500, "the job has ended")
+    assert read_job(database, job_id).state == "succeeded", messages(database, job_id)
+    assert metric_steps(database, job_id) == [1, 2, 3]
