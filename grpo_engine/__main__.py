@@ -14,7 +14,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 
@@ -65,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.sampler is not None:
         from grpo_engine.run.sampler_process import serve_samples
 
-        serve_samples(config, options.run_dir, Connection(options.sampler))
+        serve_samples(config, options.run_dir, options.sampler)
         return 0
     return run(config, options.run_dir, StopRequest())
 

@@ -6,7 +6,6 @@ job's fault is a reply; any other one ends the process, which the launcher repla
 
 import traceback
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import cast
 
@@ -21,14 +20,15 @@ from grpo_engine.objective.types import Completion, Prompt
 from grpo_engine.rollout.sampler.base import Sampler
 from grpo_engine.rollout.sampler.choice import open_local_sampler
 from grpo_engine.rollout.sampler.remote.messages import SampleReply, SampleRequest
+from grpo_engine.rollout.sampler.remote.sampler import inherited_connection
 from grpo_engine.run.build import prepare_device
 from grpo_engine.run.engine_errors import failure_of
 
 
-def serve_samples(config: RunConfig, run_dir: Path, connection: Connection) -> None:
-    """Answer requests until the other end closes."""
+def serve_samples(config: RunConfig, run_dir: Path, descriptor: int) -> None:
+    """Answer requests until the connection's other end closes."""
     served = ServedPolicy(config, run_dir)
-    with suppress(EOFError):
+    with suppress(EOFError), inherited_connection(descriptor) as connection:
         while True:
             request = SampleRequest.model_validate_json(connection.recv_bytes())
             connection.send_bytes(served.reply(request).model_dump_json().encode())

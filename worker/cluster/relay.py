@@ -57,7 +57,7 @@ class Relay:
             self._arrived.notify_all()
 
     def _listen(self) -> None:
-        with suppress(EOFError, OSError):
+        with self._connection, suppress(EOFError, OSError):  # closing it ends a waiting engine
             while True:
                 message = ENGINE_MESSAGE.validate_json(self._connection.recv_bytes())
                 if isinstance(message, PolicyWritten):

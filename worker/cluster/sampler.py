@@ -22,7 +22,8 @@ from worker.cluster.plan import LAST_SECONDS, Call, ClusterLost, Plan
 NUM_STARTS = 3
 """An engine that ends this often during one request will not serve it."""
 PING_SECONDS = 2.0
-NOT_FOR_SAMPLERS = "download_checkpoint"
+FILLS_DIRECTORY = {"write", "download", "download_folder"}
+"""Operations that a sampler repeats; it needs no checkpoint, because it gets each policy."""
 
 
 class Sampler(EngineActor):
@@ -114,7 +115,7 @@ class SamplerGroup:
 
     def note(self, method: str, arguments: Sequence[Any]) -> None:
         """Note how a file came into the run directories."""
-        if method != NOT_FOR_SAMPLERS:
+        if method in FILLS_DIRECTORY:
             self.files.append(Call(method, tuple(arguments)))
 
     def start(self) -> None:

@@ -7,6 +7,7 @@ changes a token.
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -53,7 +54,7 @@ class RemoteSampler:
         self.version: int | None = None
         self.num_replaced = 0
         self._samplers = samplers_of(Ranks.current(), runtime.samplers)
-        self._connection = Connection(int(os.environ[CONNECTION]))
+        self._connection = inherited_connection(int(os.environ[CONNECTION]))
         self._numbers = count()
         self._sending = threading.Lock()
 
@@ -120,11 +121,26 @@ class RemoteSampler:
                 groups.add(place, sample, completion)
 
     def _send(self, message: PolicyWritten | SamplingOrder) -> None:
-        with self._sending:
+        with self._sending, _lost_is_the_machine_s_fault():
             self._connection.send_bytes(message.model_dump_json().encode())
 
     def _receive(self) -> SamplingAnswer:
-        return SamplingAnswer.model_validate_json(self._connection.recv_bytes())
+        with _lost_is_the_machine_s_fault():
+            return SamplingAnswer.model_validate_json(self._connection.recv_bytes())
+
+
+@contextmanager
+def _lost_is_the_machine_s_fault() -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, ConnectionError):
+        raise MachineError("the connection to the samplers was lost") from None
+
+
+def inherited_connection(descriptor: int) -> Connection:
+    """The launcher's connection, which this process's own children do not inherit."""
+    os.set_inheritable(descriptor, False)
+    return Connection(descriptor)
 
 
 def samplers_of(ranks: Ranks, num_samplers: int) -> Sequence[int]:

@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -44,27 +45,31 @@ class Launched:
         self.orders: list[int] = []
         """The sampler of each order."""
         self.problem = ""
+        self.is_ending = False
         self._samplers = [self._started(config, folder / f"sampler-{number}") for number in range(count)]
-        threading.Thread(target=self._relay, daemon=True).start()
+        self._thread = threading.Thread(target=self._relay, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
-        self.own_end.close()
         self.engine_end.close()
+        self.is_ending = True
+        self._thread.join()
         for connection, _ in self._samplers:
             connection.close()
 
     def _started(self, config: RunConfig, folder: Path) -> tuple[Connection, Path]:
         folder.mkdir()
         mine, other = Pipe()
-        threading.Thread(target=serve_samples, args=(config, folder, other), daemon=True).start()
+        with other:
+            arguments = config, folder, os.dup(other.fileno())
+        threading.Thread(target=serve_samples, args=arguments, daemon=True).start()
         return mine, folder
 
     def _relay(self) -> None:
-        try:
-            while True:
-                self._pass_on(ENGINE_MESSAGE.validate_json(self.own_end.recv_bytes()))
-        except (EOFError, OSError):
-            return
+        with self.own_end, suppress(EOFError, ConnectionError):
+            while not self.is_ending:
+                if self.own_end.poll(0.02):
+                    self._pass_on(ENGINE_MESSAGE.validate_json(self.own_end.recv_bytes()))
 
     def _pass_on(self, message: Any) -> None:
         if isinstance(message, PolicyWritten):
@@ -154,6 +159,17 @@ def test_samplers_that_are_lost_are_the_machine_s_fault(
     samplers.problem = "all are silent"
     loop = build_loop(cut(config, samplers=1), samplers.run_dir)
     with pytest.raises(MachineError, match="no sampler answers: all are silent"):
+        list(loop.run(lambda: False))
+
+
+def test_a_launcher_that_ends_is_the_machine_s_fault(
+    make_config: MakeConfig, launched: Callable[..., Launched]
+) -> None:
+    config = make_config()
+    samplers = launched(config, 1)
+    loop = build_loop(cut(config, samplers=1), samplers.run_dir)
+    samplers.close()
+    with pytest.raises(MachineError, match="samplers was lost"):
         list(loop.run(lambda: False))
 
 
