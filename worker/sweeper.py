@@ -88,16 +88,17 @@ def _this_machine(settings: Settings) -> Machine:
 def sweep_until(
     stopping: Flag, database: Database, wakeups: Wakeups, settings: Settings, *, has_worker: bool = True
 ) -> None:
-    """Sweep every `sweep_seconds`."""
-
-    cluster = Heartbeat(database, settings, CLUSTER)
+    """Sweep every `sweep_seconds`, and record whether the worker's cluster is seen."""
+    cluster = Heartbeat(database, settings, CLUSTER) if has_worker and settings.launcher == "ray" else None
 
     def sweep() -> None:
         sweep_once(database, wakeups, settings, has_worker=has_worker)
-        if has_worker and settings.launcher == "ray" and cluster_machine(settings) is not None:
+        if cluster is not None and cluster_machine(settings) is not None:
             cluster.beat()
 
     run_rounds(stopping, Heartbeat(database, settings, SWEEPER), sweep, settings.sweep_seconds)
+    if cluster is not None:
+        cluster.leave()
 
 
 def maintenance(

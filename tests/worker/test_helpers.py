@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from service.app import create_app
 from service.jobs.store import queue
 from service.ops.doctor import stores
 from service.ops.doctor.findings import Level
-from service.ops.helper_heartbeats import expect
+from service.ops.helper_heartbeats import expect, helpers_seen
 from service.platform.clock import db_now
 from service.platform.db import Database
 from service.platform.tables.core import WorkerHelper
@@ -29,6 +30,7 @@ from tests.worker.conftest import Processes
 from tests.worker.jobs import insert_job, read_job
 from worker import healthcheck, supervision
 from worker.attempt.attempt import Worker
+from worker.cluster.capacity import Capacity, write_capacity
 from worker.serving.chat import answer_until
 from worker.serving.chat_dispatcher import ChatDispatcher
 from worker.sinks.keeper import Keeper
@@ -80,6 +82,11 @@ def kill_helper(main: int, module: str, *, spared: str) -> None:
 def helpers_recorded(database: Database) -> set[str]:
     with database.reading() as session:
         return set(session.scalars(select(WorkerHelper.helper)))
+
+
+def silent_helpers(database: Database) -> set[str]:
+    with database.reading() as session:
+        return {seen.helper for seen in helpers_seen(session, 0) if seen.is_silent}
 
 
 def age_heartbeat(database: Database, helper: str, seconds: float) -> None:
@@ -171,6 +178,20 @@ def test_a_helper_thread_that_raises_is_restarted(
     with supervised(helpers, worker.draining):
         wait_until(lambda: failed.is_set() and helper in helpers_recorded(database), 30)
         worker.draining.set()
+
+
+def test_a_sweeper_reports_the_cluster_while_it_is_seen_and_removes_its_row_at_the_end(
+    database: Database, settings: Settings, processes: Processes
+) -> None:
+    processes.start("-m", "worker.sweeper", "--beside-worker", environment={"GRPO_LAUNCHER": "ray"})
+    wait_until(lambda: "cluster" in helpers_recorded(database), 30, "the cluster is expected")
+    age_heartbeat(database, "cluster", 200)
+    write_capacity(settings, Capacity(hosts=2, gpus=4, gpu_memory_gb=0, capabilities=(), at=time.time()))
+    wait_until(lambda: not silent_helpers(database) & {"cluster"}, 30, "it is seen")
+    (sweeper,) = processes.started
+    sweeper.terminate()
+    assert sweeper.wait(30) == 0
+    assert "cluster" not in helpers_recorded(database)
 
 
 def test_a_frozen_worker_is_unhealthy_beside_one_that_shares_its_home(

@@ -73,7 +73,9 @@ def conclude_error(attempt: Attempt, error: Exception, error_id: str) -> None:
         case StorageError():
             release_unstored(attempt, "The job's files were not fetched", error)
         case ClusterLost():
-            release(attempt, str(error), spend_failure=False)
+            # a private cluster is part of this machine: if it never starts, the job has to end
+            is_private = attempt.worker.settings.launcher == "local"
+            release(attempt, mask_secrets(str(error)), spend_failure=is_private, backoff=True)
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             finish(attempt, JobState.FAILED, DISK_FULL.failure)
         case _:
@@ -85,7 +87,7 @@ def describe(ending: Ending, evidence: tuple[str, ...]) -> str:
     if ending.is_stalled:
         return "The engine reported nothing for too long and was killed."
     if ending.loss:
-        return ending.loss
+        return mask_secrets(ending.loss)
     if ending.exit_code < 0:
         return f"The engine was ended by {signal.Signals(-ending.exit_code).name}."
     last_line = next((line for line in reversed(evidence) if line.strip()), "")
@@ -114,10 +116,14 @@ def release(
     reason: str,
     *,
     spend_failure: bool,
+    backoff: bool = False,
     evidence: tuple[str, ...] = (),
     failure: dict[str, Any] | None = None,
 ) -> None:
-    """Requeue the job for any worker, if the queue allows another attempt. Raises Lost."""
+    """Requeue the job, if the queue allows another attempt. Raises Lost.
+
+    `backoff`: not at once, even if the attempt spends no failure.
+    """
     job, settings = attempt.job, attempt.worker.settings
     if spend_failure:
         attempt.worker.gpu_check.try_again(attempt.gpus.names)
@@ -127,7 +133,7 @@ def release(
             job.id,
             job.fence,
             spend_failure=spend_failure,
-            backoff_seconds=settings.retry_backoff_seconds if spend_failure else 0.0,
+            backoff_seconds=settings.retry_backoff_seconds if spend_failure or backoff else 0.0,
             reason=reason,
             max_failures=settings.max_attempts_without_checkpoint,
             evidence=evidence,

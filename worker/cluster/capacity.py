@@ -1,15 +1,17 @@
 """What the Ray cluster has, as `watch.py` writes it to a file. Without a fresh one nothing is claimed."""
 
 import json
+import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
+from tempfile import NamedTemporaryFile
 
 from service.jobs.store.machines import CLUSTER, HOSTS, Capabilities, Machine
 from service.settings import Settings
 from worker.launchers.gpu_reservation import HostGpus
 
+FILE = "cluster.json"
 FRESH_SECONDS = 30.0
 
 
@@ -26,23 +28,26 @@ class Capacity:
     """Unix seconds."""
 
 
-def file_of(settings: Settings) -> Path:
-    return settings.home / "cluster.json"
-
-
 def read_capacity(settings: Settings) -> Capacity | None:
     """The last state of the cluster; None: the file is missing or older than `FRESH_SECONDS`."""
     with suppress(OSError, ValueError, TypeError):
-        found = json.loads(file_of(settings).read_text())
+        found = json.loads((settings.home / FILE).read_text())
         capacity = Capacity(**found | {"capabilities": tuple(found["capabilities"])})
         return capacity if time.time() - capacity.at < FRESH_SECONDS else None
     return None
 
 
-def cluster_gpus(settings: Settings) -> HostGpus:
-    """The cluster's GPUs as far as this host's workers have given them out, those that it may get included.
+def write_capacity(settings: Settings, capacity: Capacity) -> None:
+    """Replace the file. Other workers with the same home may do so at the same time."""
+    with NamedTemporaryFile("w", dir=settings.home, prefix=f"{FILE}.", delete=False) as written:
+        written.write(json.dumps(asdict(capacity)))
+    os.replace(written.name, settings.home / FILE)
 
-    Ray decides which ones a job gets, and whether they are free.
+
+def cluster_gpus(settings: Settings) -> HostGpus:
+    """A lock for each GPU that the cluster has or may grow to. Ray decides which ones a job gets.
+
+    The locks count only the GPUs of this host's workers; those of other users of the cluster may be in use.
     """
 
     def names() -> tuple[str, ...]:
@@ -53,7 +58,7 @@ def cluster_gpus(settings: Settings) -> HostGpus:
 
 
 def cluster_machine(settings: Settings) -> Machine | None:
-    """What the cluster offers to a job; None: it is not seen."""
+    """What the cluster offers to a job; None without a fresh state."""
     capacity = read_capacity(settings)
     if capacity is None:
         return None

@@ -20,9 +20,12 @@ from typing import Any
 
 from worker.cluster.plan import LOST, Call, ClusterLost, Plan, Reply, Status
 from worker.launchers.local import EngineProcess
+from worker.launchers.run_directory import clean_up, run_directory
 from worker.launchers.run_files import RunFiles, Stored
 
 DRIVER = "worker.cluster.driver"
+PREFIX = "grpo-ray-"
+"""Of the names of temporary folders."""
 POLL_SECONDS = 0.05
 LEAVE_SECONDS = 20.0
 """Longest wait for the driver to end the ranks and delete their directories."""
@@ -33,18 +36,29 @@ KEPT_FROM_DRIVER = ("GRPO_DATABASE_URL", "GRPO_BROKER_URL", "GRPO_MODE")
 def cluster_place(plan: Plan) -> Iterator["ClusterPlace"]:
     """The plan's part of the cluster, which may have to be waited for."""
     mine, other = Pipe()
-    with tempfile.TemporaryDirectory(prefix="grpo-ray-", ignore_cleanup_errors=True) as temporary, mine:
+    with _short_lived_folder() as temporary, mine:
         with other:
             command = [sys.executable, "-P", "-m", DRIVER, str(other.fileno())]
             environment = driver_environment(is_private=plan.address is None)
             process = EngineProcess(command, plan.folder, environment, [other.fileno()])
         place = ClusterPlace(process, mine)
         try:
-            mine.send(replace(plan, temporary=Path(temporary)))
+            mine.send(replace(plan, temporary=temporary))
             yield place
             place.leave()
         finally:
             process.close()
+
+
+@contextmanager
+def _short_lived_folder() -> Iterator[Path]:
+    """A locked folder with a short path, for Ray's sockets. Removes those of killed workers first."""
+    clean_up(Path(tempfile.gettempdir()), f"{PREFIX}*")
+    with (
+        tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as outer,
+        run_directory(Path(outer) / "0") as folder,
+    ):
+        yield folder
 
 
 def driver_environment(*, is_private: bool) -> dict[str, str]:

@@ -1,17 +1,16 @@
-"""Looks at the Ray cluster and writes what it has to a file: `python -m worker.cluster.watch`.
+"""Writes what the Ray cluster offers to a file: `python -m worker.cluster.watch`.
 
 The process is a helper of the worker, which reads the file and does not import Ray. A cluster's capabilities
 are those that all of its hosts with GPUs have.
 """
 
-import json
+import logging
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
 import ray
@@ -20,8 +19,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from grpo_engine.process.gpus import count_visible_gpus, smallest_memory_gb
 from service.jobs.store.machines import of_this_machine
+from service.platform import logs
 from service.settings import Settings
-from worker.cluster.capacity import Capacity, file_of
+from worker.cluster.capacity import Capacity, write_capacity
 
 WRITE_SECONDS = 2.0
 
@@ -35,17 +35,17 @@ def describe_host() -> dict[str, Any]:
 
 
 class Watch:
-    """Looks at the cluster; each new host is asked once what it offers, and counts when it has answered."""
+    """The cluster's hosts. Each new one runs `describe_host` once, and counts when that has returned."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, dict[str, Any]] = {}
-        self._asked: dict[str, Any] = {}
+        self._running: dict[str, Any] = {}
 
     def look(self) -> Capacity | None:
-        """The cluster now; None: no host has answered yet."""
+        """The cluster now; None: no host is described yet."""
         alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-        self._ask(alive.keys() - self._hosts.keys() - self._asked.keys())
-        self._take_answers()
+        self._describe(alive.keys() - self._hosts.keys() - self._running.keys())
+        self._collect()
         known = {node: has for node, has in alive.items() if node in self._hosts}
         used = {node: has for node, has in known.items() if has.get("GPU")} or known
         if not used:
@@ -59,34 +59,38 @@ class Watch:
             at=time.time(),
         )
 
-    def _ask(self, nodes: Iterable[str]) -> None:
+    def _describe(self, nodes: Iterable[str]) -> None:
         for node in nodes:
             there = NodeAffinitySchedulingStrategy(node, soft=False)
             task = ray.remote(describe_host).options(num_cpus=0, scheduling_strategy=there, max_retries=0)
-            self._asked[node] = task.remote()
+            self._running[node] = task.remote()
 
-    def _take_answers(self) -> None:
-        """Take the answers that have arrived; a host that failed is asked again."""
-        if not self._asked:
+    def _collect(self) -> None:
+        """Collect the finished descriptions; one that failed is started again."""
+        if not self._running:
             return
-        answers, _ = ray.wait(list(self._asked.values()), num_returns=len(self._asked), timeout=WRITE_SECONDS)
-        for node in [node for node, asked in self._asked.items() if asked in answers]:
+        tasks = list(self._running.values())
+        done, _ = ray.wait(tasks, num_returns=len(tasks), timeout=WRITE_SECONDS)
+        for node in [node for node, task in self._running.items() if task in done]:
             with suppress(RayError):
-                self._hosts[node] = ray.get(self._asked[node])
-            del self._asked[node]
+                self._hosts[node] = ray.get(self._running[node])
+            del self._running[node]
 
 
 def main() -> None:
     """Write until SIGTERM; ends with an error when the cluster is lost."""
-    file = file_of(Settings())
-    ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False)
+    settings = Settings()
+    logs.own_process(settings.log_level)
+    rays = logging.getLogger("ray")
+    rays.handlers.clear()
+    rays.propagate = True
+    address = os.environ.get("RAY_ADDRESS", "auto")
+    ray.init(address=address, log_to_driver=False, configure_logging=False)
     signal.signal(signal.SIGTERM, lambda *_signal: sys.exit(0))  # ray.init has set its own
     watch = Watch()
     while True:
         if (capacity := watch.look()) is not None:
-            written = file.with_suffix(".partial")
-            written.write_text(json.dumps(asdict(capacity)))
-            written.replace(file)
+            write_capacity(settings, capacity)
         time.sleep(WRITE_SECONDS)
 
 

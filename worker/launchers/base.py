@@ -1,4 +1,4 @@
-"""What the worker knows of a running engine, wherever it runs.
+"""The interface of a running engine, wherever it runs.
 
 `Place`: the machine, or the GPUs of a cluster, that one attempt has. `Run`: its engine, one process or
 several ranks. `local_place.py` implements them on this machine, `worker/cluster/` on Ray.

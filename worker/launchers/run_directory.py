@@ -33,14 +33,14 @@ def run_directory(path: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def clean_up(runs_dir: Path) -> None:
-    """Remove directories of workers that no longer live."""
+def clean_up(runs_dir: Path, jobs: str = "*") -> None:
+    """Remove directories of workers that no longer live. `jobs`: pattern of the names of their parents."""
     with _best_effort(runs_dir):
-        for lock_path in runs_dir.glob(f"*/*/{LOCK}"):
+        for lock_path in runs_dir.glob(f"{jobs}/*/{LOCK}"):
             if (lock := _try_lock(lock_path)) is not None:
                 shutil.rmtree(lock_path.parent, ignore_errors=True)
                 os.close(lock)
-        for job_dir in runs_dir.glob("*"):
+        for job_dir in runs_dir.glob(jobs):
             with suppress(OSError):  # not empty: another worker's run
                 job_dir.rmdir()
 

@@ -35,6 +35,8 @@ def test_four_ranks_on_two_hosts_train_one_job(
     wait_for(job_id, 60, state="succeeded", attempt=1)
     assert has_ended_well(job_id)
     wait_until(lambda: not cluster.engine_pids(), 10, "no engine is left")
+    (log,) = settings.home.glob("worker-*.log")
+    assert [line for line in log.read_text().splitlines() if not line.startswith("{")] == []
 
 
 @several_hosts

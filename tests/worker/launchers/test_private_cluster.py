@@ -1,18 +1,23 @@
 """A job with several ranks on one machine runs on a private Ray cluster, which ends with its attempt."""
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from service.platform.db import Database
 from service.platform.storage import Storage
+from tests.support.servers import wait_until
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import expected_weights, messages, metric_steps, weights
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
+from worker.cluster.place import PREFIX
 from worker.launchers.gpu_reservation import HostGpus
+from worker.launchers.run_directory import LOCK, run_directory
 
 Submit = Callable[..., str]
 
@@ -30,14 +35,40 @@ def two_gpus(worker: Worker) -> Worker:
     return replace(worker, settings=settings, gpus=HostGpus.of(settings))
 
 
+def temporary_folders() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
+
+
 @pytest.mark.slow
 def test_two_ranks_train_and_leave_nothing(
     two_gpus: Worker, submit: Submit, database: Database, storage: Storage
 ) -> None:
-    job_id = submit(required_gpus=2)
+    job_id, before = submit(required_gpus=2), temporary_folders()
     assert run_job(two_gpus)
     job = read_job(database, job_id)
     assert (job.state, job.attempt) == ("succeeded", 1), messages(database, job_id)
     assert metric_steps(database, job_id) == list(range(1, 11))
     assert weights(database, storage, job_id) == expected_weights()
     assert not engine_pids(two_gpus.settings)
+    assert not temporary_folders() - before
+
+
+def test_a_cluster_that_never_starts_fails_the_job_and_removes_the_folders_of_killed_workers(
+    two_gpus: Worker, submit: Submit, database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Ray's sockets cannot have such long paths
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 20)))
+    living, killed = (Path(tempfile.gettempdir(), f"{PREFIX}{name}", "0") for name in ("living", "killed"))
+    killed.mkdir(parents=True)
+    (killed / LOCK).touch()
+    job_id = submit(required_gpus=2)
+    with run_directory(living):
+        wait_until(lambda: bool(run_job(two_gpus)) and read_job(database, job_id).state == "failed", 60)
+        assert temporary_folders() == {living.parent}
+    job = read_job(database, job_id)
+    assert job.failure is not None
+    assert (job.failure["code"], job.attempt) == (
+        "poisoned",
+        two_gpus.settings.max_attempts_without_checkpoint,
+    )
+    assert any("AF_UNIX path length" in message for message in messages(database, job_id))
