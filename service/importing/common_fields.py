@@ -1,6 +1,6 @@
 """What TRL's and verl's fields have in common: the model, the datasets, checkpoints and the run's name."""
 
-from service.importing.rules import Translation, whole
+from service.importing.rules import Rule, Translation, whole
 
 NOT_IN_THE_CATALOGUE = (
     "a job names a model of `GET /v1/models`: `grpo models add NAME PATH`, then give --model NAME"
@@ -43,6 +43,11 @@ def checkpoints(translation: Translation, interval: str, limit: str) -> None:
         translation.maps(limit, "max_checkpoints", min(100, whole(most)))
 
 
-def run_name(translation: Translation, name: str) -> None:
-    if translation.states(name) and translation[name]:
-        translation.maps(name, "metadata.run_name", str(translation[name])[:512])
+def run_name(name: str) -> Rule:
+    """The rule for the field with the run's name."""
+
+    def apply(translation: Translation) -> None:
+        if translation.states(name) and translation[name]:
+            translation.maps(name, "metadata.run_name", str(translation[name])[:512])
+
+    return Rule({name: None}, apply)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from service.importing import trl_groups as groups
+from service.importing.common_fields import run_name
 from service.importing.rules import (
     Options,
     Refusal,
@@ -152,7 +153,7 @@ RULES: tuple[Rule, ...] = (
     only("router_aux_loss_coef", None, 0, 0.0, why="there is no expert-balancing loss here; set it to 0.0"),
     unlike("disable_dropout", False, "the base model's dropout is always off here"),
     unlike("cast_lm_head_to_fp32", False, "only log-probabilities are computed in float32"),
-    groups.run_name,
+    run_name("run_name"),
     groups.evaluation,
     unlike("num_generations_eval", None, "a held-out row is answered once, greedily (`eval_temperature`)"),
     groups.saving,

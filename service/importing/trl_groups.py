@@ -263,11 +263,6 @@ def data(translation: Translation) -> None:
     common_fields.datasets(translation, names, "dataset_test_split", named if is_file else None)
 
 
-@together({"run_name": None})
-def run_name(translation: Translation) -> None:
-    common_fields.run_name(translation, "run_name")
-
-
 @together({"eval_strategy": "no", "eval_steps": None, "do_eval": False})
 def evaluation(translation: Translation) -> None:
     names = ("eval_strategy", "eval_steps")

@@ -9,6 +9,7 @@ from typing import Any
 
 from service.importing import trl
 from service.importing import verl_groups as groups
+from service.importing.common_fields import run_name
 from service.importing.rules import Options, Rule, Translation, maps, only, translated, unneeded, whole
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -92,7 +93,7 @@ RULES: tuple[Rule, ...] = (
     ),
     only("data.truncation", "error", "left", "right", "middle", why=NEVER_CUT),
     only("algorithm.use_pf_ppo", False, why="samples are not reweighted here"),
-    groups.run_name,
+    run_name("trainer.experiment_name"),
     only("trainer.val_only", False, why="a job always trains, after a baseline evaluation"),
     *(unneeded(why, names, section) for (why, section), names in UNNEEDED.items()),
 )

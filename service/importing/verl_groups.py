@@ -205,11 +205,6 @@ def saving(translation: Translation) -> None:
     common_fields.checkpoints(translation, "trainer.save_freq", "trainer.max_actor_ckpt_to_keep")
 
 
-@together({"trainer.experiment_name": None})
-def run_name(translation: Translation) -> None:
-    common_fields.run_name(translation, "trainer.experiment_name")
-
-
 @together({"custom_reward_function.path": None, "custom_reward_function.name": "compute_score"})
 def reward(translation: Translation) -> None:
     path, name = reward.defaults
