@@ -40,8 +40,8 @@ def test_a_group_samples_the_completions_of_all_its_ranks_in_the_memory_of_each(
 @pytest.mark.parametrize(
     ("places", "reason"),
     [
-        ([("a", 3)] * 3, "the job has 3 ranks on a host"),
-        ([("a", 2), ("a", 2), ("b", 1)], "the job has 1 ranks on a host"),
+        ([("a", 3)] * 3, "the number of ranks on a host is 3"),
+        ([("a", 2), ("a", 2), ("b", 1)], "the number of ranks on a host is 1"),
         ([("a", 2), ("b", 2), ("a", 2), ("b", 2)], "2 consecutive ranks are on several hosts"),
     ],
 )
@@ -63,7 +63,7 @@ def test_ranks_that_are_groups_of_two_hosts_are_accepted(monkeypatch: pytest.Mon
 
 def test_a_single_process_cannot_share_its_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    with pytest.raises(ConfigError, match="tensor_parallel is 2, but the job has 1 ranks on a host"):
+    with pytest.raises(ConfigError, match="tensor_parallel is 2, but the number of ranks on a host is 1"):
         refuse_uneven_groups(Runtime(tensor_parallel=2))
 
 

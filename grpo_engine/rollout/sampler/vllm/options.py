@@ -81,7 +81,7 @@ def refuse_uneven_groups(runtime: Runtime) -> None:
     uneven = next((local for _, local in places_R if local % size), None)
     if uneven is not None:
         raise ConfigError(
-            f"runtime.tensor_parallel is {size}, but the job has {uneven} ranks on a host",
+            f"runtime.tensor_parallel is {size}, but the number of ranks on a host is {uneven}",
             hint="Choose a divisor of the number of ranks on each host (resources.gpus / resources.hosts).",
         )
     if any(len(set(places_R[first : first + size])) > 1 for first in range(0, ranks.world, size)):
