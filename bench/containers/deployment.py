@@ -17,7 +17,11 @@ from service.cli.http.client import JOBS, Client
 from tests.support.servers import free_port, wait_until
 
 PROJECT = "grpo-check"
-FILES = ("compose.yaml", "compose.cpu.yaml")
+FILES = (
+    ROOT / "docker" / "compose.yaml",
+    ROOT / "docker" / "compose.cpu.yaml",
+    Path(__file__).with_name("two_ranks.yaml"),
+)
 GRADER = """
 def grade(sample, item):
     return len(set(sample["output_text"])) / 10
@@ -38,7 +42,7 @@ class Deployment:
         return cls({**docker, **own, "GRPO_PORT": str(port)}, port)
 
     def compose(self, *arguments: str) -> str:
-        files = [word for name in FILES for word in ("--file", str(ROOT / "docker" / name))]
+        files = [word for path in FILES for word in ("--file", str(path))]
         return run(self.environment, "docker", "compose", "--project-name", PROJECT, *files, *arguments)
 
     def docker(self, *arguments: str) -> str:
@@ -78,7 +82,7 @@ class Deployment:
         return self.docker("inspect", "--format", "{{.State.Health.Status}}", container) == "healthy\n"
 
 
-def submit(client: Client, file_id: str, num_steps: int) -> str:
+def submit(client: Client, file_id: str, num_steps: int, num_ranks: int = 1) -> str:
     """Id of a new job whose grader is Python, which runs in the sandbox."""
     hyperparameters = {"group_size": 8, "n_steps": num_steps, "max_completion_tokens": 8}
     grader = {"type": "python", "name": "variety", "source": GRADER}
@@ -87,6 +91,7 @@ def submit(client: Client, file_id: str, num_steps: int) -> str:
         "model": "tiny",
         "training_file": file_id,
         "method": {"type": "reinforcement", "reinforcement": method},
+        "resources": {"gpus": num_ranks},
     }
     return str(client.create(JOBS, body)["id"])
 

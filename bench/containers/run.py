@@ -55,6 +55,8 @@ def _check_deployment(deployment: Deployment, folder: Path) -> Iterator[str]:
         finished(client, job_id)
         _check_adapter(client, job_id, folder)
         yield "a job with a python grader succeeds, and its adapter can be downloaded"
+        finished(client, submit(client, file_id, num_steps=5, num_ranks=2))
+        yield "a job with two ranks succeeds, on a private Ray cluster in the worker's container"
         yield from _check_restarts(deployment, client, file_id)
         yield from _check_two_workers(deployment, client, file_id)
         deployment.compose("down")

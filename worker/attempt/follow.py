@@ -52,17 +52,17 @@ class Ending:
 
 
 def await_place(attempt: Attempt, place: Place) -> Ending | None:
-    """Wait for the place's GPUs, and say so. Returns an ending if the job has to stop first. Raises Lost."""
-    said, since = None, time.monotonic()
+    """Wait for the place's GPUs, and show it. Returns an ending if the job has to stop first. Raises Lost."""
+    shown, since = None, time.monotonic()
     while (missing := place.waiting_for()) is not None:
-        if missing != said and time.monotonic() - since > SHORT_WAIT_SECONDS:
+        if missing != shown and time.monotonic() - since > SHORT_WAIT_SECONDS:
             note_phase(attempt, f"waiting for {missing}")
-            said = missing
+            shown = missing
         attempt.worker.touch()
         if (request := _stop_request(attempt)) is not None:
             return Ending(stop_request=request)
         attempt.lease.wait(TICK_SECONDS)
-    if said is not None:
+    if shown is not None:
         note_phase(attempt, "starting")
     return None
 

@@ -1,4 +1,4 @@
-"""What the Ray cluster has, as `watch.py` writes it to a file. Without a fresh one nothing is claimed."""
+"""The file in which `watch.py` describes the Ray cluster. Without a fresh one nothing is claimed."""
 
 import json
 import os
@@ -17,7 +17,7 @@ FRESH_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Capacity:
-    """The living hosts of a cluster together."""
+    """The connected hosts of a cluster together."""
 
     hosts: int
     gpus: int
@@ -68,6 +68,6 @@ def cluster_machine(settings: Settings) -> Machine | None:
 
 
 def cluster_hosts(settings: Settings) -> Capabilities:
-    """The capability that says how many hosts the cluster has; nothing without one."""
+    """The capability with the number of the cluster's hosts; empty without a cluster."""
     capacity = read_capacity(settings) if settings.launcher == "ray" else None
     return frozenset({f"{HOSTS}{capacity.hosts}"} if capacity else ())

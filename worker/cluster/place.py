@@ -2,7 +2,7 @@
 
     with cluster_place(plan) as place:      the ranks end with the block
 
-Boundary: no Ray in this process. A driver that dies has lost its cluster, and its ranks are dead.
+Boundary: no Ray in this process. If a driver ends, its ranks have ended too.
 """
 
 import os
