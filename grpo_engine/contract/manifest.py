@@ -4,11 +4,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 2**20
-REQUIRED = ("state.json", "optimizer.safetensors")
+STATE, MOMENTS, SHARDS = "state.json", "optimizer.safetensors", "optimizer/"
+"""The run's state; Adam's moments as one file, or the folder of their shards, one a rank."""
 WEIGHTS = ("adapter/", "model/")
 LIBRARY = "experiences/"
 """What a training-free job has instead of weights and an optimiser."""
@@ -23,20 +25,30 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write(folder: Path, facts: Mapping[str, Any]) -> Path:
-    """Write `manifest.json`: `facts`, and size and SHA-256 of every file in the folder."""
-    files = {
-        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": sha256_of(path)}
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+def entry_of(path: Path) -> dict[str, Any]:
+    """What a manifest says of a file."""
+    return {"size": path.stat().st_size, "sha256": sha256_of(path)}
+
+
+def write(folder: Path, facts: Mapping[str, Any], shards: Mapping[str, Any] = MappingProxyType({})) -> Path:
+    """Write `manifest.json`: `facts`, and size and SHA-256 of every file in the folder.
+
+    `shards`: the entries of all shards, which may be on other hosts.
+    """
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    files = {name: entry_of(folder / name) for name in sorted(names - shards.keys())} | dict(shards)
     target = folder / MANIFEST
     target.write_text(json.dumps({"format": 1, **facts, "files": files}, indent=1, sort_keys=True))
     return target
 
 
-def verify(folder: Path, job_id: str, config_sha256: str | None = None) -> dict[str, Any]:
-    """Return the manifest if every file it names is present and unchanged. Raises DamagedCheckpoint."""
+def verify(
+    folder: Path, job_id: str, config_sha256: str | None = None, *, may_lack_shards: bool = False
+) -> dict[str, Any]:
+    """Return the manifest if every file it names is present and unchanged. Raises DamagedCheckpoint.
+
+    `may_lack_shards`: shards may be missing, because they are on other hosts (`shards_elsewhere`).
+    """
     manifest = _read(folder)
     if manifest.get("job_id") != job_id:
         raise DamagedCheckpoint("its manifest belongs to another job")
@@ -46,13 +58,21 @@ def verify(folder: Path, job_id: str, config_sha256: str | None = None) -> dict[
     if not isinstance(files, dict):
         raise DamagedCheckpoint("its manifest names no files")
     is_library = any(name.startswith(LIBRARY) for name in files)
-    if not files.keys() >= set(REQUIRED[:1] if is_library else REQUIRED):
+    has_moments = MOMENTS in files or any(name.startswith(SHARDS) for name in files)
+    if STATE not in files or not (is_library or has_moments):
         raise DamagedCheckpoint("its manifest does not name every required file")
     if not is_library and not any(name.startswith(WEIGHTS) for name in files):
         raise DamagedCheckpoint("its manifest names no weights")
-    for name, expected in files.items():
-        _verify_file(folder, name, expected)
+    elsewhere = shards_elsewhere(folder, files) if may_lack_shards else ()
+    for name in files.keys() - elsewhere:
+        _verify_file(folder, name, files[name])
     return manifest
+
+
+def shards_elsewhere(folder: Path, files: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a manifest's `files` that are shards on the disks of other hosts."""
+    shards = {name: entry for name, entry in files.items() if name.startswith(SHARDS)}
+    return {name: entry for name, entry in shards.items() if not (folder / name).exists()}
 
 
 def _read(folder: Path) -> dict[str, Any]:

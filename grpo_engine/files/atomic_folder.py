@@ -6,9 +6,10 @@
 import errno
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from grpo_engine.contract import manifest
@@ -27,8 +28,7 @@ def new_checkpoint(folder: Path, step: int) -> Iterator[Path]:
 
     Raises DiskFullError. After any error the earlier checkpoints are intact.
     """
-    final = folder / step_name(step)
-    temporary = folder / f".tmp-{final.name}"
+    temporary, final = _names(folder, step)
     try:
         for leftover in (temporary, final):
             if leftover.exists():
@@ -37,8 +37,7 @@ def new_checkpoint(folder: Path, step: int) -> Iterator[Path]:
         yield temporary
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFullError(f"no space left for the checkpoint of step {step}") from error
+        _refuse_full_disk(error, step)
         raise
     fault_point("checkpoint.sealed")
     temporary.rename(final)
@@ -46,14 +45,55 @@ def new_checkpoint(folder: Path, step: int) -> Iterator[Path]:
     fault_point("checkpoint.renamed")
 
 
-def seal(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Fsync all files, then the manifest with these facts, then the folders."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            _fsync(path)
-    _fsync(manifest.write(folder, facts))
-    for sub in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
-        _fsync(sub)
+@contextmanager
+def shared_checkpoint(folder: Path, step: int, wait: Callable[[], None]) -> Iterator[Path]:
+    """`new_checkpoint` for all ranks together, whether they share `folder` or each host has its own.
+
+    `wait` returns when every rank has called it. It is called before anything is written, before the folders
+    become visible, so after the first rank has sealed its own, and when all are. After an error the
+    unfinished folder remains, because others may be writing; the next checkpoint removes it.
+    """
+    temporary, final = _names(folder, step)
+    for leftover in (temporary, final):
+        shutil.rmtree(leftover, ignore_errors=True)  # another rank may be removing it too
+    wait()
+    try:
+        temporary.mkdir(parents=True, exist_ok=True)
+        yield temporary
+    except OSError as error:
+        _refuse_full_disk(error, step)
+        raise
+    wait()
+    fault_point("checkpoint.sealed")
+    with suppress(FileNotFoundError):  # another rank of this host has renamed it
+        temporary.rename(final)
+    _fsync(folder)
+    fault_point("checkpoint.renamed")
+    wait()
+
+
+def seal(folder: Path, facts: Mapping[str, Any], shards: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Fsync all files, then the manifest with these facts and the entries of `shards`, then the folders."""
+    sync(folder)
+    _fsync(manifest.write(folder, facts, shards))
+    _fsync(folder)
+
+
+def sync(folder: Path) -> None:
+    """Fsync all files, then the folders."""
+    paths = list(folder.rglob("*"))
+    for path in (*filter(Path.is_file, paths), *filter(Path.is_dir, paths), folder):
+        _fsync(path)
+
+
+def _names(folder: Path, step: int) -> tuple[Path, Path]:
+    final = folder / step_name(step)
+    return folder / f".tmp-{final.name}", final
+
+
+def _refuse_full_disk(error: OSError, step: int) -> None:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        raise DiskFullError(f"no space left for the checkpoint of step {step}") from error
 
 
 def _fsync(path: Path) -> None:

@@ -75,6 +75,10 @@ class Ranks:
         dist.all_gather_object(found, value, group=self.group)
         return [each for each in found if each is not None]
 
+    def wait(self) -> None:
+        """Return when every rank has called."""
+        self.gather(True)
+
     def joined(self, parts: Sequence[T]) -> list[T]:
         return [each for part in self.gather(parts) for each in part]
 

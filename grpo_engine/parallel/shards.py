@@ -1,14 +1,17 @@
-"""Gathers, fills, saves and receives tensors that may be sharded over the ranks."""
+"""Gathers, fills, saves, loads and receives tensors that may be sharded over the ranks."""
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader, TensorStorageMetadata, load
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -32,13 +35,10 @@ def fill(target: Tensor, value: Tensor) -> None:
     target.copy_(share_of(target, value))
 
 
-def share_of(like: Tensor, value: Any) -> Tensor:
-    """This rank's share of a whole tensor, on the device and with the sharding of `like`.
-
-    `value`: a tensor, or one in a safetensors file (`safe_open(…).get_slice`): only the share is read.
-    """
+def share_of(like: Tensor, value: Tensor) -> Tensor:
+    """This rank's share of a whole tensor, on the device and with the sharding of `like`."""
     if not isinstance(like, DTensor):
-        return value[...].to(like.device, copy=True)
+        return value.to(like.device, copy=True)
     mesh, placements = like.device_mesh, like.placements
     shape, offset = compute_local_shape_and_global_offset(like.shape, mesh, placements)
     own = value[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
@@ -63,15 +63,14 @@ DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 """Names of number formats in safetensors files."""
 
 
-def save_gathered(tensors: Mapping[str, Tensor], path: Path | None) -> None:
-    """Write a safetensors file of whole tensors, of which one at a time is in memory; every rank must call.
-
-    `path`: None on all ranks but the first. safetensors itself needs all tensors at once.
-    """
-    header: dict[str, dict[str, Any]] = {}
+def save_tensors(
+    tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Write a safetensors file with one tensor at a time in the CPU's memory; safetensors needs them all."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name, tensor in tensors.items():
-        start, end = end, end + tensor.numel() * tensor.itemsize
+        start, end = end, end + tensor.nbytes
         header[name] = {
             "dtype": DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
@@ -79,13 +78,57 @@ def save_gathered(tensors: Mapping[str, Tensor], path: Path | None) -> None:
         }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with nullcontext() if path is None else path.open("wb") as file:
-        if file is not None:
-            file.write(len(text).to_bytes(8, "little") + text)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
-            whole = gathered(tensor)
-            if file is not None:
-                file.write(whole.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+            file.write(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+
+
+def save_gathered(tensors: Mapping[str, Tensor], path: Path | None) -> None:
+    """Write whole tensors; every rank must call. `path`: None on all ranks but the first."""
+    whole = {}
+    for name, tensor in tensors.items():
+        found = gathered(tensor)
+        if path is not None:
+            whole[name] = found.detach().cpu()
+    if path is not None:
+        save_tensors(whole, path)
+
+
+def save_shard(tensors: Mapping[str, Tensor], folder: Path) -> Path:
+    """Write this rank's share of the tensors; needs no communication. The first rank adds those not sharded.
+
+    The header says where the shares begin, as torch's `HuggingFaceStorageReader` reads it.
+    """
+    ranks = Ranks.current()
+    own: dict[str, Tensor] = {}
+    offsets: dict[str, dict[str, list[int]]] = {}
+    for name, tensor in tensors.items():
+        part, offset = own_part(tensor), [0] * tensor.dim()
+        if isinstance(tensor, DTensor):
+            mesh, placements = tensor.device_mesh, tensor.placements
+            offset = list(compute_local_shape_and_global_offset(tensor.shape, mesh, placements)[1])
+        elif not ranks.is_first:
+            continue
+        if part.numel():
+            own[name], offsets[name] = part, {"saved_offsets": offset}
+    folder.mkdir(exist_ok=True)
+    path = folder / f"rank-{ranks.rank:05d}-of-{ranks.world:05d}.safetensors"
+    save_tensors(own, path, {"DCP_SHARDING_INFO": json.dumps(offsets)})
+    return path
+
+
+def load_shards(make: Callable[[dict[str, torch.dtype]], dict[str, Tensor]], folder: Path) -> None:
+    """Read this rank's share of the tensors in a folder's safetensors files: any shards, or whole tensors.
+
+    `make`: from their names and number formats, makes the tensors to be filled.
+    """
+    reader = HuggingFaceStorageReader(str(folder))
+    found = reader.read_metadata().state_dict_metadata.items()
+    targets = make({n: each.properties.dtype for n, each in found if isinstance(each, TensorStorageMetadata)})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # each rank reads by itself
+        load(targets, storage_reader=reader, no_dist=True)
 
 
 def sharded_modules(model: torch.nn.Module) -> list[FSDPModule]:

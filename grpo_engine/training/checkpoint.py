@@ -8,12 +8,13 @@ import hashlib
 import json
 import shutil
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract import manifest
-from grpo_engine.files.atomic_folder import new_checkpoint, seal, step_name
+from grpo_engine.files.atomic_folder import new_checkpoint, seal, shared_checkpoint, step_name, sync
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.training.method import Artifact
 
@@ -59,21 +60,33 @@ def _without_paths(settings: Any) -> Any:
 def save(
     folder: Path, config: RunConfig, artifact: Artifact, state: LoopState, method_state: dict[str, Any]
 ) -> Path:
-    """Write `folder/step-…` and return it. Every rank must call; only the first one writes.
+    """Write `folder/step-…` and return it. Every rank must call.
 
+    Only the first one writes, unless the artifact is sharded: then each writes its shard, into the folder of
+    its host, and the first one seals its own when all shards are on disk.
     Raises DiskFullError; earlier checkpoints stay intact.
     """
-    path = folder / step_name(state.step)
-    if not Ranks.current().is_first:
+    path, ranks = folder / step_name(state.step), Ranks.current()
+    if not (ranks.is_first or artifact.is_sharded):
         artifact.write(None)
         return path
-    with new_checkpoint(folder, state.step) as temporary:
-        artifact.write(temporary)
-        content = {"loop": asdict(state), "method": method_state}
-        (temporary / "state.json").write_text(json.dumps(content, sort_keys=True))
-        facts = {"job_id": config.job_id, "step": state.step, "config_sha256": config_digest(config)}
-        seal(temporary, {**facts, **artifact.facts()})
+    several = partial(shared_checkpoint, wait=ranks.wait)
+    with (several if artifact.is_sharded else new_checkpoint)(folder, state.step) as temporary:
+        shard = artifact.write(temporary)
+        shards = {} if shard is None else _shards_of_all_ranks(temporary, shard)
+        if ranks.is_first:
+            content = {"loop": asdict(state), "method": method_state}
+            (temporary / manifest.STATE).write_text(json.dumps(content, sort_keys=True))
+            facts = {"job_id": config.job_id, "step": state.step, "config_sha256": config_digest(config)}
+            seal(temporary, {**facts, **artifact.facts()}, shards)
     return path
+
+
+def _shards_of_all_ranks(folder: Path, shard: Path) -> dict[str, Any]:
+    """Their entries in the manifest, when all are on disk; every rank must call."""
+    sync(folder)
+    own = [(shard.relative_to(folder).as_posix(), manifest.entry_of(shard))]
+    return dict(Ranks.current().joined(own))
 
 
 def load(folder: Path, artifact: Artifact) -> tuple[LoopState, dict[str, Any]]:
@@ -82,7 +95,7 @@ def load(folder: Path, artifact: Artifact) -> tuple[LoopState, dict[str, Any]]:
     Raises BaseChangedError if the weights were trained on another base model.
     """
     artifact.load(folder)
-    found = json.loads((folder / "state.json").read_text())
+    found = json.loads((folder / manifest.STATE).read_text())
     return LoopState(**found["loop"]), found["method"]
 
 
@@ -99,13 +112,14 @@ def newest_valid(folder: Path, config: RunConfig) -> tuple[Path | None, list[str
     return None, skipped
 
 
-def retain(folder: Path, keep: int, best_step: int | None = None) -> None:
-    """Remove all but the newest `keep` checkpoints and the best one, and leftovers of a killed run."""
-    if not Ranks.current().is_first:
+def retain(folder: Path, keep: int, best_step: int | None = None, *, is_sharded: bool = False) -> None:
+    """Remove all but the newest `keep` checkpoints and the best one, and leftovers of a killed run.
+
+    `is_sharded`: those of every host, after `save` has returned on all ranks.
+    """
+    if not (Ranks.current().is_first or is_sharded):
         return
     best = None if best_step is None else step_name(best_step)
-    for old in sorted(folder.glob("step-*"))[:-keep]:
-        if old.name != best:
-            shutil.rmtree(old)
-    for leftover in folder.glob(".tmp-*"):
-        shutil.rmtree(leftover)
+    old = [path for path in sorted(folder.glob("step-*"))[:-keep] if path.name != best]
+    for removed in (*old, *folder.glob(".tmp-*")):
+        shutil.rmtree(removed, ignore_errors=is_sharded)  # ranks of one host remove the same folders

@@ -223,7 +223,8 @@ class TrainingLoop(Generic[M]):
         )
         self.saved_step = step
         # The worker may still be reading the second newest.
-        checkpoint.retain(self.checkpoints, max(2, self.schedule.max_checkpoints), self.state.best_step)
+        keep, best = max(2, self.schedule.max_checkpoints), self.state.best_step
+        checkpoint.retain(self.checkpoints, keep, best, is_sharded=self.artifact.is_sharded)
         yield CheckpointSaved(
             step=step, path=f"{self.checkpoints.name}/{path.name}", metrics=self.last_metrics
         )

@@ -80,8 +80,16 @@ class Artifact(Protocol):
         """Entries of the checkpoint's manifest beside the job and the step."""
         ...
 
-    def write(self, folder: Path | None) -> None:
-        """Write the content of all ranks, each of which must call; the folder is None except on the first."""
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank writes a shard of the content on its own host."""
+        ...
+
+    def write(self, folder: Path | None) -> Path | None:
+        """Write the content; every rank must call. Returns this rank's shard, if the content is sharded.
+
+        `folder`: None on all ranks but the first, unless the content is sharded.
+        """
         ...
 
     def load(self, folder: Path) -> None:

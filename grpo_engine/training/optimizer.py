@@ -6,16 +6,15 @@ name.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo_engine.config.job import Hyperparameters
 from grpo_engine.contract.errors import NonFiniteError
-from grpo_engine.parallel.shards import gathered, share_of
+from grpo_engine.parallel.shards import gathered
 
-ON_CPU = torch.empty(0)
+ON_CPU = torch.tensor(0.0)
 """Adam's count of a parameter's steps is a number on the CPU."""
 
 
@@ -93,10 +92,11 @@ class Optimizer:
             for key, value in self.adamw.state.get(parameter, {}).items()
         }
 
-    def load_state_tensors(self, tensors: Mapping[str, Any]) -> None:
-        """Take this rank's shares of whole tensors (see `share_of`)."""
-        for full_name, tensor in tensors.items():
+    def new_state_tensors(self, dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
+        """Make state tensors of these names and number formats, for the caller to fill."""
+        for full_name, dtype in dtypes.items():
             key, _, name = full_name.partition("/")
             parameter = self.parameters[name]
             like = ON_CPU if key == "step" else parameter.detach()
-            self.adamw.state[parameter][key] = share_of(like, tensor)
+            self.adamw.state[parameter][key] = torch.zeros_like(like, dtype=dtype)
+        return self.state_tensors()

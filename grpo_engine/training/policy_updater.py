@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import safe_open
+from torch.distributed.tensor import DTensor
 
 from grpo_engine.config.job import Hyperparameters
 from grpo_engine.contract import manifest
@@ -14,15 +14,13 @@ from grpo_engine.files.fingerprint import refuse_other_base
 from grpo_engine.models.policy import Policy
 from grpo_engine.models.weights import load_weights, trained_weights, write_weights
 from grpo_engine.parallel.ranks import Ranks
-from grpo_engine.parallel.shards import save_gathered
+from grpo_engine.parallel.shards import load_shards, save_shard, save_tensors
 from grpo_engine.process.fault_points import fault_point
 from grpo_engine.training.micro_batch_budget import MicroBatchBudget
 from grpo_engine.training.optimizer import Optimizer, learning_rate_at
 from grpo_engine.training.run_description import library_versions
 
 T = TypeVar("T")
-
-MOMENTS = "optimizer.safetensors"
 
 
 class PolicyUpdater:
@@ -62,12 +60,21 @@ class PolicyUpdater:
     def facts(self) -> dict[str, Any]:
         return {"base_fingerprint": self.policy.base_fingerprint, "versions": library_versions()}
 
-    def write(self, folder: Path | None) -> None:
+    @property
+    def is_sharded(self) -> bool:
+        return any(isinstance(each, DTensor) for each in self.policy.trainable.values())
+
+    def write(self, folder: Path | None) -> Path | None:
         weights = trained_weights(self.policy)
-        if folder is not None:
+        if Ranks.current().is_first and folder is not None:
             write_weights(self.policy, weights, folder)
             fault_point("checkpoint.weights_written")
-        save_gathered(self.optimizer.state_tensors(), folder and folder / MOMENTS)
+        moments = self.optimizer.state_tensors()
+        if folder is not None and self.is_sharded:
+            return save_shard(moments, folder / manifest.SHARDS)
+        if folder is not None:
+            save_tensors(moments, folder / manifest.MOMENTS)
+        return None
 
     def load(self, folder: Path) -> None:
         """Weights and moments. Raises BaseChangedError if they were trained on another base model."""
@@ -77,9 +84,9 @@ class PolicyUpdater:
         self.load_moments(folder)
 
     def load_moments(self, folder: Path) -> None:
-        """Read Adam's moments; each rank reads its share."""
-        with safe_open(folder / MOMENTS, framework="pt") as file:
-            self.optimizer.load_state_tensors({name: file.get_slice(name) for name in file.keys()})  # noqa: SIM118
+        """Read Adam's moments; each rank reads its share of them, however they were sharded."""
+        shards = folder / manifest.SHARDS
+        load_shards(self.optimizer.new_state_tensors, shards if shards.is_dir() else folder)
 
 
 def seed_step(seed: int, step: int, iteration: int = 0) -> None:

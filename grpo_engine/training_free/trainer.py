@@ -221,6 +221,8 @@ class ExperienceTrainer(Method):
     def facts(self) -> dict[str, Any]:
         return {}
 
+    is_sharded = False
+
     def write(self, folder: Path | None) -> None:
         assert folder is not None, "a training-free job is one process"
         lessons = self.state.library.experiences

@@ -42,8 +42,8 @@ def find_orphans(database: Database, storage: Storage, older_than: timedelta = Y
     return [Orphan(key, num_bytes) for key, num_bytes in sorted(old.items()) if key not in named]
 
 
-def _named(session: Session) -> Iterator[str | None]:
+def _named(session: Session) -> Iterator[str]:
     """Keys of all existing objects; a deleted file keeps its row but not its content."""
     yield from session.scalars(select(File.storage_key).where(File.deleted_at.is_(None)))
-    yield from session.scalars(select(Checkpoint.state_key))
-    yield from session.scalars(select(Checkpoint.adapter_key))
+    for checkpoint in session.scalars(select(Checkpoint)):
+        yield from checkpoint.storage_keys

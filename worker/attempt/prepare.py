@@ -138,7 +138,7 @@ def _fetch_dataset(attempt: Attempt, file_id: str, name: str) -> str:
     return f"./{name}"
 
 
-def _fetch(attempt: Attempt, download: Callable[..., None], *arguments: str) -> None:
+def _fetch(attempt: Attempt, download: Callable[..., None], *arguments: Any) -> None:
     """Download to where the engine runs, waiting through storage outages. Raises as `download` does."""
     attempt.transfer(partial(download, *arguments), is_patient=True)
 
@@ -187,5 +187,5 @@ def _restore(attempt: Attempt, checkpoint: Checkpoint) -> None:
     """Download, unpack and verify one checkpoint. Raises DamagedCheckpoint."""
     assert checkpoint.state_key is not None
     name = f"checkpoints/step-{checkpoint.step:08d}"
-    download = attempt.files.download_checkpoint
-    _fetch(attempt, download, checkpoint.state_key, checkpoint.state_sha256, name, attempt.job.id)
+    stored = checkpoint.state_key, checkpoint.state_sha256
+    _fetch(attempt, attempt.files.download_checkpoint, *stored, name, attempt.job.id, dict(checkpoint.shards))

@@ -1,13 +1,15 @@
 """Publishes the engine's folders: checkpoints while it trains, results or a merged model at its end.
 
-Order: pack, upload, compare the size, then the row under the fence, and only then delete older ones. An
-upload whose row was refused is never referenced; its key contains the fence, so nothing is overwritten.
+Order: pack, upload from all hosts, compare the sizes (and the digests of shards), then the row under the
+fence, and only then delete older ones. An upload whose row was refused is never referenced; its key contains
+the fence, so nothing is overwritten.
 An engine keeps training without a storage: its checkpoints are published with the next one; results wait.
 """
 
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from types import MappingProxyType
+from typing import Any
 
 import structlog
 from sqlalchemy.orm import Session
@@ -28,7 +30,7 @@ from service.platform.ids import new_id
 from service.platform.storage import StorageError
 from service.platform.tables.core import Artifact, File, Job
 from worker.attempt.attempt import Attempt
-from worker.launchers.run_files import OUTBOX, Stored
+from worker.launchers.run_files import OUTBOX, Stored, VerifiedCheckpoint
 
 logger = structlog.get_logger()
 WEIGHTS = ("adapter", "model", "experiences")
@@ -55,15 +57,18 @@ def _publish(attempt: Attempt, event: CheckpointSaved) -> None:
     """A checkpoint that the engine has removed meanwhile is skipped. Raises StorageError."""
     prefix = f"jobs/{attempt.job.id}/checkpoints/{event.step}-{attempt.job.fence}"
     try:
-        weights_folder = f"{event.path}/{_verified_kind(attempt, event.path)}"
-        state = store_folder(attempt, event.path, f"{prefix}/state.tar")
+        verified = attempt.files.verify(event.path, attempt.job.id)
+        state, shards = _store_state(attempt, event.path, prefix, verified.elsewhere)
         texts = descriptions(attempt, attempt.job.id, step=event.step)
+        weights_folder = f"{event.path}/{_kind_of(verified)}"
         weights = store_folder(attempt, weights_folder, f"{prefix}/adapter.tar.gz", texts)
     except (DamagedCheckpoint, FileNotFoundError) as error:
         logger.warning("checkpoint not published", step=event.step, error=str(error))
         return
     fault_point("checkpoint.uploaded")
-    archives = publishing.Archives(state.key, state.sha256, weights.key, weights.sha256, weights.num_bytes)
+    archives = publishing.Archives(
+        state.key, state.sha256, shards, weights.key, weights.sha256, weights.num_bytes
+    )
     attempt.write(
         lambda session: publishing.publish_checkpoint(
             session,
@@ -79,12 +84,39 @@ def _publish(attempt: Attempt, event: CheckpointSaved) -> None:
     _retire(attempt)
 
 
+def _store_state(
+    attempt: Attempt, name: str, prefix: str, elsewhere: Mapping[str, Any]
+) -> tuple[Stored, dict[str, str]]:
+    """Upload the checkpoint from the first rank's host and its shards from theirs, all at the same time.
+
+    `elsewhere`: the manifest's entries of the shards on the other hosts. Returns the archive, and the
+    sha256 of each shard by its key. Raises DamagedCheckpoint if a shard is not as the manifest says.
+    """
+    archive = f"{prefix}/state.tar"
+    entries = {f"{prefix}/{PurePosixPath(shard).name}": entry for shard, entry in elsewhere.items()}
+    keys = {f"{OUTBOX}/state.tar": archive}
+    keys |= {f"{name}/{shard}": key for shard, key in zip(elsewhere, entries, strict=True)}
+    try:
+        attempt.files.pack(name, "state.tar")
+        uploaded = attempt.transfer(lambda: attempt.files.upload_all(keys))
+    finally:
+        attempt.files.empty_outbox()
+    stored = {each.key: each for each in uploaded}
+    for key, entry in entries.items():
+        found = stored.get(key)
+        if found is None or {"size": found.num_bytes, "sha256": found.sha256} != entry:
+            what = "missing on its host" if found is None else "not as its manifest says"
+            raise DamagedCheckpoint(f"its shard {PurePosixPath(key).name} is {what}")
+    return stored[archive], {key: stored[key].sha256 for key in entries}
+
+
 def publish_results(attempt: Attempt, event: Finished) -> None:
     """Store adapter (or model) and metrics table; their rows and the job's success are one transaction.
 
     Raises StorageError if the storage denies access, or fails until the worker or the job has to stop.
     """
-    kind, job = _verified_kind(attempt, str(PurePosixPath(event.path).parent)), attempt.job
+    job = attempt.job
+    kind = _kind_of(attempt.files.verify(str(PurePosixPath(event.path).parent), job.id))
     prefix = f"jobs/{attempt.job.id}/results/{attempt.job.fence}"
     texts = descriptions(attempt, attempt.job.id)
     weights = store_folder(attempt, event.path, f"{prefix}/adapter.tar.gz", texts, is_patient=True)
@@ -180,9 +212,9 @@ def add_artifact(
     session.add(Artifact(id=file_id, job_id=job.id, kind=kind, step=step, fence=job.fence))
 
 
-def _verified_kind(attempt: Attempt, checkpoint: str) -> str:
-    """Which of WEIGHTS an unchanged checkpoint has. Raises DamagedCheckpoint."""
-    folders = {name.split("/")[0] for name in attempt.files.verify(checkpoint, attempt.job.id)["files"]}
+def _kind_of(checkpoint: VerifiedCheckpoint) -> str:
+    """Which of WEIGHTS it has."""
+    folders = {name.split("/")[0] for name in checkpoint.here}
     return next(kind for kind in WEIGHTS if kind in folders)
 
 

@@ -69,9 +69,9 @@ class Driver:
         return None
 
     def files(self, method: str, *arguments: Any) -> Any:
-        return self.ranks.files(method, *arguments, everywhere=False)
+        return self.ranks.files(method, *arguments, everywhere=False)[0]
 
-    def files_everywhere(self, method: str, *arguments: Any) -> Any:
+    def files_everywhere(self, method: str, *arguments: Any) -> list[Any]:
         self._samplers.note(method, arguments)
         return self.ranks.files(method, *arguments, everywhere=True)
 

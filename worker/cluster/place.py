@@ -21,7 +21,7 @@ from typing import Any
 from worker.cluster.plan import LOST, Call, ClusterLost, Plan, Reply, Status
 from worker.launchers.local import EngineProcess
 from worker.launchers.run_directory import clean_up, run_directory
-from worker.launchers.run_files import RunFiles, Stored
+from worker.launchers.run_files import RunFiles, Stored, VerifiedCheckpoint
 
 DRIVER = "worker.cluster.driver"
 PREFIX = "grpo-ray-"
@@ -170,12 +170,16 @@ class ClusterRun:
 
 @dataclass(frozen=True)
 class ClusterFiles:
-    """The run directories: what comes in is written on each host, what goes out is the first rank's."""
+    """The run directories: what comes in is written on each host.
+
+    What goes out is the first rank's, but for the shards of a checkpoint.
+    """
 
     place: ClusterPlace
 
-    def _everywhere(self, method: str, *arguments: Any) -> None:
-        self.place.call("files_everywhere", method, *arguments)
+    def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
+        results: list[Any] = self.place.call("files_everywhere", method, *arguments)
+        return results
 
     def write(self, name: str, text: str) -> None:
         self._everywhere("write", name, text)
@@ -186,12 +190,14 @@ class ClusterFiles:
     def download_folder(self, key: str, sha256: str, name: str) -> None:
         self._everywhere("download_folder", key, sha256, name)
 
-    def download_checkpoint(self, key: str, sha256: str, name: str, job_id: str) -> None:
-        self._everywhere("download_checkpoint", key, sha256, name, job_id)
+    def download_checkpoint(
+        self, key: str, sha256: str, name: str, job_id: str, shards: Mapping[str, str]
+    ) -> None:
+        self._everywhere("download_checkpoint", key, sha256, name, job_id, shards)
 
-    def verify(self, name: str, job_id: str) -> dict[str, Any]:
-        manifest: dict[str, Any] = self.place.call("files", "verify", name, job_id)
-        return manifest
+    def verify(self, name: str, job_id: str) -> VerifiedCheckpoint:
+        verified: VerifiedCheckpoint = self.place.call("files", "verify", name, job_id)
+        return verified
 
     def pack(self, name: str, archive: str, texts: Mapping[str, str] = MappingProxyType({})) -> None:
         self.place.call("files", "pack", name, archive, dict(texts))
@@ -199,6 +205,9 @@ class ClusterFiles:
     def upload(self, name: str, key: str) -> Stored:
         stored: Stored = self.place.call("files", "upload", name, key)
         return stored
+
+    def upload_all(self, keys: Mapping[str, str]) -> list[Stored]:
+        return [stored for of_host in self._everywhere("upload_all", keys) for stored in of_host]
 
     def empty_outbox(self) -> None:
         self.place.call("files", "empty_outbox")

@@ -40,10 +40,16 @@ class Ranks:
         ray.get([actor.enter.remote(rank, first) for rank, (actor, first) in enumerate(entered)])
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
-    def files(self, method: str, *arguments: Any, everywhere: bool) -> Any:
-        """Call a method of the run directory, on each host or on the first rank's; the first one's result."""
+    def files(self, method: str, *arguments: Any, everywhere: bool) -> list[Any]:
+        """Call a method of the run directory, on each host or on the first rank's; returns their results.
+
+        No call is left when this returns or raises: a second one would write the same files.
+        """
         hosts = self._hosts() if everywhere else self._hosts()[:1]
-        return ray.get([actor.files.remote(method, *arguments) for _, actor in hosts])[0]
+        calls = [actor.files.remote(method, *arguments) for _, actor in hosts]
+        ray.wait(calls, num_returns=len(calls))
+        results: list[Any] = ray.get(calls)
+        return results
 
     def start(self, samplers: SamplerGroup) -> None:
         """Start all engines, which may use the samplers."""

@@ -6,9 +6,10 @@ Boundary: no retries, no database; `attempt/` decides what is fetched and stored
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -35,6 +36,16 @@ class Stored:
     num_bytes: int
 
 
+@dataclass(frozen=True)
+class VerifiedCheckpoint:
+    """The manifest's entries (size and sha256) of a checkpoint's files by name."""
+
+    here: Mapping[str, Any]
+    """Of this host."""
+    elsewhere: Mapping[str, Any]
+    """Of the shards that other hosts have."""
+
+
 class RunFiles(Protocol):
     """Operations on a run directory; names are relative to it. All raise StorageError if they transfer."""
 
@@ -47,17 +58,28 @@ class RunFiles(Protocol):
     def download_folder(self, key: str, sha256: str, name: str) -> None:
         """Download and unpack an archive to a new folder. Raises ObjectMissing, DamagedObject."""
 
-    def download_checkpoint(self, key: str, sha256: str, name: str, job_id: str) -> None:
-        """Download, unpack and verify a checkpoint. Raises DamagedCheckpoint."""
+    def download_checkpoint(
+        self, key: str, sha256: str, name: str, job_id: str, shards: Mapping[str, str]
+    ) -> None:
+        """Download, unpack and verify a checkpoint. Raises DamagedCheckpoint.
 
-    def verify(self, name: str, job_id: str) -> dict[str, Any]:
-        """The manifest of an unchanged checkpoint. Raises DamagedCheckpoint."""
+        `shards`: key → sha256 of those that are stored beside its archive.
+        """
+
+    def verify(self, name: str, job_id: str) -> VerifiedCheckpoint:
+        """The files of an unchanged checkpoint that this run has written. Raises DamagedCheckpoint."""
 
     def pack(self, name: str, archive: str, texts: Mapping[str, str] = MappingProxyType({})) -> None:
         """Pack a folder and `texts` into the outbox. Raises FileNotFoundError if the folder is gone."""
 
     def upload(self, name: str, key: str) -> Stored:
         """Upload a file and compare its size."""
+
+    def upload_all(self, keys: Mapping[str, str]) -> list[Stored]:
+        """Upload files (name → key), each from the host that has it, and all hosts at the same time.
+
+        A file that no host has is not in the result.
+        """
 
     def empty_outbox(self) -> None:
         """Delete packed archives."""
@@ -90,21 +112,29 @@ class LocalRunFiles:
             raise DamagedObject(str(damage)) from damage
         (self.folder / archive).unlink()
 
-    def download_checkpoint(self, key: str, sha256: str, name: str, job_id: str) -> None:
+    def download_checkpoint(
+        self, key: str, sha256: str, name: str, job_id: str, shards: Mapping[str, str]
+    ) -> None:
         target = self.folder / name
         unpacked = f".partial-{target.name}"
-        try:
+        for leftover in (self.folder / unpacked, target):  # of a try that failed, perhaps on another host
+            shutil.rmtree(leftover, ignore_errors=True)
+        with _damage_named("its archive"):
             self.download_folder(key, sha256, unpacked)
-        except ObjectMissing:
-            raise DamagedCheckpoint("its archive is missing") from None
-        except DamagedObject as damage:
-            raise DamagedCheckpoint(str(damage)) from damage
-        self.verify(unpacked, job_id)
+        for shard_key, shard_sha256 in shards.items():
+            shard = PurePosixPath(shard_key).name
+            with _damage_named(f"its shard {shard}"):
+                self.download(shard_key, shard_sha256, f"{unpacked}/{manifest.SHARDS}{shard}")
+        manifest.verify(self.folder / unpacked, job_id)
         target.parent.mkdir(exist_ok=True)
         (self.folder / unpacked).rename(target)
 
-    def verify(self, name: str, job_id: str) -> dict[str, Any]:
-        return manifest.verify(self.folder / name, job_id)
+    def verify(self, name: str, job_id: str) -> VerifiedCheckpoint:
+        folder = self.folder / name
+        files = manifest.verify(folder, job_id, may_lack_shards=True)["files"]
+        elsewhere = manifest.shards_elsewhere(folder, files)
+        here = {name: entry for name, entry in files.items() if name not in elsewhere}
+        return VerifiedCheckpoint(here, elsewhere)
 
     def pack(self, name: str, archive: str, texts: Mapping[str, str] = MappingProxyType({})) -> None:
         if not (self.folder / name).is_dir():
@@ -120,5 +150,19 @@ class LocalRunFiles:
             raise StorageError(f"{key} was stored with the wrong size")
         return Stored(key, sha256_file(path), num_bytes)
 
+    def upload_all(self, keys: Mapping[str, str]) -> list[Stored]:
+        return [self.upload(name, key) for name, key in keys.items() if (self.folder / name).is_file()]
+
     def empty_outbox(self) -> None:
         shutil.rmtree(self.folder / OUTBOX, ignore_errors=True)
+
+
+@contextmanager
+def _damage_named(part: str) -> Iterator[None]:
+    """Raise DamagedCheckpoint if the part of it that is downloaded is missing or damaged."""
+    try:
+        yield
+    except ObjectMissing:
+        raise DamagedCheckpoint(f"{part} is missing") from None
+    except DamagedObject as damage:
+        raise DamagedCheckpoint(f"{part} is damaged: {damage}") from damage

@@ -17,10 +17,11 @@ from service.platform.tables.core import Checkpoint, Job
 
 @dataclass(frozen=True)
 class Archives:
-    """Storage keys and digests of a checkpoint's two archives."""
+    """Storage keys and digests of a checkpoint's two archives, and of shards beside them."""
 
     state_key: str
     state_sha256: str
+    shards: dict[str, str]
     adapter_key: str
     adapter_sha256: str
     adapter_bytes: int
@@ -69,7 +70,7 @@ def withdraw_checkpoint(session: Session, job_id: str, fence: int, step: int, re
     if lock_held(session, job_id, fence) is None:
         return False
     where = (Checkpoint.job_id == job_id, Checkpoint.step == step)
-    session.execute(update(Checkpoint).where(*where).values(state_key=None))
+    session.execute(update(Checkpoint).where(*where).values(state_key=None, shards={}))
     usable = (Checkpoint.job_id == job_id, Checkpoint.state_key.is_not(None))
     newest = select(func.coalesce(func.max(Checkpoint.step), 0)).where(*usable).scalar_subquery()
     session.execute(update(JOBS).where(holds(job_id, fence)).values(checkpoint_step=newest))
@@ -96,7 +97,7 @@ def retire_checkpoints(session: Session, job_id: str, fence: int, keep: int) -> 
     retired = [row for row in rows[keep:] if row.step != best and row.step not in started_from]
     ids = [row.id for row in retired]
     session.execute(delete(Checkpoint).where(Checkpoint.id.in_(ids)))
-    return [key for row in retired for key in (row.state_key, row.adapter_key) if key is not None]
+    return [key for row in retired for key in row.storage_keys]
 
 
 def _steps_started_from(session: Session, job_id: str, steps: list[int]) -> set[int]:

@@ -5,6 +5,7 @@ No content is read inside a session.
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
 
 from sqlalchemy import select
 
@@ -52,8 +53,12 @@ def stored_of(database: Database, storage: Storage, job_id: str) -> Iterator[Sto
     with database.reading() as session:
         files = session.execute(results).all()
     for row in _checkpoints(database, job_id):
-        state = ("state", row.state_key, row.state_sha256)
-        for part, key, sha256 in (state, ("adapter", row.adapter_key, row.adapter_sha256)):
+        shards = [(PurePosixPath(key).name, key, sha256) for key, sha256 in row.shards.items()]
+        archives = [
+            ("state", row.state_key, row.state_sha256),
+            ("adapter", row.adapter_key, row.adapter_sha256),
+        ]
+        for part, key, sha256 in archives + shards:
             found = _sha256(storage, key) if key is not None else None
             if key is not None and (found is not None or _is_kept(database, job_id, row.id)):
                 name = f"the checkpoint of step {row.step} ({part})"

@@ -180,7 +180,7 @@ def forget_model(session: Session, tenant: str, job: Job) -> list[str]:
     keys = forget_results(session, tenant, [job.id, *exports])
     for checkpoint in checkpoints:
         session.delete(checkpoint)
-    return keys + [key for point in checkpoints for key in (point.state_key, point.adapter_key) if key]
+    return keys + [key for point in checkpoints for key in point.storage_keys]
 
 
 def forget_results(session: Session, tenant: str, job_ids: Sequence[str]) -> list[str]:

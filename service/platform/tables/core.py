@@ -213,6 +213,8 @@ class Checkpoint(Base):
     state_key: Mapped[str | None] = mapped_column(String(512))
     """Storage key of the whole checkpoint (tar); None once retention removed it."""
     state_sha256: Mapped[str] = mapped_column(String(64))
+    shards: Mapped[dict[str, Any]] = mapped_column(Document, default=dict)
+    """Storage key → SHA-256 of the shards that hosts without the first rank stored beside the archive."""
     adapter_key: Mapped[str] = mapped_column(String(512))
     """Storage key of the adapter (tar.gz, PEFT layout) or of the whole model."""
     adapter_sha256: Mapped[str] = mapped_column(String(64))
@@ -220,6 +222,11 @@ class Checkpoint(Base):
     metrics: Mapped[dict[str, Any]] = mapped_column(Document, default=dict)
     created_at: Mapped[float] = mapped_column(default=db_now())
     __table_args__ = (UniqueConstraint("job_id", "step"),)
+
+    @property
+    def storage_keys(self) -> list[str]:
+        """Of all its objects."""
+        return [*filter(None, (self.state_key, self.adapter_key)), *self.shards]
 
 
 class Artifact(Base):

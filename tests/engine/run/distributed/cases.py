@@ -21,11 +21,12 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from grpo_engine.config.job import RunConfig, hyperparameters_of
+from grpo_engine.contract import manifest
 from grpo_engine.parallel.ranks import Ranks
-from grpo_engine.parallel.shards import gathered, save_gathered
+from grpo_engine.parallel.shards import gathered, save_shard
 from grpo_engine.run.build import build_loop
 from grpo_engine.run.rank_setup import agreed_by_ranks, joined_ranks, open_policy
-from grpo_engine.training.policy_updater import MOMENTS, PolicyUpdater
+from grpo_engine.training.policy_updater import PolicyUpdater
 from tests.engine.injection import after_steps, steps_of
 
 M_MMAP_THRESHOLD = -3
@@ -73,9 +74,7 @@ def load(config: RunConfig, folder: Path) -> dict[str, int]:
     updater.optimizer.step(1e-4, 0.0, step=1)
     training = _status("VmHWM") - before
     with growth() as saving:
-        save_gathered(
-            updater.optimizer.state_tensors(), folder / MOMENTS if Ranks.current().is_first else None
-        )
+        save_shard(updater.optimizer.state_tensors(), folder / manifest.SHARDS)
     dist.barrier()
     again = PolicyUpdater(policy, settings, None, total_steps=1)
     again.load_moments(folder)

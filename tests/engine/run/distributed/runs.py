@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from grpo_engine.config.job import RunConfig
+from grpo_engine.contract import manifest
 from grpo_engine.run.build import build_loop
 from tests.engine.conftest import DIGITS
 
@@ -29,7 +30,7 @@ class Run:
     def of(cls, folder: Path, events: list[dict[str, Any]]) -> Run:
         checkpoint = folder / "checkpoints" / "step-00000003"
         (weights,) = [*checkpoint.glob("adapter/*.safetensors"), *checkpoint.glob("model/*.safetensors")]
-        return cls(folder, load_file(weights), load_file(checkpoint / "optimizer.safetensors"), events)
+        return cls(folder, load_file(weights), moments_of(checkpoint), events)
 
     @property
     def completions(self) -> list[tuple[Any, ...]]:
@@ -50,6 +51,17 @@ class Run:
             for event in self.events
             if event["type"] in ("step_finished", "evaluated")
         ]
+
+
+def moments_of(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Adam's moments, whole: of one file, or of shards that all are in this folder."""
+    if (whole := checkpoint / manifest.MOMENTS).exists():
+        return load_file(whole)
+    parts: dict[str, list[torch.Tensor]] = {}
+    for shard in sorted((checkpoint / manifest.SHARDS).iterdir()):
+        for name, part in load_file(shard).items():
+            parts.setdefault(name, []).append(part)
+    return {name: torch.cat(found) if found[0].dim() else found[0] for name, found in parts.items()}
 
 
 def config_of(folder: Path, runtime: dict[str, Any], method: dict[str, Any], **source: str) -> RunConfig:

@@ -1,6 +1,7 @@
 """Ranks with run directories of their own, as on several hosts, end with the result of a single process."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ from safetensors.torch import load_file
 
 from examples.tiny_model import make_model
 from grpo_engine.config.job import RunConfig
+from grpo_engine.contract import manifest
 from tests.engine.conftest import DIGITS, cut, largest_difference, sum_rows, write_rows
 from tests.engine.processes import events, run_here, wait_for_step
 from tests.engine.ranks import engine_ranks
 from tests.engine.run.distributed.gang import write_adapter
+from tests.engine.run.distributed.runs import moments_of
 
 TOLERANCE = 1e-6
 LAST_STEP = 6
@@ -71,16 +74,16 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def hosts(
-    source: Path, folder: Path, config: RunConfig, num_ranks: int, checkpoint: Path | None
+    source: Path, folder: Path, config: RunConfig, num_ranks: int, given: Sequence[Path] = ()
 ) -> list[Path]:
-    """A prepared run directory for each rank, in which its engine is started."""
+    """A prepared run directory for each rank, in which its engine starts. `given`: a checkpoint's parts."""
     content = cut(config, ranks=num_ranks).model_dump_json()
     made = [folder / f"host-{rank}" for rank in range(num_ranks)]
     for host in made:
         shutil.copytree(source, host)
         (host / "config.json").write_text(content)
-        if checkpoint is not None:
-            shutil.copytree(checkpoint, host / "checkpoints" / checkpoint.name)
+        for part in given:
+            shutil.copytree(part, host / "checkpoints" / part.name, dirs_exist_ok=True)
     return made
 
 
@@ -90,7 +93,34 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     (path,) = [*checkpoint.glob("adapter/*.safetensors"), *checkpoint.glob("model/*.safetensors")]
-    return load_file(path) | load_file(checkpoint / "optimizer.safetensors")
+    return load_file(path) | moments_of(checkpoint)
+
+
+def together(checkpoint: Path, parts: Sequence[Path], target: Path) -> Path:
+    """A copy of the first host's checkpoint with the shards of all hosts."""
+    for part in (checkpoint, *parts):
+        shutil.copytree(part, target / checkpoint.name, dirs_exist_ok=True)
+    return target / checkpoint.name
+
+
+def assert_each_host_has_its_shard(parts: Sequence[Path]) -> None:
+    """Of one checkpoint, on each host: only what its rank has written, and the first has the manifest."""
+    names = [f"optimizer/rank-0000{rank}-of-0000{len(parts)}.safetensors" for rank in range(len(parts))]
+    for part, name in zip(parts, names, strict=True):
+        assert [path.name for path in (part / manifest.SHARDS).iterdir()] == [Path(name).name]
+    sizes = [(part / name).stat().st_size for part, name in zip(parts, names, strict=True)]
+    assert max(sizes) < 0.6 * sum(sizes)
+    first, *others = parts
+    assert not (first / manifest.MOMENTS).exists()
+    files = manifest.verify(first, "ftjob-test", may_lack_shards=True)["files"]
+    assert {name: files[name]["size"] for name in files if name in names} == dict(
+        zip(names, sizes, strict=True)
+    )
+    assert manifest.shards_elsewhere(first, files).keys() == set(names[1:])
+    with pytest.raises(manifest.DamagedCheckpoint, match=r"rank-0000\d-of-0000\d.safetensors' is missing"):
+        manifest.verify(first, "ftjob-test")
+    for part in others:
+        assert {path.name for path in part.iterdir()} == {"optimizer"}
 
 
 def found(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -109,18 +139,23 @@ def test_ranks_with_folders_of_their_own_stop_and_continue_as_one_process(
 ) -> None:
     hyperparameters, sharding, before, after = CASES[name]
     config = config_of(hyperparameters)
-    (one,) = hosts(source, tmp_path / "one", config, 1, None)
+    (one,) = hosts(source, tmp_path / "one", config, 1)
     monkeypatch.chdir(one)
     run_here(config, Path())
 
     config = cut(config, sharding=sharding)
-    first = hosts(source, tmp_path / "before", config, before, None)
+    first = hosts(source, tmp_path / "before", config, before)
     with engine_ranks(first, GRPO_FAULT="step.trained:sleep=1@3") as ranks:
         wait_for_step(first[0], 3)
         ranks.terminate()
         assert ranks.wait() == [0] * before
     newest = checkpoints(first[0])[-1]
-    second = hosts(source, tmp_path / "after", config, after, newest)
+    parts = [newest]
+    if sharding == "fsdp":
+        parts = [host / "checkpoints" / newest.name for host in first]
+        assert_each_host_has_its_shard(parts)
+        assert all(len(checkpoints(host)) <= 3 for host in first)
+    second = hosts(source, tmp_path / "after", config, after, parts)
     given = {path.name for path in second[0].iterdir()}
     with engine_ranks(second) as ranks:
         assert ranks.wait() == [0] * after
@@ -133,7 +168,11 @@ def test_ranks_with_folders_of_their_own_stop_and_continue_as_one_process(
     assert finished["best_path"] == expected["best_path"]
     assert [each.name for each in checkpoints(second[0])] == [each.name for each in checkpoints(one)]
     assert [*rewards(first[0]), *rewards(second[0])] == rewards(one)
-    assert largest_difference(weights(checkpoints(one)[-1]), weights(checkpoints(second[0])[-1])) <= TOLERANCE
+    last = checkpoints(second[0])[-1]
+    if sharding == "fsdp":
+        last = together(last, [host / "checkpoints" / last.name for host in second[1:]], tmp_path / "last")
+    assert largest_difference(weights(checkpoints(one)[-1]), weights(last)) <= TOLERANCE
     for rank, folder in enumerate(second[1:], 1):
         assert {path.name for path in folder.iterdir()} == {*given, f"rank-{rank}.log"}
-        assert [each.name for each in checkpoints(folder)] == [newest.name]
+        kept = checkpoints(second[0]) if sharding == "fsdp" else [newest]
+        assert [each.name for each in checkpoints(folder)] == [each.name for each in kept]
