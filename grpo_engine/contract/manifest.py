@@ -63,16 +63,20 @@ def verify(
         raise DamagedCheckpoint("its manifest does not name every required file")
     if not is_library and not any(name.startswith(WEIGHTS) for name in files):
         raise DamagedCheckpoint("its manifest names no weights")
-    elsewhere = shards_elsewhere(folder, files) if may_lack_shards else ()
-    for name in files.keys() - elsewhere:
-        _verify_file(folder, name, files[name])
+    for name, expected in files.items():
+        _check_name(name)
+        if not (may_lack_shards and _is_elsewhere(folder, name)):
+            _verify_file(folder, name, expected)
     return manifest
 
 
 def shards_elsewhere(folder: Path, files: Mapping[str, Any]) -> dict[str, Any]:
     """Those of a manifest's `files` that are shards on the disks of other hosts."""
-    shards = {name: entry for name, entry in files.items() if name.startswith(SHARDS)}
-    return {name: entry for name, entry in shards.items() if not (folder / name).exists()}
+    return {name: entry for name, entry in files.items() if _is_elsewhere(folder, name)}
+
+
+def _is_elsewhere(folder: Path, name: str) -> bool:
+    return name.startswith(SHARDS) and not _is_file_itself(folder, folder / name)
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -88,11 +92,14 @@ def _read(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _verify_file(folder: Path, name: str, expected: Any) -> None:
+def _check_name(name: str) -> None:
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or "\0" in name or str(pure) != name:
         raise DamagedCheckpoint(f"its manifest names {name[:100]!r}, outside of it")
-    path = folder / pure
+
+
+def _verify_file(folder: Path, name: str, expected: Any) -> None:
+    path = folder / name
     if not _is_file_itself(folder, path):
         raise DamagedCheckpoint(f"{name[:100]!r} is missing")
     if not isinstance(expected, dict) or path.stat().st_size != expected.get("size"):

@@ -23,53 +23,35 @@ def step_name(step: int) -> str:
 
 
 @contextmanager
-def new_checkpoint(folder: Path, step: int) -> Iterator[Path]:
+def new_checkpoint(folder: Path, step: int, wait: Callable[[], None] | None = None) -> Iterator[Path]:
     """Yield an empty folder to write and `seal`; it becomes `folder/step-…` at the end.
 
+    `wait`, which returns when every rank has called it, if all ranks write this checkpoint together, in one
+    folder or in one on each host: the folders become visible after the first rank has sealed its own.
     Raises DiskFullError. After any error the earlier checkpoints are intact.
     """
-    temporary, final = _names(folder, step)
+    final = folder / step_name(step)
+    temporary = folder / f".tmp-{final.name}"
+    together = wait or _go_on
     try:
         for leftover in (temporary, final):
-            if leftover.exists():
-                shutil.rmtree(leftover)
-        temporary.mkdir(parents=True)
-        yield temporary
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        _refuse_full_disk(error, step)
-        raise
-    fault_point("checkpoint.sealed")
-    temporary.rename(final)
-    _fsync(folder)
-    fault_point("checkpoint.renamed")
-
-
-@contextmanager
-def shared_checkpoint(folder: Path, step: int, wait: Callable[[], None]) -> Iterator[Path]:
-    """`new_checkpoint` for all ranks together, whether they share `folder` or each host has its own.
-
-    `wait` returns when every rank has called it. It is called before anything is written, before the folders
-    become visible, so after the first rank has sealed its own, and when all are. After an error the
-    unfinished folder remains, because others may be writing; the next checkpoint removes it.
-    """
-    temporary, final = _names(folder, step)
-    for leftover in (temporary, final):
-        shutil.rmtree(leftover, ignore_errors=True)  # another rank may be removing it too
-    wait()
-    try:
+            shutil.rmtree(leftover, ignore_errors=True)  # another rank may be removing it too
+        together()
         temporary.mkdir(parents=True, exist_ok=True)
         yield temporary
     except OSError as error:
-        _refuse_full_disk(error, step)
+        if wait is None:  # otherwise other ranks may be writing; the next checkpoint removes it
+            shutil.rmtree(temporary, ignore_errors=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError(f"no space left for the checkpoint of step {step}") from error
         raise
-    wait()
+    together()
     fault_point("checkpoint.sealed")
     with suppress(FileNotFoundError):  # another rank of this host has renamed it
         temporary.rename(final)
     _fsync(folder)
     fault_point("checkpoint.renamed")
-    wait()
+    together()
 
 
 def seal(folder: Path, facts: Mapping[str, Any], shards: Mapping[str, Any] = MappingProxyType({})) -> None:
@@ -86,14 +68,8 @@ def sync(folder: Path) -> None:
         _fsync(path)
 
 
-def _names(folder: Path, step: int) -> tuple[Path, Path]:
-    final = folder / step_name(step)
-    return folder / f".tmp-{final.name}", final
-
-
-def _refuse_full_disk(error: OSError, step: int) -> None:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        raise DiskFullError(f"no space left for the checkpoint of step {step}") from error
+def _go_on() -> None:
+    """There is one rank, or the others write nothing."""
 
 
 def _fsync(path: Path) -> None:

@@ -8,13 +8,12 @@ import hashlib
 import json
 import shutil
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract import manifest
-from grpo_engine.files.atomic_folder import new_checkpoint, seal, shared_checkpoint, step_name, sync
+from grpo_engine.files.atomic_folder import new_checkpoint, seal, step_name, sync
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.training.method import Artifact
 
@@ -70,8 +69,8 @@ def save(
     if not (ranks.is_first or artifact.is_sharded):
         artifact.write(None)
         return path
-    several = partial(shared_checkpoint, wait=ranks.wait)
-    with (several if artifact.is_sharded else new_checkpoint)(folder, state.step) as temporary:
+    wait = ranks.wait if artifact.is_sharded else None
+    with new_checkpoint(folder, state.step, wait) as temporary:
         shard = artifact.write(temporary)
         shards = {} if shard is None else _shards_of_all_ranks(temporary, shard)
         if ranks.is_first:

@@ -117,3 +117,24 @@ def test_random_json_neither_crashes_nor_passes(folder: Path, content: Any) -> N
 def test_random_bytes_neither_crash_nor_pass(folder: Path, content: bytes) -> None:
     (folder / manifest.MANIFEST).write_bytes(content)
     assert not is_whole(folder)
+
+
+def test_a_shard_may_be_on_another_host_but_not_changed_on_this_one(folder: Path) -> None:
+    name_also(folder, "optimizer/rank-1")
+    assert not is_whole(folder)
+    files = manifest.verify(folder, JOB, may_lack_shards=True)["files"]
+    assert manifest.shards_elsewhere(folder, files) == {"optimizer/rank-1": files["state.json"]}
+    (folder / "optimizer").mkdir()
+    (folder / "optimizer" / "rank-1").write_bytes(b"x")
+    assert is_whole(folder)
+    assert manifest.shards_elsewhere(folder, files) == {}
+    (folder / "optimizer" / "rank-1").write_bytes(b"y")
+    with pytest.raises(manifest.DamagedCheckpoint, match="optimizer/rank-1 has the wrong sha256"):
+        manifest.verify(folder, JOB, may_lack_shards=True)
+
+
+@pytest.mark.parametrize("name", ["optimizer/../../secret", "optimizer/a\0", "optimizer//a", "optimizer/"])
+def test_no_shard_of_another_host_is_outside_of_the_checkpoint(folder: Path, name: str) -> None:
+    name_also(folder, name)
+    with pytest.raises(manifest.DamagedCheckpoint, match="outside of it"):
+        manifest.verify(folder, JOB, may_lack_shards=True)

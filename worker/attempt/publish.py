@@ -67,7 +67,7 @@ def _publish(attempt: Attempt, event: CheckpointSaved) -> None:
         return
     fault_point("checkpoint.uploaded")
     archives = publishing.Archives(
-        state.key, state.sha256, shards, weights.key, weights.sha256, weights.num_bytes
+        state.key, state.sha256, weights.key, weights.sha256, weights.num_bytes, shards
     )
     attempt.write(
         lambda session: publishing.publish_checkpoint(

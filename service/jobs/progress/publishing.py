@@ -3,7 +3,7 @@
 The worker uploads archives before their row is written, and deletes them after it is deleted.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import delete, func, select, update
@@ -21,10 +21,10 @@ class Archives:
 
     state_key: str
     state_sha256: str
-    shards: dict[str, str]
     adapter_key: str
     adapter_sha256: str
     adapter_bytes: int
+    shards: dict[str, str] = field(default_factory=dict)
 
 
 def publish_checkpoint(

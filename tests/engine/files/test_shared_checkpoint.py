@@ -9,7 +9,7 @@ import pytest
 
 from grpo_engine.contract import manifest
 from grpo_engine.contract.errors import DiskFullError
-from grpo_engine.files.atomic_folder import seal, shared_checkpoint
+from grpo_engine.files.atomic_folder import new_checkpoint, seal
 
 NUM_RANKS = 3
 FACTS = {"job_id": "ftjob-test"}
@@ -27,7 +27,7 @@ def test_all_folders_become_visible_together_with_the_manifest(tmp_path: Path, n
 
     def save(rank: int) -> None:
         name = f"optimizer/rank-{rank}"
-        with shared_checkpoint(folders[rank], 4, barrier.wait) as temporary:
+        with new_checkpoint(folders[rank], 4, barrier.wait) as temporary:
             (temporary / "optimizer").mkdir(exist_ok=True)
             (temporary / name).write_text(str(rank))
             entries[name] = manifest.entry_of(temporary / name)
@@ -51,7 +51,7 @@ def test_all_folders_become_visible_together_with_the_manifest(tmp_path: Path, n
 
 def test_a_full_disk_is_named_and_leaves_the_earlier_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "step-00000001").mkdir()
-    with pytest.raises(DiskFullError, match="checkpoint of step 2"), shared_checkpoint(tmp_path, 2, print):
+    with pytest.raises(DiskFullError, match="checkpoint of step 2"), new_checkpoint(tmp_path, 2, print):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert (tmp_path / "step-00000001").is_dir()
     assert not (tmp_path / "step-00000002").exists()
