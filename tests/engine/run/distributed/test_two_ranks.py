@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from examples.tiny_model import make_model
 from grpo_engine.config.job import RunConfig
@@ -217,12 +218,15 @@ def test_a_sharded_checkpoint_has_the_files_of_a_whole_one_but_for_the_moments(
     one: Callable[[str], Run], two: dict[str, Run], name: str
 ) -> None:
     def shape(run: Run) -> dict[str, int]:
-        files = (run.folder / "checkpoints" / "step-00000003").rglob("*.*")
-        return {path.name: path.stat().st_size for path in files if path.suffix != ".json"}
+        """File → bytes of its tensors."""
+        files = (run.folder / "checkpoints" / "step-00000003").rglob("*.safetensors")
+        return {path.name: sum(each.nbytes for each in load_file(path).values()) for path in files}
 
     found, expected = shape(two[name]), shape(one(name))
     shards = [found.pop(f"rank-0000{rank}-of-00002.safetensors") for rank in range(2)]
-    assert shards == [pytest.approx(expected.pop("optimizer.safetensors") / 2, rel=0.25)] * 2
+    whole = expected.pop("optimizer.safetensors")
+    assert sum(shards) == whole
+    assert shards == [pytest.approx(whole / 2, rel=0.05)] * 2
     assert found == expected
 
 
