@@ -40,9 +40,8 @@ def clean_up(runs_dir: Path, jobs: str = "*") -> None:
             if (lock := _try_lock(lock_path)) is not None:
                 shutil.rmtree(lock_path.parent, ignore_errors=True)
                 os.close(lock)
-        for job_dir in runs_dir.glob(jobs):
-            with suppress(OSError):  # not empty: another worker's run
-                job_dir.rmdir()
+                with suppress(OSError):  # not empty: another worker's run
+                    lock_path.parents[1].rmdir()
 
 
 @contextmanager

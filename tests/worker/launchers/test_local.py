@@ -179,7 +179,8 @@ def test_a_job_folder_that_fills_during_its_removal_is_kept(
 
         return call
 
-    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "1").mkdir(parents=True)
+    (tmp_path / "job" / "1" / LOCK).touch()
     monkeypatch.setattr(Path, "rmdir", filled_first(Path.rmdir))
     monkeypatch.setattr("shutil.rmtree", filled_first(shutil.rmtree))
     clean_up(tmp_path)
