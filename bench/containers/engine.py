@@ -20,6 +20,8 @@ ENGINE = (
 CLIENT = ("docker-cli", "docker-compose", "docker-buildx")
 LIBRARIES = Path(f"usr/lib/{platform.machine()}-linux-gnu")
 TABLES = ("filter", "nat")
+FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
+"""The daemon turns it on."""
 START_SECONDS = 60
 END_SECONDS = 60
 
@@ -38,11 +40,13 @@ def container_engine(folder: Path) -> Iterator[dict[str, str]]:
         _link(root / "usr/sbin/iptables", "iptables-legacy")
     environment = _environment(folder, root)
     rules = "".join(run(environment, "iptables-legacy-save", "--table", each) for each in TABLES)
+    forwarding = FORWARDING.read_text()
     try:
         with _daemon(folder, environment):
             yield environment
     finally:
         subprocess.run(["iptables-legacy-restore"], env=environment, input=rules, text=True, check=True)
+        FORWARDING.write_text(forwarding)
         _remove_leftovers(folder)
 
 
