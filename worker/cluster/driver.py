@@ -57,6 +57,7 @@ class Driver:
                 return self._missing()
             self._actors = [self._rank(number) for number in range(self._plan.num_ranks)]
             self._samplers = SamplerGroup([self._sampler(each) for each in range(self._plan.num_samplers)])
+            self._samplers.keep_alive()
         try:
             locations = ray.get([actor.locate.remote() for actor in self._actors], timeout=WAIT_SECONDS)
         except GetTimeoutError:

@@ -118,17 +118,20 @@ class SamplerGroup:
         if method in FILLS_DIRECTORY:
             self.files.append(Call(method, tuple(arguments)))
 
-    def start(self) -> None:
-        """Start the engines, and let the actors know from time to time that the driver lives."""
-        for actor in self.actors:
-            actor.prepare.remote(self.files)
+    def keep_alive(self) -> None:
+        """Call the actors from time to time, without which they end."""
         for actor in self.actors:
             threading.Thread(target=_ping, args=(actor,), daemon=True).start()
 
+    def start(self) -> None:
+        """Start the engines."""
+        for actor in self.actors:
+            actor.prepare.remote(self.files)
+
     def end(self, method: str) -> None:
         """`kill` the engines, or `leave`; those of unreachable hosts end themselves."""
-        ending = [getattr(actor, method).remote() for actor in self.actors]
-        ray.wait(ending, num_returns=len(ending), timeout=LAST_SECONDS) if ending else None
+        if ending := [getattr(actor, method).remote() for actor in self.actors]:
+            ray.wait(ending, num_returns=len(ending), timeout=LAST_SECONDS)
 
 
 def _ping(actor: Any) -> None:
