@@ -9,6 +9,7 @@ import pytest
 from service.jobs.store import queue
 from service.platform.db import Database
 from service.settings import Settings
+from tests.support.ray_hosts.cluster import program_of
 from tests.support.servers import wait_until
 from tests.worker.cluster.conftest import Cluster
 from tests.worker.jobs import read_job
@@ -65,6 +66,9 @@ def test_a_job_survives_the_loss_of(
         case "link":
             node.host.link_down()
     wait_until(lambda: not before & set(cluster.engine_pids()), 40, "all ranks have ended")
+    if lost == "link":
+        # otherwise it may end after the repair, because the head has removed it
+        wait_until(lambda: "raylet" not in map(program_of, node.host.pids()), 60, "its Ray node has ended")
     cluster.repair()
     if lost == "worker":
         cluster.start_worker(settings)
