@@ -1,17 +1,16 @@
-"""One of several ranks: `… resharding.py SOURCE TARGET`.
+"""One of four ranks: `… resharding.py FOLDER`. Passes Adam's moments through several numbers of ranks.
 
-Loads Adam's moments from the folder SOURCE, if there is one, compares every bit with the expected ones, and
-writes its shard to TARGET/optimizer, or `TARGET/optimizer.safetensors` if it is alone.
+For each number in `WORLDS`, that many ranks load the moments that the last ones wrote, compare every bit with
+the expected ones, and write their shards to `FOLDER/<place>/optimizer`, or `optimizer.safetensors` if it is one.
 """
 
-import os
 import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from grpo_engine.config.job import SupervisedHyperparameters
@@ -19,6 +18,7 @@ from grpo_engine.contract import manifest
 from grpo_engine.parallel.shards import gathered, load_shards, save_shard, save_tensors
 from grpo_engine.training.optimizer import Optimizer
 
+WORLDS = (1, 4, 2, 3, 1)
 SHAPES = {"a": (5, 3), "b": (2,), "c": (1, 7), "d": (9,), "e": (8, 2, 2)}
 """Some have fewer rows than there are ranks."""
 
@@ -32,17 +32,18 @@ def expected_moments() -> dict[str, Tensor]:
     return moments
 
 
-def main(source: Path, target: Path, world: int) -> None:
-    parameters = {name: torch.nn.Parameter(_shared(torch.zeros(SHAPES[name]), world)) for name in SHAPES}
+def pass_on(source: Path | None, target: Path, mesh: DeviceMesh | None) -> None:
+    """Load, compare and write as one of the mesh's ranks; None: alone."""
+    parameters = {name: torch.nn.Parameter(_shared(torch.zeros(SHAPES[name]), mesh)) for name in SHAPES}
     optimizer = Optimizer(parameters, SupervisedHyperparameters())  # type: ignore[call-arg]
     expected = expected_moments()
-    if source.is_dir():
+    if source is not None:
         shards = source / manifest.SHARDS
         load_shards(optimizer.new_state_tensors, shards if shards.is_dir() else source)
     else:
         made = optimizer.new_state_tensors({name: each.dtype for name, each in expected.items()})
         for name, each in made.items():
-            each.copy_(_shared(expected[name], world))
+            each.copy_(_shared(expected[name], mesh))
     state = optimizer.state_tensors()
     assert state.keys() == expected.keys()
     for name, each in state.items():
@@ -50,22 +51,28 @@ def main(source: Path, target: Path, world: int) -> None:
         assert whole.dtype == expected[name].dtype
         assert torch.equal(whole, expected[name]), name
     target.mkdir(exist_ok=True)
-    if world == 1:
+    if mesh is None:
         save_tensors(state, target / manifest.MOMENTS)
     else:
         save_shard(state, target / manifest.SHARDS)
 
 
-def _shared(tensor: Tensor, world: int) -> Tensor:
-    if world == 1 or not tensor.dim():
-        return tensor
-    return distribute_tensor(tensor, init_device_mesh("cpu", (world,)), [Shard(0)])
+def _shared(tensor: Tensor, mesh: DeviceMesh | None) -> Tensor:
+    return tensor if mesh is None or not tensor.dim() else distribute_tensor(tensor, mesh, [Shard(0)])
+
+
+def main(folder: Path) -> None:
+    source = None
+    for place, world in enumerate(WORLDS):
+        target = folder / str(place)
+        mesh = DeviceMesh("cpu", list(range(world))) if world > 1 else None
+        if dist.get_rank() < world:
+            pass_on(source, target, mesh)
+        dist.barrier()
+        source = target
 
 
 if __name__ == "__main__":
-    num_ranks = int(os.environ["WORLD_SIZE"])
-    if num_ranks > 1:
-        dist.init_process_group("gloo")
-    main(Path(sys.argv[1]), Path(sys.argv[2]), num_ranks)
-    if num_ranks > 1:
-        dist.destroy_process_group()
+    dist.init_process_group("gloo")
+    main(Path(sys.argv[1]))
+    dist.destroy_process_group()
