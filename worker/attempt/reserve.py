@@ -10,13 +10,10 @@ from typing import Any
 from service.settings import Settings
 from worker.attempt.attempt import Attempt, Refused
 from worker.cluster.place import cluster_place
-from worker.cluster.plan import Plan
+from worker.cluster.plan import HOSTS_OWN, Plan
 from worker.launchers.base import Place
 from worker.launchers.local_place import LocalPlace
 from worker.launchers.warm_pool import WarmPool
-
-HOSTS_OWN = {"mode": "embedded", "database_url": None, "broker_url": None}
-"""A host of a cluster knows neither database nor broker."""
 
 
 @contextmanager
@@ -28,7 +25,7 @@ def reserved_place(attempt: Attempt, engines: WarmPool) -> Iterator[Place]:
         return
     if find_spec("ray") is None:
         hint = "Install it on the worker's machine: pip install 'grpo-service[ray]'."
-        raise Refused("ray_missing", "A job with several processes needs Ray.", hint)
+        raise Refused("ray_missing", "The job runs on Ray, which is not installed here.", hint)
     with cluster_place(plan_of(attempt)) as place:
         yield place
 
@@ -63,4 +60,4 @@ def host_settings(settings: Settings, *, is_private: bool) -> dict[str, Any]:
     if is_private:
         names = ("home", "engine_python", "unsafe_graders")
         shared |= {name: getattr(settings, name) for name in names}
-    return HOSTS_OWN | shared
+    return {**HOSTS_OWN, **shared}

@@ -9,6 +9,8 @@ LAST_SECONDS = 10.0
 """Seconds from the end of the first rank until the remaining ones are killed."""
 SILENCE_SECONDS = 15.0
 """Without an answer for this long, a rank is lost for its driver, and the driver for a rank."""
+HOSTS_OWN: Mapping[str, Any] = {"mode": "embedded", "database_url": None, "broker_url": None}
+"""Settings of a cluster's hosts, which use neither database nor broker."""
 LOST = -9
 """Exit status of a run that lost a rank or its cluster."""
 

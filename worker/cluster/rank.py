@@ -17,7 +17,7 @@ from worker.cluster.sampler import SamplerGroup
 from worker.launchers.base import EVENTS
 
 REPORT_SECONDS = 1.0
-"""Longest wait of a report for news."""
+"""Longest wait of a report for something new."""
 LOOK_SECONDS = 0.02
 PIECE_BYTES = 2**20
 
@@ -35,7 +35,7 @@ class Location:
 
 @dataclass(frozen=True)
 class Report:
-    """News of a rank."""
+    """What is new in a rank."""
 
     piece: bytes = b""
     """The next bytes of the first rank's events."""
@@ -52,7 +52,8 @@ class Rank(EngineActor):
         self._relay: Relay | None = None
 
     def locate(self) -> Location:
-        """Where this rank runs."""
+        """Where this rank runs. The driver repeats the call until all ranks' actors run."""
+        self._last_call_at = time.monotonic()
         node, host = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
         return Location(node, host, free_port())
 
@@ -80,7 +81,7 @@ class Rank(EngineActor):
             self._relay.take_policy(version, policy)
 
     def report(self, offset: int) -> Report:
-        """The first news, or an empty report after `REPORT_SECONDS`. `offset`: of the events' next byte."""
+        """What is new, or an empty report after `REPORT_SECONDS`. `offset`: of the events' next byte."""
         deadline = time.monotonic() + REPORT_SECONDS
         while True:
             self._last_call_at = time.monotonic()

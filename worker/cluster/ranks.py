@@ -76,7 +76,7 @@ class Ranks:
         return [(rank, self._actors[rank]) for rank in sorted(set(self._first_of_host))]
 
     def _watch(self) -> None:
-        """Ask each rank for news until the driver ends."""
+        """Ask each rank what is new until the driver ends."""
         asked = {self._ask(rank): (rank, monotonic()) for rank in range(len(self._actors))}
         while asked:
             answers, _ = ray.wait(list(asked), timeout=1.0)
@@ -87,6 +87,8 @@ class Ranks:
                     asked[self._ask(rank)] = rank, monotonic()
                 except RayError as error:
                     self._lose(rank, error)
+                except OSError as error:
+                    self._give_up(f"The engine's events cannot be stored: {error.strerror}.")
             for silent, (rank, since) in list(asked.items()):
                 if monotonic() - since > SILENCE_SECONDS:
                     del asked[silent]
@@ -138,9 +140,10 @@ class Ranks:
 
     def _lose(self, rank: int, error: RayError | None) -> None:
         """End the run: a rank's host or process is gone."""
-        if self.status.exit_code is not None:
-            return
         cause = "did not answer" if error is None else type(error).__name__
-        loss = f"Rank {rank} on {self._locations[rank].host} was lost ({cause})."
-        self.kill()
-        self.status = Status(LOST, loss)
+        self._give_up(f"Rank {rank} on {self._locations[rank].host} was lost ({cause}).")
+
+    def _give_up(self, reason: str) -> None:
+        if self.status.exit_code is None:
+            self.kill()
+            self.status = Status(LOST, reason)

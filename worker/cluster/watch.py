@@ -22,13 +22,14 @@ from service.jobs.store.machines import of_this_machine
 from service.platform import logs
 from service.settings import Settings
 from worker.cluster.capacity import Capacity, write_capacity
+from worker.cluster.plan import HOSTS_OWN
 
 WRITE_SECONDS = 2.0
 
 
 def describe_host() -> dict[str, Any]:
     """What a host offers; runs on each one."""
-    settings = Settings(mode="embedded", database_url=None, broker_url=None)
+    settings = Settings(**HOSTS_OWN)
     memory = smallest_memory_gb(os.environ) if count_visible_gpus(os.environ) else 0
     offered = of_this_machine(unsafe_allowed=settings.allows_unsafe)
     return {"memory": settings.gpu_memory_gb or memory, "capabilities": offered}

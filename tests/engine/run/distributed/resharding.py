@@ -1,7 +1,7 @@
 """One of four ranks: `… resharding.py FOLDER`. Passes Adam's moments through several numbers of ranks.
 
 For each number in `WORLDS`, that many ranks load the moments that the last ones wrote, compare every bit with
-the expected ones, and write their shards to `FOLDER/<place>/optimizer`, or `optimizer.safetensors` if it is one.
+the expected ones, and write their shards to `FOLDER/<place>/optimizer`, or one file if there is one rank.
 """
 
 import sys

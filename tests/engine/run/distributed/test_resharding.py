@@ -1,7 +1,6 @@
 """Adam's moments keep every bit while the number of ranks changes; each rank's file holds its share only."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What each number of ranks wrote, by its place in `WORLDS`."""
     folder = tmp_path_factory.mktemp("resharding")
     command = [sys.executable, "-m", "tests.engine.run.distributed.resharding", folder]
     with started_ranks([command] * NUM_RANKS, [folder] * NUM_RANKS) as ranks:
         assert ranks.wait() == [0] * NUM_RANKS, (folder / "rank-0.log").read_text()
-    yield folder
+    return folder
 
 
 @pytest.mark.parametrize("place", range(len(WORLDS)))
