@@ -18,7 +18,7 @@ from worker.launchers.base import EVENTS
 
 REPORT_SECONDS = 1.0
 """Longest wait of a report for something new."""
-LOOK_SECONDS = 0.02
+LOOK_SECONDS = 0.05
 PIECE_BYTES = 2**20
 
 
