@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from grpo_engine.process.gpus import VISIBLE_DEVICES, count_visible_gpus
+from grpo_engine.process.parent_death import end_with_parent
 from service.platform.storage import open_storage
 from service.settings import Settings
 from worker.cluster.plan import SILENCE_SECONDS, Plan
@@ -31,6 +32,7 @@ class EngineActor:
     """Use through Ray, with several threads."""
 
     def __init__(self, plan: Plan) -> None:
+        end_with_parent(os.getppid())  # Ray itself looks for its node every two seconds
         self._plan = plan
         self._settings = Settings(**plan.settings)
         self._engine: EngineProcess | None = None
