@@ -127,7 +127,7 @@ def load_shards(make: Callable[[dict[str, torch.dtype]], dict[str, Tensor]], fol
     found = reader.read_metadata().state_dict_metadata.items()
     targets = make({n: each.properties.dtype for n, each in found if isinstance(each, TensorStorageMetadata)})
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # each rank reads by itself
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # ranks read independently
         load(targets, storage_reader=reader, no_dist=True)
 
 

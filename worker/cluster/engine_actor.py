@@ -1,7 +1,7 @@
 """What the actors of ranks and of samplers have in common: one engine process on the actor's host.
 
-An actor dies with its driver, and the engine with the actor. If the driver is silent for `SILENCE_SECONDS`
-(its host is unreachable), the actor ends itself: the job may already run elsewhere.
+An actor dies with its driver, and the engine with the actor. Without a call of the driver for
+`SILENCE_SECONDS` (its host is unreachable), the actor ends itself: the job may already run elsewhere.
 """
 
 import os

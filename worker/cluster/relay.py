@@ -1,7 +1,7 @@
-"""Passes what a rank's engine asks of the samplers to them, and their replies back.
+"""Passes requests of a rank's engine to the samplers, and their replies back.
 
-The first rank puts each policy into Ray's object store, from which every sampler's host fetches it once. A
-sampler that is silent for `SILENCE_SECONDS` is passed over until it answers again.
+The first rank puts each policy into Ray's object store, from which every sampler's host fetches it once. If
+a sampler does not respond for `SILENCE_SECONDS`, its requests go to the next one.
 """
 
 import threading
@@ -66,7 +66,7 @@ class Relay:
                     self._askers.submit(self._answer, message)
 
     def _share_policy(self, version: int) -> None:
-        """Store the first rank's weights in the cluster and tell all ranks."""
+        """Store the first rank's weights in the cluster and send all ranks a reference to them."""
         path = self._folder / policy_file(version)
         policy = [ray.put(path.read_bytes())]
         path.unlink()
@@ -84,7 +84,7 @@ class Relay:
 
     def _ask(self, order: SamplingOrder) -> tuple[str, int]:
         """The first reply. Raises ClusterLost if no sampler gives one."""
-        policy, num_failed, problem = self._policy(order.version), 0, "all are silent"
+        policy, num_failed, problem = self._policy(order.version), 0, "none responds"
         for actor in self._candidates(order.sampler):
             call = actor.sample.remote(self._samplers.files, order.version, policy, order.request)
             try:
@@ -111,7 +111,7 @@ class Relay:
             yield actor
 
     def _is_answered(self, actor: Any, call: Any) -> bool:
-        """Wait for the answer as long as the sampler lives."""
+        """Wait for the answer as long as the sampler responds; False if it does not."""
         while not ray.wait([call], timeout=SILENCE_SECONDS)[0]:
             if not ray.wait([actor.keep_alive.remote()], timeout=SILENCE_SECONDS)[0]:
                 return False

@@ -122,7 +122,7 @@ def parent(pid: int) -> int:
 
 
 def replaced(database: Database, job_id: str) -> float:
-    """Most restarts of a sampler that the steps' metrics tell."""
+    """Largest number of restarts in the metrics of the job's steps."""
     with database.reading() as session:
         rows = session.scalars(select(Metric.values).where(Metric.job_id == job_id)).all()
     return max(row.get("sampling/replaced_samplers", 0.0) for row in rows)

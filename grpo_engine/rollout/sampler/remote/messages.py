@@ -1,4 +1,4 @@
-"""What a training engine asks of a sampler on another device, and its reply."""
+"""Requests of a training engine to a sampler on another device, and the replies."""
 
 from grpo_engine.contract.events import Failed
 from grpo_engine.contract.records import Record

@@ -108,7 +108,7 @@ class RemoteSampler:
 
     def _reply(self, answer: SamplingAnswer) -> SampleReply:
         if answer.problem:
-            raise MachineError(f"no sampler answers: {answer.problem}")
+            raise MachineError(f"no sampler replied: {answer.problem}")
         self.num_replaced = max(self.num_replaced, answer.num_replaced)
         reply = SampleReply.model_validate_json(answer.reply)
         if reply.failure is not None:
@@ -144,6 +144,6 @@ def inherited_connection(descriptor: int) -> Connection:
 
 
 def samplers_of(ranks: Ranks, num_samplers: int) -> Sequence[int]:
-    """Numbers of the samplers that a rank asks; with fewer samplers than ranks, several ranks share one."""
+    """Numbers of the samplers that a rank uses; with fewer samplers than ranks, several ranks share one."""
     first, stop = (num_samplers * rank // ranks.world for rank in (ranks.rank, ranks.rank + 1))
     return range(first, max(stop, first + 1))

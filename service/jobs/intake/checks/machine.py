@@ -52,8 +52,8 @@ def check_gpus(
         reason = f"{least} GPUs are requested; the largest worker that can run the job has {most}"
         problems.add("resources.gpus", reason, code="gpus_unavailable")
     elif most < resources.all_gpus:
-        told = f"The job will run with at most {most} of its {resources.all_gpus} GPUs: no worker has more."
-        warn("fewer_gpus", told)
+        total = resources.all_gpus
+        warn("fewer_gpus", f"The job will run with at most {most} of its {total} GPUs: no worker has more.")
     able = [machine for machine in able if machine.gpus >= least] or able
     memory = max((machine.gpu_memory_gb for machine in able), default=resources.gpu_memory_gb)
     if memory < resources.gpu_memory_gb:

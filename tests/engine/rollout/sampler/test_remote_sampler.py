@@ -156,9 +156,9 @@ def test_samplers_that_are_lost_are_the_machine_s_fault(
 ) -> None:
     config = make_config()
     samplers = launched(config, 1)
-    samplers.problem = "all are silent"
+    samplers.problem = "none responds"
     loop = build_loop(cut(config, samplers=1), samplers.run_dir)
-    with pytest.raises(MachineError, match="no sampler answers: all are silent"):
+    with pytest.raises(MachineError, match="no sampler replied: none responds"):
         list(loop.run(lambda: False))
 
 
