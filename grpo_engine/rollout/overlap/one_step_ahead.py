@@ -27,7 +27,8 @@ from grpo_engine.rollout.collector import Collector, StepGroups
 from grpo_engine.rollout.overlap.policy_snapshot import PolicySnapshot
 from grpo_engine.rollout.overlap.rollout_state import groups_from_json, groups_to_json
 from grpo_engine.rollout.prompt_source import PromptOutcome, PromptSource
-from grpo_engine.rollout.sampler.base import Sampler, Sampling
+from grpo_engine.rollout.sampler.base import Sampler, Sampling, unwrapped
+from grpo_engine.rollout.sampler.remote.sampler import RemoteSampler
 
 
 def open_rollouts(
@@ -47,12 +48,12 @@ def open_rollouts(
     source = make_source()
     if not method.hyperparameters.max_staleness:
         return source, Collector(sampler, grading, source, method.hyperparameters, policy.decode)
-    snapshot = PolicySnapshot(policy, sampler, method)
     ranks = Ranks.current()
-    if ranks.world > 1 and not snapshot.is_remote:
+    if ranks.world > 1 and not isinstance(unwrapped(sampler), RemoteSampler):
         message = f"max_staleness is 1, but {ranks.world} ranks share the sampling and train meanwhile"
         hint = "Set max_staleness to 0, train on one device, or give the job resources.sampler_gpus."
         raise ConfigError(message, hint=hint)
+    snapshot = PolicySnapshot(policy, sampler, method)
     drawing = make_source()
     decode = snapshot.policy_copy.decode
     collector = Collector(
