@@ -83,7 +83,7 @@ def save(
 
 def _shards_of_all_ranks(folder: Path, shard: Path) -> dict[str, Any]:
     """Their entries in the manifest, when all are on disk; every rank must call."""
-    sync(folder)
+    sync(shard.parent)  # not the rest: the first rank may still be writing it
     own = [(shard.relative_to(folder).as_posix(), manifest.entry_of(shard))]
     return dict(Ranks.current().joined(own))
 
