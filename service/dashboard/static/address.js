@@ -12,14 +12,14 @@ export function replaceQuery(changes) {
   history.replaceState(null, "", text ? `${path}?${text}` : path);
 }
 
-// Loads a page's own style sheet, `pages/<name>.css`, once, and disables the other pages'. → a promise, for code
+// Loads a page's own style sheet, `pages/<name>/page.css`, once, and disables the other pages'. → a promise, for code
 // that measures elements; if the sheet cannot be loaded, the page is shown without it.
 export function styled(name) {
   const id = `style-${name}`;
   for (const sheet of document.querySelectorAll("link[id^=style-]")) sheet.media = sheet.id === id ? "all" : "not all";
   if (document.getElementById(id)) return Promise.resolve();
   return new Promise((resolve) => {
-    const href = new URL(`./pages/${name}.css`, import.meta.url).href;
+    const href = new URL(`./pages/${name}/page.css`, import.meta.url).href;
     const done = { onload: resolve, onerror: resolve };
     const link = Object.assign(document.createElement("link"), { id, rel: "stylesheet", href, ...done });
     document.head.append(link);

@@ -2,7 +2,7 @@
 
 How a page is made
 ------------------
-1.  `pages/<name>.js` exports `async function show(root, params, signal)`.
+1.  `pages/<name>/page.js` exports `async function show(root, params, signal)`.
     root    the empty <main>; everything the page shows goes into it.
     params  the parts of the address: `#/jobs/<id>?step=3` → {id, query: URLSearchParams}.
     signal  fires when the page is left: hand it to every request, stream, pause and listener.
@@ -19,7 +19,7 @@ How a page is made
 6.  Charts: `lineChart`, `barChart` of `charts.js`; `figure.update(series)` draws again. Each has a table.
 7.  Looks: `style.css` has the tokens (`--ink`, `--faint`, `--line`, `--accent`, `--good`, `--warn`, `--bad`,
     `--series-1…8`, `--space-1…6`) and the frame; `parts.css` what pages share (.panel, .grid, .facts, .badge,
-    table.list, .bar, .field). A page that needs more has `pages/<name>.css` and calls `styled("<name>")`.
+    table.list, .bar, .field). A page that needs more has `pages/<name>/page.css` and calls `styled("<name>")`.
     Look at it light, dark and at 360 px.
 8.  Keyboard: real <button>, <a href="#/…">, <label>; `announce("…")` informs screen readers of changes.
 9.  Change the address with `location.hash = "#/…"`; `replaceQuery({step: 4})` keeps the page.
@@ -68,7 +68,7 @@ function nothingThere(error) {
 async function moduleOf(found) {
   if (!found) throw Object.assign(new Error("No page at this address."), { status: 404 });
   loading(root);
-  const page = await import(`./pages/${found.page}.js`);
+  const page = await import(`./pages/${found.page}/page.js`);
   root.replaceChildren();
   return page;
 }

@@ -1,4 +1,4 @@
-// Addresses and their pages: `#/jobs/<id>/rollouts` is `pages/rollouts.js` with {id}. The first match wins.
+// Addresses and their pages: `#/jobs/<id>/rollouts` is `pages/rollouts/page.js` with {id}. The first match wins.
 // `nav`: the page's label in the bar at the top.
 
 export const ROUTES = [

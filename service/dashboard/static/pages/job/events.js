@@ -1,0 +1,105 @@
+// A job's events, newest first. Each step is an event too; those are shown on request only.
+
+import { get, jobPath } from "../../api.js";
+import { button, el, empty, failed, loading, moment, section } from "../../dom.js";
+
+const PAGE = 50;
+const PAGES_AT_ONCE = 4;
+
+export class Events {
+  constructor(id, signal) {
+    this.id = id;
+    this.signal = signal;
+    this.all = [];
+    this.hasMore = true;
+    this.withSteps = el("input", { type: "checkbox", id: "steps", onchange: () => this.show() });
+    this.list = el("ol", { class: "events" });
+    this.more = button("Load older events", () => this.older());
+    this.box = el("div");
+    this.root = section("Events",
+      el("div", { class: "row" }, this.withSteps, el("label", { for: "steps" }, "Show every step")), this.box, this.more);
+  }
+
+  // The number of the newest event, after which the stream continues.
+  get newest() {
+    return this.all.length ? Number(this.all[0].id.split("-").at(-1)) : 0;
+  }
+
+  async load() {
+    loading(this.box, "Loading events");
+    const page = await this.page();
+    this.all = page.data;
+    this.hasMore = page.has_more;
+    this.show();
+    if (!this.shown().length && this.hasMore) await this.older();
+  }
+
+  // Hidden steps can fill whole pages: reads a few more until something is shown.
+  async older() {
+    this.more.disabled = true;
+    const before = this.shown().length;
+    try {
+      for (let pages = 0; this.hasMore && pages < PAGES_AT_ONCE && this.shown().length === before; pages += 1) {
+        const page = await this.page({ after: this.all.at(-1)?.id });
+        this.all.push(...page.data);
+        this.hasMore = page.has_more;
+      }
+      this.show();
+    } catch (error) {
+      if (!this.signal.aborted) failed(this.box, error, () => this.load());
+    }
+    this.more.disabled = false;
+  }
+
+  async refresh() {
+    const newestId = this.all[0]?.id;
+    let after;
+    const fresh = [];
+    for (let pages = 0; pages < PAGES_AT_ONCE; pages += 1) {
+      const page = await this.page({ after });
+      const at = page.data.findIndex((event) => event.id === newestId);
+      fresh.push(...(at < 0 ? page.data : page.data.slice(0, at)));
+      if (at >= 0 || !page.has_more) {
+        return this.prepend(fresh);
+      }
+      after = page.last_id;
+    }
+    await this.load(); // too many new events: reload the list
+  }
+
+  // Keeps the other rows, as the user may be reading them.
+  prepend(fresh) {
+    const wasEmpty = !this.shown().length;
+    this.all.unshift(...fresh);
+    if (wasEmpty) this.show();
+    else this.list.prepend(...fresh.filter((event) => this.isShown(event)).map(eventLine));
+  }
+
+  page(query = {}) {
+    return get(jobPath(this.id, "/events"), { query: { limit: PAGE, ...query }, signal: this.signal });
+  }
+
+  shown() {
+    return this.all.filter((event) => this.isShown(event));
+  }
+
+  isShown(event) {
+    return this.withSteps.checked || event.type !== "metrics";
+  }
+
+  show() {
+    const shown = this.shown();
+    this.more.hidden = !this.hasMore;
+    if (!shown.length) return empty(this.box, "No events yet");
+    this.list.replaceChildren(...shown.map(eventLine));
+    this.box.replaceChildren(el("div", { class: "panel flush" }, this.list));
+  }
+}
+
+function eventLine(event) {
+  const time = el("time", { datetime: new Date(event.created_at * 1000).toISOString(), class: "faint numeric" },
+    moment(event.created_at));
+  const isPlain = event.level === "info";
+  return el("li", { class: isPlain ? "" : event.level }, time, el("span", { class: "text" },
+    !isPlain && el("strong", {}, `${event.level}: `), event.message));
+}

@@ -1,0 +1,89 @@
+// The findings of a check, an estimate and a probe, as elements.
+
+import { ago, bytes, duration, el, number, percent } from "../../dom.js";
+import { between } from "../job/cost.js";
+
+const TONES = { yes: "good", maybe: "warn", no: "bad" };
+
+const SHOWN = 10;
+
+// `problems`: [{param, message, field}], `field` is the form's own; `go` focuses it. A problem that many rows
+// share is shown once.
+export function showProblems(problems, go) {
+  const text = (one) => one.message.replace(`${one.param}: `, "");
+  const groups = [...Map.groupBy(problems, (one) => `${one.field} ${text(one)}`).values()];
+  return el("div", { class: "note bad", role: "alert" },
+    el("h3", {}, groups.length === 1 ? "1 problem to fix" : `${groups.length} problems to fix`),
+    el("ul", { class: "problems" }, groups.slice(0, SHOWN).map(([one, ...others]) => el("li", {},
+      one.field ? fieldLink(one.field, one.param, go) : el("code", {}, one.param), " ", text(one),
+      others.length > 0 && ` (and ${others.length} similar)`))),
+    groups.length > SHOWN && el("p", { class: "small" }, `And ${groups.length - SHOWN} more.`));
+}
+
+function fieldLink(field, text, go) {
+  return el("a", { href: "#", onclick: (event) => { event.preventDefault(); go(field); } }, text);
+}
+
+export function showCheck(report) {
+  const rows = `${number(report.rows.training)} row${report.rows.training === 1 ? "" : "s"}`;
+  const held = report.rows.validation ? `, ${number(report.rows.validation)} held out` : "";
+  const isClean = !report.warnings.length;
+  const advice = isClean ? "No problems found." : "The job would be accepted. Review first:";
+  return [
+    el("div", { class: `note ${isClean ? "good" : ""}`, role: "status" },
+      el("h3", {}, isClean ? "Ready to start" : "Ready, with warnings"), el("p", {}, `${rows}${held}, ${number(report.total_steps)} steps. ${advice}`)),
+    report.warnings.map((warning) => el("div", { class: "note warn" }, el("p", {}, warning.message))),
+    showEstimate(report.estimate),
+  ];
+}
+
+export function showEstimate(found) {
+  const facts = [
+    ["Time", between(found.seconds, duration)],
+    ["Memory", between(found.peak_memory_bytes, bytes)],
+    found.completions && ["Completions", number(found.completions)],
+    found.completions && ["Sampled tokens", between(found.sampled_tokens, number)],
+    found.trained_tokens && ["Trained tokens", between(found.trained_tokens, number)],
+  ].filter(Boolean);
+  return el("div", { class: "stack" },
+    el("h3", {}, "Estimate"),
+    el("dl", { class: "facts" }, facts.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
+    el("ul", { class: "problems hint" }, found.notes.map((note) => el("li", {}, note))));
+}
+
+export function showProbing(probe) {
+  const { step, total_steps: total } = probe.progress;
+  const doing = probe.queue.reason ?? (probe.phase === "probing" ? "sampling" : probe.phase);
+  return el("div", { class: "note", role: "status" },
+    el("p", {}, `The probe is ${doing}${total ? `: ${step} of ${total}` : ""}…`),
+    el("div", { class: "bar" }, el("i", { style: { width: `${total ? (100 * step) / total : 0}%` } })));
+}
+
+export function showProbe(probe, go) {
+  const { result } = probe;
+  if (!result) {
+    const why = probe.failure ? `${probe.failure.message} ${probe.failure.hint}` : "Cancelled.";
+    return el("div", { class: "note bad", role: "alert" }, el("h3", {}, "No probe result"), el("p", {}, why));
+  }
+  const figures = [
+    ["pass rate", percent(result.pass_rate)], ["groups with signal", percent(result.signal_share)],
+    ["truncated", percent(result.truncated_share)], ["mean length", `${number(result.mean_completion_tokens, 3)} tokens`],
+    ["speed", `${number(result.tokens_per_second, 3)} tokens/s`],
+  ];
+  return el("div", { class: "stack" },
+    el("p", { class: "small faint" }, `${probe.model}, ${number(result.prompts)} prompts, `, ago(probe.created_at)),
+    el("div", { class: `note ${TONES[result.can_learn]}`, role: "status" }, el("h3", {}, "Can GRPO learn here?"), el("p", {}, result.sentence),
+      result.advice.length > 0 && el("ul", { class: "problems" }, result.advice.map((one) => el("li", {},
+        fieldLink(one.param, one.param.split(".").at(-1), go), ": ", one.message)))),
+    el("dl", { class: "facts" }, figures.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
+    el("details", {}, el("summary", {}, `Samples (${probe.groups.length} of ${result.prompts} prompts)`), probe.groups.map(showGroup)));
+}
+
+function showGroup(group) {
+  return el("div", { class: "sampled" },
+    el("p", { class: "text cut-lines small" }, group.prompt),
+    el("ul", {}, group.completions.map((one) => el("li", {},
+      el("span", { class: "numeric" }, one.reward === null ? "error" : number(one.reward, 2)),
+      el("span", { class: "text cut-lines" }, one.text || "(empty)"),
+      one.finish_reason === "length" && el("span", { class: "tag" }, "truncated")))));
+}

@@ -1,0 +1,116 @@
+// The grader: a small form for the common rules, JSON for all rules.
+
+import { el } from "../../dom.js";
+import { field, input, jsonArea, select, textarea } from "./fields.js";
+
+const OUTPUT = "{{sample.output_text}}";
+const PYTHON = `def grade(sample, item):
+    return 1.0 if item["answer"] in sample["output_text"] else 0.0
+`;
+
+// Each rule's initial value, and the fields of its form.
+const RULES = {
+  numeric: {
+    label: "Numeric answer",
+    start: { reference: "{{item.answer}}" },
+    parts: (draft, at) => [reference(draft, at, "Reference"), tag(draft, at),
+      field(`${at}.absolute_tolerance`, "Tolerance", "0 = exact",
+        input(draft, `${at}.absolute_tolerance`, { kind: "number", min: 0, placeholder: "0" }))],
+  },
+  math: {
+    label: "Math-equivalent answer",
+    start: { reference: "{{item.answer}}" },
+    parts: (draft, at) => [reference(draft, at, "Reference")],
+  },
+  string_check: {
+    label: "Text match",
+    start: { operation: "eq", input: OUTPUT, reference: "{{item.answer}}" },
+    parts: (draft, at) => [reference(draft, at, "Reference"),
+      field(`${at}.operation`, "Compare", null, select(draft, `${at}.operation`, [
+        ["eq", "is exactly the text"], ["ne", "is not the text"],
+        ["like", "contains the text"], ["ilike", "contains the text (case-insensitive)"]]))],
+  },
+  text_similarity: {
+    label: "Text similarity",
+    start: { input: OUTPUT, reference: "{{item.answer}}", evaluation_metric: "rouge_l" },
+    parts: (draft, at) => [reference(draft, at, "Reference"),
+      field(`${at}.evaluation_metric`, "Measure", "Score from 0 to 1.",
+        select(draft, `${at}.evaluation_metric`, ["rouge_l", "bleu", "gleu", "meteor", "fuzzy_match"].map((name) => [name, name])))],
+  },
+  format: {
+    label: "Output format",
+    start: { tags: ["think", "answer"] },
+    parts: (draft, at) => [
+      field(`${at}.tags`, "Tags in order", "For example, think, answer requires <think>…</think><answer>…</answer>.",
+        input(draft, `${at}.tags`, { parse: names, format: (tags) => [].concat(tags).join(", ") }))],
+  },
+  python: {
+    label: "Custom Python",
+    start: { source: PYTHON },
+    parts: (draft, at) => [field(`${at}.source`, "Code", "Runs in a sandbox without network. An exception is an error, not a score of 0.",
+      textarea(draft, `${at}.source`, { rows: 7 }))],
+  },
+};
+const OTHERS = ["multi", "length", "code_tests", "process", "score_model", "reward_model", "endpoint"];
+
+const names = (text) => text.split(",").map((name) => name.trim()).filter(Boolean);
+
+function reference(draft, at, label) {
+  return field(`${at}.reference`, label, "{{item.NAME}} is replaced with that field of the row.",
+    input(draft, `${at}.reference`, { list: "row-fields" }));
+}
+
+function tag(draft, at) {
+  return field(`${at}.tag`, "Only inside this tag", "Empty = the whole answer",
+    input(draft, `${at}.tag`, { placeholder: "answer" }));
+}
+
+// A rule's initial value for the rows' field `name`.
+export function beginning(type, name = "answer") {
+  const text = JSON.stringify({ type, ...RULES[type]?.start });
+  return JSON.parse(text.replace("item.answer", `item.${name}`).replace("item[\\\"answer\\\"]", `item[\\\"${name}\\\"]`));
+}
+
+// If the rows have other fields than assumed, an unchanged rule uses one of theirs.
+export function suit(draft, row) {
+  const at = `method.${draft.type}.grader`;
+  const grader = draft.get(at);
+  const isUntouched = JSON.stringify(grader) === JSON.stringify(beginning(grader?.type, draft.answer));
+  draft.answer = answerOf(row);
+  if (isUntouched) draft.set(at, beginning(grader.type, draft.answer));
+}
+
+// The field that most likely contains the reference.
+function answerOf(row) {
+  if ("answer" in row) return "answer";
+  return Object.keys(row).find((name) => /^[A-Za-z_]\w*$/.test(name) && name !== "prompt" && typeof row[name] !== "object");
+}
+
+// The box of the grader of a method at `at`; rendered again when its rule changes.
+export function graderForm(draft, at) {
+  const box = el("div", { class: "stack" });
+  const parts = el("div", { class: "stack" });
+  let shown;
+  const draw = () => {
+    const type = draft.get(`${at}.type`);
+    if (type === shown) return;
+    shown = type;
+    const common = RULES[type];
+    parts.replaceChildren(...(common ? common.parts(draft, at) : [el("p", { class: "hint" }, "Edit this grader as JSON.")]));
+    details.open ||= !common;
+  };
+  const options = [
+    ...Object.entries(RULES).map(([type, rule]) => [type, rule.label]),
+    ...OTHERS.map((type) => [type, `${type} (as JSON)`]),
+  ];
+  const kind = select(draft, `${at}.type`, options, (type) => {
+    draft.set(at, beginning(type, draft.answer));
+    return type;
+  });
+  const json = field(`${at}`, "Grader as JSON", null, ...jsonArea(draft, at, { rows: 8 }));
+  const details = el("details", {}, el("summary", {}, "JSON, all options"), json);
+  box.append(field(`${at}.type`, "Grader", null, kind), parts, details);
+  draft.listen(draw);
+  draw();
+  return box;
+}

@@ -1,0 +1,45 @@
+// A new job: choose, check, probe, start. `#/new?from=<job id>` starts with that job's request, and
+// `&patch=<JSON>` applies a change to it.
+
+import { get, JOBS, paged } from "../../api.js";
+import { styled } from "../../address.js";
+import { button, el, empty, heading, loading } from "../../dom.js";
+import { actions } from "./actions.js";
+import { blank, changed, draftOf, keptDraft, requestOf } from "./draft.js";
+import { dataPart, methodParts, modelPart } from "./form.js";
+
+const SHOWN_FILES = 100;
+
+export async function show(root, params, signal) {
+  styled("new");
+  const from = params.query.get("from");
+  const patch = JSON.parse(params.query.get("patch") ?? "{}");
+  let draft;
+  root.append(heading("New job", {
+    below: from && el("p", { class: "hint" }, "A copy of ", el("a", { href: `#/jobs/${from}` }, from), ...changesIn(patch), "."),
+    actions: [button("Reset", () => draft?.replace({ ...blank(), model: models.data[0].id }), { kind: "quiet" })],
+  }));
+  const box = root.appendChild(el("div"));
+  loading(box, "Loading models and files");
+  const [models, files, job] = await Promise.all([
+    get("/v1/models", { signal }),
+    paged("/v1/files", { purpose: "fine-tune", limit: SHOWN_FILES }, { signal }).next(),
+    from ? get(`${JOBS}/${from}`, { signal }) : null,
+  ]);
+  if (models.data.length === 0) return noModels(box);
+  draft = draftOf(job ? changed(requestOf(job), patch) : keptDraft() ?? { ...blank(), model: models.data[0].id });
+  const form = el("form", { class: "parts", onsubmit: (event) => event.preventDefault() },
+    modelPart(draft, models.data), dataPart(draft, files, signal), methodParts(draft));
+  box.replaceChildren(form, actions(draft, form, signal));
+  box.className = "new-job";
+}
+
+function changesIn(patch) {
+  return Object.keys(patch).length ? [" with this change: ", el("code", {}, JSON.stringify(patch))] : [];
+}
+
+function noModels(box) {
+  empty(box, "No model yet",
+    "Put a folder with config.json and safetensors weights into the models folder of the service, or run:",
+    el("pre", { class: "code" }, "grpo models add NAME FOLDER_OR_HUB_ID"));
+}

@@ -1,0 +1,62 @@
+// Earlier probes with their results, newest first; each can be opened again.
+
+import { paged, PROBES } from "../../api.js";
+import { ago, button, el, empty, failed, loading, number } from "../../dom.js";
+
+const PAGE = 5;
+
+export const isOver = (probe) => ["succeeded", "failed", "cancelled"].includes(probe.status);
+
+export class PastProbes {
+  // `again(id)` shows a probe in the place of a new one.
+  constructor(again, signal) {
+    this.again = again;
+    this.signal = signal;
+    this.list = el("ul", { class: "past" });
+    this.running = new Set(); // ids of the listed ones that were running
+    this.box = el("div");
+    this.more = button("Load older probes", () => this.grow(), { kind: "small" });
+    this.root = el("details", { class: "panel", ontoggle: () => this.refresh() },
+      el("summary", {}, "Previous probes"), this.box);
+  }
+
+  // Reads the list again up to the loaded page.
+  async refresh() {
+    if (!this.root.open) return;
+    if (!this.list.hasChildNodes()) loading(this.box, "Loading probes");
+    this.pages = paged(PROBES, { limit: PAGE }, { signal: this.signal });
+    await this.grow(() => { this.list.replaceChildren(); this.running.clear(); });
+  }
+
+  async grow(first) {
+    this.more.disabled = true;
+    try {
+      const probes = await this.pages.next();
+      first?.();
+      this.list.append(...probes.map((probe) => this.row(probe)));
+      this.show();
+    } catch (error) {
+      if (!this.signal.aborted) failed(this.box, error, () => this.refresh());
+    }
+    this.more.disabled = false;
+  }
+
+  show() {
+    if (!this.list.hasChildNodes()) return empty(this.box, "No probe yet", "A probe samples the model before training.");
+    this.box.replaceChildren(this.list, ...(this.pages.hasMore ? [this.more] : []));
+  }
+
+  // Whether the list shows a probe as unfinished.
+  takesForRunning(id) { return this.running.has(id); }
+
+  row(probe) {
+    if (!isOver(probe)) this.running.add(probe.id);
+    const name = `${probe.model}, ${number(probe.prompts)} prompts`;
+    return el("li", {},
+      el("div", { class: "row" }, button(name, () => this.again(probe.id), { kind: "small" }),
+        el("span", { class: "small faint" }, ago(probe.created_at))),
+      el("p", { class: "small" }, probe.result?.sentence ?? probe.failure?.message ?? state(probe)));
+  }
+}
+
+const state = (probe) => (probe.status === "cancelled" ? "Cancelled." : `It is ${probe.queue.reason ?? probe.phase}.`);
