@@ -16,6 +16,7 @@ from grpo_engine.config.reinforcement import ReinforcementHyperparameters
 from grpo_engine.config.runtime import Runtime
 from grpo_engine.config.tools import Tool
 from grpo_engine.config.training_free import TrainingFree, TrainingFreeHyperparameters, TrainingFreeMethod
+from grpo_engine.config.validation_split import ValidationSplit
 from grpo_engine.contract.events import VALIDATION
 from grpo_engine.contract.records import Input, Listed, Record
 from grpo_engine.graders import Grader
@@ -177,6 +178,8 @@ class RunConfig(Record):
     training_file: str
     """JSONL on the engine's disk."""
     validation_file: str | None = None
+    validation_split: ValidationSplit | None = None
+    """Held-out rows of training_file, without validation_file; a row keeps its number in the file."""
     retention_files: dict[str, str] = {}
     """Retention set → JSONL on the engine's disk."""
     method: Method

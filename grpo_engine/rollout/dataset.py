@@ -4,7 +4,7 @@ The service checks every row at submit; this module rejects only what requires t
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +12,8 @@ from typing import Any, cast
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from grpo_engine.config.job import RunConfig
+from grpo_engine.config.validation_split import held_out_rows, prompt_digest
 from grpo_engine.contract.errors import DatasetError
 from grpo_engine.objective.types import Prompt
 
@@ -30,6 +32,29 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     if not rows:
         raise DatasetError(f"{Path(path).name} has no rows")
     return rows
+
+
+def held_out_numbers(config: RunConfig) -> frozenset[int]:
+    """Numbers (from 0) of the rows of the training file that `validation_split` holds out.
+
+    Raises DatasetError if no row is left to train or to evaluate on.
+    """
+    if config.validation_split is None:
+        return frozenset()
+    prompts = [prompt_digest(row) for row in read_rows(config.training_file)]
+    numbers = held_out_rows(prompts, config.validation_split, config.seed)
+    if not 0 < len(numbers) < len(prompts):
+        message = (
+            f"validation_split {config.validation_split} holds out {len(numbers)} of {len(prompts)} rows"
+        )
+        raise DatasetError(message, hint="Leave rows for training and for evaluation.")
+    return numbers
+
+
+def parted(prompts: Sequence[Prompt], held_out: Collection[int]) -> tuple[list[Prompt], list[Prompt]]:
+    """The prompts to train on, and those whose rows are held out; both in order."""
+    training = [prompt for prompt in prompts if prompt.row not in held_out]
+    return training, [prompt for prompt in prompts if prompt.row in held_out]
 
 
 def item_of(row: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from grpo_engine.models.loading import load_policy
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Prompt
 from grpo_engine.process.setup import keep_freed_memory
-from grpo_engine.rollout.dataset import RowReader, read_rows
+from grpo_engine.rollout.dataset import RowReader, held_out_numbers, parted, read_rows
 from grpo_engine.rollout.evaluation import HeldOutSet
 from grpo_engine.rollout.sampler.choice import open_sampler
 from grpo_engine.rollout.sampler.vllm.shared_engine import in_lockstep
@@ -74,10 +74,10 @@ def _supervised(
     settings = method.hyperparameters
     limit = min(settings.max_tokens, policy.max_length or settings.max_tokens)
     reader = RowReader(policy.tokenizer, config.created_at)
-    validation = (
-        reader.demonstrations(read_rows(config.validation_file), limit) if config.validation_file else []
-    )
-    demonstrations = reader.demonstrations(read_rows(config.training_file), limit)
+    rows = reader.demonstrations(read_rows(config.training_file), limit)
+    demonstrations, validation = parted(rows, held_out_numbers(config))
+    if config.validation_file:
+        validation = reader.demonstrations(read_rows(config.validation_file), limit)
     refuse_unknown_tokens([*demonstrations, *validation], policy)
     trainer = SupervisedTrainer(config, method, policy, demonstrations, validation)
     schedule = Schedule.of(settings, trainer.total_steps)
@@ -103,7 +103,7 @@ def _reinforcement(
         deadline_seconds=settings.grader_timeout_seconds,
     )
 
-    training = prompts(config.training_file)
+    training, validation = parted(prompts(config.training_file), held_out_numbers(config))
     files = [config.training_file, config.validation_file, *config.retention_files.values()]
     longest = max(len(prompt.token_ids) for path in files if path for prompt in prompts(path))
     context = longest + settings.max_completion_tokens
@@ -118,7 +118,7 @@ def _reinforcement(
     held_out = [
         HeldOutSet(rows[: settings.eval_rows(len(rows))], grading_of(grader) if grader else grading, name)
         for name, path, grader in _held_out_files(config, method)
-        for rows in [prompts(path)]
+        for rows in [prompts(path) if path else validation]
     ]
     trainer = Trainer(config, method, policy, sampler, grading, training, held_out)
     schedule = Schedule.of(
@@ -131,12 +131,16 @@ def _reinforcement(
 
 def _held_out_files(
     config: RunConfig, method: ReinforcementMethod
-) -> Iterator[tuple[str, str, Grader | None]]:
-    """Name, file and own grader of the validation rows and then of the retention sets."""
-    if config.validation_file is not None:
+) -> Iterator[tuple[str, str | None, Grader | None]]:
+    """Name, file and own grader of the validation rows and then of the retention sets.
+
+    The file is None for held-out rows of the training file.
+    """
+    if config.validation_file is not None or config.validation_split is not None:
         yield VALIDATION, config.validation_file, method.eval_grader
     elif method.hyperparameters.early_stopping is not None:
-        raise ConfigError("early_stopping needs validation_file: it watches the held-out reward")
+        message = "early_stopping needs validation_file or validation_split: it watches the held-out reward"
+        raise ConfigError(message)
     for each in method.retention:
         if each.name not in config.retention_files:
             raise ConfigError(f"retention_files has no file for the retention set {each.name!r}")

@@ -17,7 +17,7 @@ from grpo_engine.contract.events import MergeDifference
 from grpo_engine.models.loading import load_policy
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
-from grpo_engine.rollout.dataset import RowReader, read_rows
+from grpo_engine.rollout.dataset import RowReader, held_out_numbers, read_rows
 
 MAX_ROWS = 32
 TOKENS = 4096
@@ -31,10 +31,10 @@ def measure(
 
     None if the base was not quantised or the job has no held-out completions.
     """
-    if isinstance(config.method, TrainingFree) or config.validation_file is None:
+    if isinstance(config.method, TrainingFree) or (path := _held_out_file(config)) is None:
         return None
     settings = hyperparameters_of(config.method)
-    groups = list(_held_out(config, config.validation_file, tokenizer))
+    groups = list(_held_out(config, path, tokenizer))
     if settings.quantization is None or not groups:
         return None
     policy = Policy(merged, tokenizer, config.model, None)
@@ -50,11 +50,17 @@ def measure(
     )
 
 
+def _held_out_file(config: RunConfig) -> str | None:
+    return config.training_file if config.validation_split is not None else config.validation_file
+
+
 def _held_out(config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[TrainingGroup]:
     rows, method = read_rows(path), config.method
     if isinstance(method, Supervised):
         limit = method.supervised.hyperparameters.max_tokens
-        for each in RowReader(tokenizer, config.created_at).demonstrations(rows[:MAX_ROWS], limit):
+        numbers = sorted(held_out_numbers(config) or range(len(rows)))[:MAX_ROWS]
+        shown = [rows[number] for number in numbers]
+        for each in RowReader(tokenizer, config.created_at).demonstrations(shown, limit):
             yield _group(each.token_ids, each.target_ids)
     elif isinstance(method, Reinforcement):
         reader = RowReader(tokenizer, config.created_at, function_schemas(method.reinforcement.tools))

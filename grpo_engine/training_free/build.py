@@ -10,7 +10,7 @@ from grpo_engine.config.training_free import TrainingFreeMethod
 from grpo_engine.contract.errors import DatasetError
 from grpo_engine.graders.pool.pool import open_grading
 from grpo_engine.models.policy import Policy
-from grpo_engine.rollout.dataset import read_rows
+from grpo_engine.rollout.dataset import held_out_numbers, read_rows
 from grpo_engine.training.loop import Schedule, TrainingLoop
 from grpo_engine.training_free.endpoint_client import EndpointBudget, EndpointModelClient
 from grpo_engine.training_free.local_client import LocalModelClient
@@ -23,8 +23,10 @@ def build_training_free(
 ) -> TrainingLoop[ExperienceTrainer]:
     """`load` loads the job's own model. Raises an EngineError that names the problem."""
     settings = method.hyperparameters
-    rows = read_rows(config.training_file)
-    validation = read_rows(config.validation_file) if config.validation_file else []
+    rows = dict(enumerate(read_rows(config.training_file)))
+    validation = {number: rows.pop(number) for number in sorted(held_out_numbers(config))}
+    if config.validation_file:
+        validation = dict(enumerate(read_rows(config.validation_file)))
     budget = EndpointBudget(settings)
     policy = load() if settings.needs_model else None
     local = None if policy is None else LocalModelClient(config, policy)
@@ -36,7 +38,7 @@ def build_training_free(
         return EndpointModelClient(model, settings, budget)
 
     attempting, reflecting = client(settings.rollouts), client(settings.reflection)
-    for number, row in enumerate([*rows, *validation], 1):
+    for number, row in enumerate([*rows.values(), *validation.values()], 1):
         if not attempting.fits(row, settings.max_completion_tokens):
             raise DatasetError(
                 f"row {number}: the prompt and max_completion_tokens {settings.max_completion_tokens} "

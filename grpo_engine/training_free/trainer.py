@@ -7,6 +7,7 @@ group's attempts, let a model describe what made the difference, change the libr
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +66,16 @@ class ExperienceTrainer(Method):
         config: RunConfig,
         settings: TrainingFreeHyperparameters,
         resources: Resources,
-        rows: Sequence[Row],
-        validation: Sequence[Row] = (),
+        rows: Mapping[int, Row],
+        validation: Mapping[int, Row],
     ) -> None:
+        """`rows`, `validation`: number in their file → row."""
         self.config = config
         self.settings = settings
         self.resources = resources
         self.attempts = Attempts(resources.attempting, settings)
         self.rows = rows
-        self.validation = validation[: settings.eval_rows(len(validation))]
+        self.validation = dict(islice(validation.items(), settings.eval_rows(len(validation))))
         self.has_held_out_rows = bool(self.validation)
         self.source = PromptSource(_row_prompts(rows), settings.rows_per_step(len(rows)), config.seed)
         self.total_steps = settings.total_steps(len(rows))
@@ -135,7 +137,7 @@ class ExperienceTrainer(Method):
 
     def evaluate(self, step: int) -> Iterator[BaseEvent]:
         """Make one attempt at each held-out row and score it."""
-        prompted, _ = yield from self._prompted(self.validation)
+        prompted, _ = yield from self._prompted([*self.validation.values()])
         graded = self.attempts.graded(
             _row_prompts(self.validation),
             prompted,
@@ -227,7 +229,8 @@ class ExperienceTrainer(Method):
         assert folder is not None, "a training-free job is one process"
         lessons = self.state.library.experiences
         facts = {"job_id": self.config.job_id, "step": self.state.step}
-        library_files.write(folder / self.folder_name, lessons, self.settings.template, self.rows[0], facts)
+        example = next(iter(self.rows.values()))
+        library_files.write(folder / self.folder_name, lessons, self.settings.template, example, facts)
 
     def load(self, folder: Path) -> None:
         """The library is part of the state."""
@@ -237,6 +240,6 @@ class ExperienceTrainer(Method):
         self.resources.eval_grading.close()
 
 
-def _row_prompts(rows: Sequence[Row]) -> list[Prompt]:
+def _row_prompts(rows: Mapping[int, Row]) -> list[Prompt]:
     """Prompts that only name their row: each step composes the text with the current library."""
-    return [Prompt(number, "", (), item_of(row)) for number, row in enumerate(rows)]
+    return [Prompt(number, "", (), item_of(row)) for number, row in rows.items()]

@@ -59,7 +59,8 @@ class Dataset:
 
 def find_dataset(database: Database, storage: Storage, job: Job, split: TrainedSplit) -> Dataset:
     """The file that the split's rows came from. Raises InvalidRequest if it was deleted or has expired."""
-    param = "training_file" if split == "train" else "validation_file"
+    is_held_out = split == "validation" and job.validation_split is None
+    param = "validation_file" if is_held_out else "training_file"  # a split keeps the rows' numbers
     file_id = getattr(job, param)
     if file_id is None:
         raise InvalidRequest("split: this job has no validation file.", param="split")

@@ -68,6 +68,7 @@ def _training(attempt: Attempt) -> dict[str, Any]:
         "seed": job.seed,
         "training_file": _fetch_dataset(attempt, job.training_file, "train.jsonl"),
         "validation_file": validation_file,
+        "validation_split": job.validation_split,
         "retention_files": _fetch_retention(attempt),
         "method": _located_method(attempt),
         "probe": job.probe and ProbeSize(prompts=job.probe["prompts"]),
@@ -79,15 +80,19 @@ def _merging(attempt: Attempt, export: dict[str, Any]) -> dict[str, Any]:
     """An export's fields of the configuration; for a quantised base, with held-out rows to compare on."""
     fields: dict[str, Any] = {"method": attempt.method, "training_file": "", "export": "merged"}
     job = attempt.read(lambda session: session.get_one(Job, export["job_id"]))
-    if quantization_of(attempt.method) is None or job.validation_file is None:
+    file_id = job.training_file if job.validation_split is not None else job.validation_file
+    if quantization_of(attempt.method) is None or file_id is None:
         return fields
     try:
-        path = _fetch_dataset(attempt, job.validation_file, "validation.jsonl")
+        path = _fetch_dataset(attempt, file_id, "validation.jsonl")
     except Refused as gone:
         attempt.warn(f"The merged model is not compared with the quantised one: {gone}.", {})
         return fields
     completions = attempt.read(lambda session: _last_completions(session, job.id, export["step"]))
-    return {**fields, "validation_file": path, "held_out_completions": completions}
+    held_out: dict[str, Any] = {"validation_file": path}
+    if job.validation_split is not None:
+        held_out = {"training_file": path, "validation_split": job.validation_split, "seed": job.seed}
+    return {**fields, **held_out, "held_out_completions": completions}
 
 
 def _last_completions(session: Session, job_id: str, step: int) -> dict[int, list[int]]:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel
 
+from grpo_engine.config.validation_split import ValidationSplit
 from service.jobs.api.dependencies import JobId
 from service.jobs.results.manifest import document
 from service.jobs.results.provenance import facts_of
@@ -48,6 +49,8 @@ class ManifestRead(BaseModel):
     """The method in this API's own fields, with the values of headers hidden."""
     seed: int
     resources: dict[str, Any]
+    validation_split: ValidationSplit | None = None
+    """With the seed, it determines the held-out rows of the training file."""
     configuration_sha256: str
     engine: dict[str, Any]
     """`versions`, `device`, `dtype`, `sampler`, `computation` and largest `adapter_rank` of the run; empty

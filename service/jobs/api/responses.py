@@ -68,6 +68,7 @@ def _job_read(
         status=PUBLIC[state].value,
         training_file=job.training_file,
         validation_file=job.validation_file,
+        validation_split=job.validation_split,
         result_files=[file.id for _, file in ordered],
         trained_tokens=job.trained_tokens,
         error=_error(failure),

@@ -2,7 +2,7 @@
 
 The patch follows RFC 7386, with two additions. An object whose `type` changes (a grader, a method) is
 replaced, not merged. A changed setting also removes its other spelling: a new `prompts_per_step` drops the
-old `batch_size`.
+old `batch_size`, and a new `validation_split` the old `validation_file`.
 """
 
 from collections.abc import Mapping
@@ -27,6 +27,7 @@ SPELLINGS = {
     "n_steps": "n_epochs",
 }
 """Two names for one setting: if one changes, the other would contradict it."""
+_HELD_OUT = {"validation_file": "validation_split", "validation_split": "validation_file"}
 _PARTNERS = SPELLINGS | {second: first for first, second in SPELLINGS.items()}
 
 
@@ -47,13 +48,24 @@ def original(job: Job) -> dict[str, Any]:
     """The request that creates this job again, with its seed. Call it inside the job's session."""
     if job.requested is not None:
         return {**job.requested, "seed": job.seed}
-    columns = ("model", "training_file", "validation_file", "suffix", "seed", "resources", "method")
+    columns = (
+        "model",
+        "training_file",
+        "validation_file",
+        "validation_split",
+        "suffix",
+        "seed",
+        "resources",
+        "method",
+    )
     return {name: getattr(job, name) for name in columns} | {"metadata": job.labels}
 
 
 def patched(requested: Mapping[str, Any], patch: Mapping[str, Any]) -> JobCreate:
     """The changed request. Raises InvalidRequest."""
-    body = merged(from_openai_terms(requested), from_openai_terms(patch))
+    dropped = {_HELD_OUT[name] for name in _HELD_OUT.keys() & patch.keys() if patch[name] is not None}
+    kept = {name: value for name, value in requested.items() if name not in dropped - patch.keys()}
+    body = merged(from_openai_terms(kept), from_openai_terms(patch))
     try:
         return JobCreate.model_validate(body)
     except ValidationError as error:

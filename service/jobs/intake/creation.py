@@ -93,11 +93,12 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: JobRequest) -> C
         with preflight.database.reading() as session:
             if earlier := _earlier(session, request):
                 return earlier
-    report = preflight.check(request.tenant, request.body)
+    body = request.body if request.body.seed is not None else _with_seed(request.body)
+    report = preflight.check(request.tenant, body)
     if report.problems.found:
         raise InvalidJob(report.problems.found)
-    job = _job_of(request, report, settings)
-    job.estimate = preflight.estimate(request.tenant, request.body, report).model_dump()
+    job = _job_of(request.tenant, body, report, settings)
+    job.estimate = preflight.estimate(request.tenant, body, report).model_dump()
     fault_point("job.checked")
     with preflight.database.transaction() as session:
         lock_request(session, request.tenant, request.sender.idempotency_key or request.sha256)
@@ -165,18 +166,23 @@ def _store(session: Session, request: JobRequest, job: Job) -> None:
     history.store(session, job.id, job.event_sequence, created, queued)
 
 
-def _job_of(request: JobRequest, report: Report, settings: Settings) -> Job:
-    body = request.body
+def _with_seed(body: JobCreate) -> JobCreate:
+    """The body with a random seed: it decides which rows are held out, so the checks need it."""
+    return body.model_copy(update={"seed": secrets.randbelow(2**31)})
+
+
+def _job_of(tenant: str, body: JobCreate, report: Report, settings: Settings) -> Job:
     job = Job(
         id=new_id("ftjob"),
-        tenant=request.tenant,
+        tenant=tenant,
         state=JobState.QUEUED.value,
         pool=settings.pool,
         model=body.model,
         training_file=body.training_file,
         validation_file=body.validation_file,
+        validation_split=body.validation_split,
         suffix=body.suffix,
-        seed=secrets.randbelow(2**31) if body.seed is None else body.seed,
+        seed=body.seed,
         resources=body.resources.model_dump(),
         method=report.method.model_dump(mode="json"),
         requested=body.given,

@@ -68,7 +68,7 @@ class Preflight:
         text = _check_model(job, entry, report)
         check_quantization(report.method, parent, report.shape, report.warn)
         self._check_deployment(job, machines, report)
-        self._check_rows(uses, files, self._file_check(report, entry, text))
+        self._check_rows(uses, files, self._file_check(job, report, entry, text))
         return report
 
     def _check_deployment(self, job: JobCreate, machines: list[Machine], report: Report) -> None:
@@ -88,15 +88,18 @@ class Preflight:
         if found and all(file is not None and self.storage.exists(file.storage_key) for file in files):
             report.warnings += found.warnings
         else:
-            counts = {use.param: check.num_rows(use, file) for use, file in zip(uses, files, strict=True)}
+            counts = {use.name: check.num_rows(use, file) for use, file in zip(uses, files, strict=True)}
             found = CheckedRows(counts, check.row_tokens, report.warnings[num_warnings:], check.text)
             if not report.problems.found:
                 self.checked_files.put(key, found)
         report.training_tokens = found.row_tokens.get("training_file")
         report.num_training_rows = found.num_rows["training_file"]
-        report.num_validation_rows = found.num_rows.get("validation_file", 0)
+        held_out = ("validation_file", "validation_split")
+        report.num_validation_rows = sum(found.num_rows.get(name, 0) for name in held_out)
 
-    def _file_check(self, report: Report, entry: CatalogEntry | None, text: ModelText | None) -> FileCheck:
+    def _file_check(
+        self, job: JobCreate, report: Report, entry: CatalogEntry | None, text: ModelText | None
+    ) -> FileCheck:
         limits = [text.context_tokens if text else None, entry.max_context_tokens if entry else None]
         return FileCheck(
             storage=self.storage,
@@ -105,6 +108,8 @@ class Preflight:
             text=text if reads_rows(report.method) else None,
             context_tokens=min((limit for limit in limits if limit is not None), default=None),
             duplicates=DuplicateCheck(report.warn),
+            validation_split=job.validation_split,
+            seed=job.seed or 0,
         )
 
     def estimate(self, tenant: str, job: JobCreate, report: Report, *, fresh: bool = False) -> Estimate:
@@ -129,9 +134,8 @@ class Preflight:
 
 def _check_settings(job: JobCreate, report: Report) -> None:
     """Checks that depend on neither the deployment nor the rows."""
-    has_validation = job.validation_file is not None
-    check_method(job.method, has_validation, report.problems, report.warn)
-    warn_of_idle_options(job.method, has_validation, report.warn)
+    check_method(job.method, job.has_held_out_rows, report.problems, report.warn)
+    warn_of_idle_options(job.method, job.has_held_out_rows, report.warn)
     if job.hyperparameters:
         message = "The top-level hyperparameters are deprecated, and ignored because method is set."
         report.warn("hyperparameters_unused", message)

@@ -6,7 +6,7 @@ Rows stream: a file of any size needs the memory of one row.
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -75,9 +75,15 @@ class RowError(Exception):
 
 
 def read_rows(
-    lines: Iterable[bytes], *, file: str, kind: Kind, max_rows: int, problems: Problems
+    lines: Iterable[bytes],
+    *,
+    file: str,
+    kind: Kind,
+    max_rows: int,
+    problems: Problems,
+    is_wanted: Callable[[int], bool] = lambda number: True,
 ) -> Iterator[Row]:
-    """Usable rows in order; faults go to `problems` under `file[line]`.
+    """Usable rows in order, of the lines that are wanted; faults go to `problems` under `file[line]`.
 
     Blank lines are tolerated at the end only. Stops at the first row over `max_rows` and when
     `problems` is full; a file without a single row is a problem.
@@ -88,10 +94,12 @@ def read_rows(
         if not content.strip():
             blank_line = blank_line or number
             continue
-        if blank_line is not None:
+        if blank_line is not None and is_wanted(blank_line):
             problems.add(f"{file}[{blank_line}]", "is blank: only lines at the end of the file may be")
-            blank_line = None
+        blank_line = None
         num_rows += 1
+        if not is_wanted(number):
+            continue
         if num_rows > max_rows:
             problems.add(file, f"has more than {max_rows} rows, the limit")
         if problems.full or num_rows > max_rows:

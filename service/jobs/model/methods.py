@@ -27,6 +27,7 @@ from grpo_engine.graders.rules.multi import Multi
 from grpo_engine.graders.rules.process import Process
 from service.jobs.model.schemas import JobCreate
 
+Part = Literal["all", "training", "held_out"]
 _method: TypeAdapter[Method] = TypeAdapter(Method)
 
 
@@ -40,6 +41,13 @@ class DatasetUse:
     grader: Grader | None
     """None: the rows are demonstrations."""
     grader_param: str = ""
+    part: Part = "all"
+    """The rows that are read, if `validation_split` divides the file."""
+
+    @property
+    def name(self) -> str:
+        """Distinguishes it from the job's other uses."""
+        return "validation_split" if self.part == "held_out" else self.param
 
 
 def parsed_method(stored: Mapping[str, Any]) -> Method:
@@ -106,11 +114,14 @@ def datasets_of(job: JobCreate) -> list[DatasetUse]:
     """The files of a job, the training file first."""
     method, where = job.method, f"method.{job.method.type}"
     grader, held_out = grader_of(method), eval_grader_of(method)
-    found = [DatasetUse("training_file", job.training_file, grader, f"{where}.grader")]
+    named = f"{where}.eval_grader" if held_out else f"{where}.grader"
+    is_split = job.validation_split is not None
+    part: Part = "training" if is_split else "all"
+    found = [DatasetUse("training_file", job.training_file, grader, f"{where}.grader", part)]
+    if is_split:
+        found.append(DatasetUse("training_file", job.training_file, held_out or grader, named, "held_out"))
     if job.validation_file is not None:
-        named = "eval_grader" if held_out else "grader"
-        use = DatasetUse("validation_file", job.validation_file, held_out or grader, f"{where}.{named}")
-        found.append(use)
+        found.append(DatasetUse("validation_file", job.validation_file, held_out or grader, named))
     for index, kept in enumerate(retention_of(method)):
         place = f"{where}.retention[{index}]"
         own = f"{place}.grader" if kept.grader else f"{where}.grader"

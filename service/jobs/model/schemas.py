@@ -19,6 +19,7 @@ from pydantic import (
 
 from grpo_engine.config.job import Method, ProbeSize, Reinforcement
 from grpo_engine.config.recipes import problem_at
+from grpo_engine.config.validation_split import ValidationSplit
 from grpo_engine.contract.records import filled_in
 from service.integrations import Integration
 from service.jobs.model.openai_terms import from_openai_terms
@@ -48,6 +49,9 @@ class JobCreate(RequestBody):
     """Id of the uploaded training file."""
     validation_file: FileId | None = None
     """Id of the uploaded validation file; null: no held-out evaluation."""
+    validation_split: ValidationSplit | None = None
+    """Instead of `validation_file`: the share (0.1) or number (50) of the training file's rows to hold out.
+    They are drawn with `seed`; rows with the same prompt stay together."""
     suffix: str | None = Field(None, min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]*$")
     """Part of the fine-tuned model's name; characters that a name cannot contain become dashes."""
     seed: int | None = Field(None, ge=0, lt=2**31)
@@ -69,6 +73,10 @@ class JobCreate(RequestBody):
         """The body as it was sent, before recipes and aliases were expanded; a clone repeats it."""
         return self._given
 
+    @property
+    def has_held_out_rows(self) -> bool:
+        return self.validation_file is not None or self.validation_split is not None
+
     @model_validator(mode="wrap")
     @classmethod
     def _remembering(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
@@ -78,6 +86,13 @@ class JobCreate(RequestBody):
             if data.get("method") is not None:
                 job._given.pop("hyperparameters", None)  # unused and unchecked beside a method
         return job
+
+    @model_validator(mode="after")
+    def _held_out_once(self) -> Self:
+        if self.validation_file is not None and self.validation_split is not None:
+            message = "give either validation_file or validation_split"
+            raise problem_at(message, "validation_split")
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -177,6 +192,8 @@ class JobRead(BaseModel):
     status: str
     training_file: str
     validation_file: str | None
+    validation_split: ValidationSplit | None
+    """Ours: share or number of the training file's rows that are held out."""
     result_files: list[str]
     trained_tokens: int | None
     """After success, as OpenAI counts: all sampled tokens, or the targets of the rows. `actual` has those

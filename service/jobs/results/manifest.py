@@ -47,6 +47,8 @@ class Facts:
     resources: Mapping[str, Any]
     files: Mapping[str, DataFile]
     """Files by the field that names them: `training_file`, `validation_file`, `retention.<name>`."""
+    validation_split: float | None = None
+    """With the seed, it names the held-out rows of the training file."""
     base_place: str = "hub"
     """Where `base` is: `hub`, `folder` of the catalogue, or the result of another `job`."""
     base_job: str | None = None
@@ -64,6 +66,9 @@ def document(facts: Facts) -> Document:
     method = _named_by_content(facts)
     settings = settings_in(method)
     configuration = {"method": method, "seed": facts.seed, "resources": dict(facts.resources)}
+    if facts.validation_split is not None:
+        split = facts.validation_split
+        configuration["validation_split"] = split if split < 1 else int(split)
     graders = {name: settings[name] for name in ("grader", "eval_grader") if settings.get(name)}
     return {
         "format": FORMAT,
@@ -131,7 +136,8 @@ def request_of(manifest: Mapping[str, Any], file_ids: Mapping[str, str]) -> Docu
     for kept in settings_in(method).get("retention") or ():
         kept["file"] = file_ids[kept["file"].removeprefix("sha256:")]
     body = {"model": manifest["model"]["name"], "method": method}
-    body |= {name: manifest[name] for name in ("seed", "resources")}
+    names = ("seed", "resources", "validation_split")
+    body |= {name: manifest[name] for name in names if manifest.get(name) is not None}
     for name, file in manifest["data"].items():
         if not name.startswith("retention."):
             body[name] = file_ids[file["sha256"]]

@@ -30,6 +30,7 @@ def facts_of(session: Session, job: Job, catalog: Catalog) -> Facts:
         base_checkpoint=base.checkpoint,
         method=job.method,
         seed=job.seed,
+        validation_split=job.validation_split,
         resources=job.resources,
         files=_files(session, job),
         evaluation=job.evaluation,

@@ -37,6 +37,7 @@ class ClaimedJob(NamedTuple):
     model: str
     training_file: str
     validation_file: str | None
+    validation_split: float | None
     suffix: str | None
     seed: int
     method: dict[str, Any]

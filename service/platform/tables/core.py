@@ -66,6 +66,7 @@ class File(Base):
     purpose: Mapped[str] = mapped_column(String(32))
     num_bytes: Mapped[int]
     sha256: Mapped[str] = mapped_column(String(64))
+    num_rows: Mapped[int | None]
     storage_key: Mapped[str] = mapped_column(String(512))
     created_at: Mapped[float] = mapped_column(default=db_now())
     expires_at: Mapped[float | None]
@@ -90,6 +91,7 @@ class Job(Base):
     model: Mapped[str] = mapped_column(String(256))
     training_file: Mapped[str] = mapped_column(String(64))
     validation_file: Mapped[str | None] = mapped_column(String(64))
+    validation_split: Mapped[float | None]
     suffix: Mapped[str | None] = mapped_column(String(64))
     seed: Mapped[int]
     # "metadata" is SQLAlchemy's own name
@@ -134,12 +136,10 @@ class Job(Base):
     fine_tuned_model: Mapped[str | None] = mapped_column(String(512), unique=True)
     failure: Mapped[dict[str, Any] | None] = mapped_column(Document)
     """`code`, `message`, `hint`, `evidence`."""
-
     probe: Mapped[dict[str, Any] | None] = mapped_column(Document)
     """Set if the job is a probe, which trains nothing: `prompts`, and `result` after its end."""
     export: Mapped[dict[str, Any] | None] = mapped_column(Document)
     """Set if the job is an export: `job_id`, `format`, `step` and `sha256` of the weights."""
-
     estimate: Mapped[dict[str, Any] | None] = mapped_column(Document)
     """Expected cost at creation (`jobs/intake/estimate.py`)."""
     actual: Mapped[dict[str, Any] | None] = mapped_column(Document)

@@ -11,6 +11,7 @@ from typing import Any
 
 from grpo_engine.config.job import Method, Supervised
 from grpo_engine.config.tools import function_schemas
+from grpo_engine.config.validation_split import held_out_rows, prompt_digest
 from grpo_engine.graders import Grader
 from service.jobs.intake.checks.duplicates import DuplicateCheck
 from service.jobs.intake.checks.grader_trial import try_grader
@@ -55,14 +56,20 @@ class FileCheck:
     """None: lengths are not checked."""
     context_tokens: int | None
     duplicates: DuplicateCheck
+    validation_split: float | None = None
+    seed: int = 0
+    """Draws the held-out rows. If the request leaves it open, their number may differ by a few rows."""
+    held_out_lines: set[int] = field(default_factory=set)
+    """Lines of the training file that `validation_split` holds out, once that file is read."""
     row_tokens: dict[str, RowTokens] = field(default_factory=dict)
     """Lengths of each file's rows, keyed by the field that names the file, if they were counted."""
 
     def key(self, uses: Sequence[DatasetUse]) -> tuple[Hashable, ...]:
         """Equal for checks with equal results."""
         unused: dict[str, Any] = {self.method.type: {"hyperparameters": UNUSED_BY_ROWS}}
-        files = tuple((use.param, use.file_id) for use in uses)
-        return files, self.method.model_dump_json(exclude=unused), self.context_tokens, id(self.text)
+        files = tuple((use.name, use.file_id) for use in uses)
+        split = self.validation_split and (self.validation_split, self.seed)
+        return files, split, self.method.model_dump_json(exclude=unused), self.context_tokens, id(self.text)
 
     @property
     def method(self) -> Method:
@@ -82,23 +89,56 @@ class FileCheck:
             self.problems.add(use.param, reason, code="invalid_file_purpose")
             return 0
         try:
-            return self._count_checked(use, split_lines(self.storage.stream(file.storage_key)))
+            if use.part == "training":
+                self._divide(use, self._lines(file))
+            return self._count_checked(use, self._lines(file))
         except ObjectMissing:
             reason = f"the content of {file.id} is no longer stored: upload the file again"
             self.problems.add(use.param, reason, code="file_not_found")
             return 0
 
+    def _lines(self, file: File) -> Iterator[bytes]:
+        return split_lines(self.storage.stream(file.storage_key))
+
+    def _rows(self, use: DatasetUse, lines: Iterable[bytes], problems: Problems) -> Iterator[Row]:
+        """The rows of this use. Lines that cannot be read belong to the training rows."""
+        kind: Kind = "supervised" if isinstance(self.method, Supervised) else "reinforcement"
+        return read_rows(
+            lines,
+            file=use.param,
+            kind=kind,
+            max_rows=self.settings.max_rows,
+            problems=problems,
+            is_wanted=lambda line: (
+                use.part == "all" or (line in self.held_out_lines) == (use.part == "held_out")
+            ),
+        )
+
+    def _divide(self, use: DatasetUse, lines: Iterable[bytes]) -> None:
+        """Choose the held-out lines. No row on one of the sides is a problem."""
+        assert self.validation_split is not None
+        faults = Problems()
+        found = [(row.line, prompt_digest(vars(row))) for row in self._rows(use, lines, faults)]
+        chosen = held_out_rows([prompt for _, prompt in found], self.validation_split, self.seed)
+        if 0 < len(chosen) < len(found):
+            self.held_out_lines.update(found[index][0] for index in chosen)
+        elif not faults.found:
+            sides = "leaves no row to train on" if chosen else "holds out no row"
+            reason = (
+                f"{sides}: {use.file_id} has {len(found)} rows with {len(set(dict(found).values()))} prompts"
+            )
+            self.problems.add("validation_split", reason, code="invalid_validation_split")
+
     def _count_checked(self, use: DatasetUse, lines: Iterable[bytes]) -> int:
         method, problems = self.method, self.problems
-        kind: Kind = "supervised" if isinstance(method, Supervised) else "reinforcement"
-        rows = read_rows(lines, file=use.param, kind=kind, max_rows=self.settings.max_rows, problems=problems)
+        rows = self._rows(use, lines, problems)
         if self.text is None:
             return sum(1 for _ in self._graded(self.duplicates.watch(rows, use.param), use))
         tools = tuple(function_schemas(tools_of(method)))
         lengths = LengthCheck(self.text, method, self.context_tokens, use.param, problems, tools)
         rows = self.duplicates.watch(lengths.watch(rows), use.param)
         num_rows = sum(1 for _ in self._graded(rows, use))
-        self.row_tokens[use.param] = lengths.counted
+        self.row_tokens[use.name] = lengths.counted
         return num_rows
 
     def _graded(self, rows: Iterable[Row], use: DatasetUse) -> Iterator[Row]:
@@ -113,7 +153,7 @@ class FileCheck:
             if self._is_gradable(row, f"{use.param}[{row.line}]", use.grader) and len(trial) < TRIAL_ROWS:
                 trial.append(row)
             yield row
-        is_new = use.param == "training_file" or not use.grader_param.endswith(f"{self.method.type}.grader")
+        is_new = use.name == "training_file" or not use.grader_param.endswith(f"{self.method.type}.grader")
         for name, count in nulls.items():
             rows_with = "1 row" if count == 1 else f"{count} rows"
             text = f'{{{{item.{name}}}}} is null in {rows_with}; the grader reads it as the text "null".'

@@ -120,10 +120,10 @@ def _check_held_out(method: Method, has_validation: bool, problems: Problems) ->
         return
     where = f"method.{method.type}"
     if isinstance(method, Reinforcement) and method.reinforcement.hyperparameters.early_stopping is not None:
-        reason = "needs a validation_file: its reward decides when to stop"
+        reason = "needs a validation_file or validation_split: its reward decides when to stop"
         problems.add(f"{where}.hyperparameters.early_stopping", reason, code="missing_validation_file")
     if eval_grader_of(method) is not None:
-        reason = "needs a validation_file: it scores the held-out rows"
+        reason = "needs a validation_file or validation_split: it scores the held-out rows"
         problems.add(f"{where}.eval_grader", reason, code="missing_validation_file")
 
 
