@@ -1,11 +1,11 @@
-"""Cheap checks of an uploaded dataset's bytes; its rows are checked when a job is created."""
+"""Checks of an uploaded dataset: JSONL in UTF-8. What its rows contain is checked when a job is created."""
 
 import codecs
 import hashlib
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from service.jobs.model.dataset import MAX_LINE_BYTES
+from service.jobs.model.dataset import MAX_LINE_BYTES, RowError, parse_line
 from service.platform.errors import InvalidRequest
 
 PARQUET = b"PAR1"
@@ -14,6 +14,7 @@ PARQUET = b"PAR1"
 @dataclass(frozen=True)
 class DatasetDigest:
     num_bytes: int
+    num_rows: int
     sha256: str
 
 
@@ -32,14 +33,16 @@ def check_dataset(file: BinaryIO, *, max_rows: int) -> DatasetDigest:
     while line := file.readline(MAX_LINE_BYTES + 2):
         number += 1
         _check_line(line, number)
-        num_rows += not line.isspace()
+        if not line.isspace():
+            _check_row(line, number, is_first=num_rows == 0)
+            num_rows += 1
         if num_rows > max_rows or number > 2 * max_rows:
             raise _refused(f"it has more than {max_rows} rows, the limit", "too_many_rows")
         digest.update(line)
         num_bytes += len(line)
     if num_rows == 0:
         raise _refused("the file is empty", "file_empty")
-    return DatasetDigest(num_bytes, digest.hexdigest())
+    return DatasetDigest(num_bytes, num_rows, digest.hexdigest())
 
 
 def _check_line(line: bytes, number: int) -> None:
@@ -54,6 +57,21 @@ def _check_line(line: bytes, number: int) -> None:
     except UnicodeDecodeError as error:
         reason = f"line {number}, byte {error.start + 1} is not UTF-8"
         raise _refused(reason, "file_not_utf8") from error
+
+
+def _check_row(line: bytes, number: int, *, is_first: bool) -> None:
+    try:
+        parse_line(line.rstrip(b"\r\n"))
+    except RowError as fault:
+        start = line.lstrip()[:1]
+        if is_first and start == b"[":
+            reason = "it is a JSON list, not JSONL; the CLI converts it: grpo files upload data.json"
+            raise _refused(reason, "unsupported_file_format") from fault
+        if is_first and start != b"{" and (b"," in line or b"\t" in line or b";" in line):
+            reason = "it looks like CSV, not JSONL; the CLI converts it: grpo files upload data.csv"
+            raise _refused(f"line {number} is not JSON: {reason}", "unsupported_file_format") from fault
+        reason = f"line {number} {fault.reason}; each line must be one JSON object"
+        raise _refused(reason, "invalid_jsonl") from fault
 
 
 def _refused(reason: str, code: str) -> InvalidRequest:

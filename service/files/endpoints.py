@@ -6,7 +6,7 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from service.files.repository import Order
-from service.files.schemas import UPLOAD_FORM, FileDeleted, FileRead, parse_form
+from service.files.schemas import UPLOAD_FORM, FileDeleted, FilePreview, FileRead, FileUpdate, parse_form
 from service.files.service import Files
 from service.web.auth import Reader, Writer
 from service.web.dependencies import from_state
@@ -17,6 +17,10 @@ from service.web.per_key_concurrency import PerKeyConcurrency
 MAX_FORM_FIELDS = 16
 PageLimit = Annotated[int, Query(ge=1, le=10_000, description="Items of one page.")]
 OrderQuery = Annotated[Order, Query(description="By time of creation: newest (desc) or oldest (asc) first.")]
+PreviewLimit = Annotated[int, Query(ge=1, le=100, description="Rows to show.")]
+PreviewModel = Annotated[
+    str | None, Query(max_length=256, description="Model whose tokenizer and chat template count the tokens.")
+]
 Purpose = Annotated[str | None, Query(description="Only files of this purpose.")]
 FileId = Annotated[str, Path(description="Id of the file, `file-…`.")]
 
@@ -32,7 +36,10 @@ UploadThreads = Annotated[CapacityLimiter, Depends(from_state("upload_threads"))
 async def upload_file(
     request: Request, principal: Writer, files: FilesDep, per_key: UploadsPerKey, threads: UploadThreads
 ) -> FileRead:
-    """Upload JSONL in UTF-8; rows are checked when a job is created with the file."""
+    """Upload JSONL in UTF-8; what its rows contain is checked when a job is created with the file.
+
+    Bytes that are already stored with the same purpose are the same file, which keeps its id and name.
+    """
     # read here, not as a parameter, so that bytes are read only after authentication
     async with request.form(max_files=1, max_fields=MAX_FORM_FIELDS) as form:
         upload, name, fields = parse_form(form)
@@ -67,6 +74,20 @@ def download_file(request: Request, file_id: FileId, principal: Reader, files: F
     return file_response(
         request, files.storage, row.storage_key, size=row.num_bytes, sha256=row.sha256, filename=row.filename
     )
+
+
+@router.get("/{file_id}/preview")
+def preview_file(
+    file_id: FileId, principal: Reader, files: FilesDep, limit: PreviewLimit = 20, model: PreviewModel = None
+) -> FilePreview:
+    """The first rows of a dataset, and the lengths of its rows in tokens of a model."""
+    return files.preview(principal.tenant, file_id, limit=limit, model=model)
+
+
+@router.patch("/{file_id}")
+def rename_file(file_id: FileId, body: FileUpdate, principal: Writer, files: FilesDep) -> FileRead:
+    """Rename a dataset."""
+    return files.rename(principal, file_id, body.filename)
 
 
 @router.delete("/{file_id}")

@@ -18,6 +18,12 @@ def find(session: Session, tenant: str, file_id: str) -> File | None:
     return session.scalar(select(File).where(File.id == file_id, File.tenant == tenant, exists_now()))
 
 
+def find_equal(session: Session, file: File) -> File | None:
+    """The tenant's file with the same content and purpose."""
+    same = (File.tenant == file.tenant, File.sha256 == file.sha256, File.purpose == file.purpose)
+    return session.scalars(select(File).where(*same, exists_now()).order_by(File.created_at).limit(1)).first()
+
+
 def page(
     session: Session, tenant: str, *, purpose: str | None, after: File | None, limit: int, order: Order
 ) -> list[File]:

@@ -9,7 +9,7 @@ from starlette.datastructures import FormData, UploadFile
 
 from grpo_engine.contract.described import Described
 from service.platform.errors import InvalidRequest
-from service.web.validation import UnixSeconds, invalid_request
+from service.web.validation import RequestBody, UnixSeconds, invalid_request
 
 MAX_FILENAME_LENGTH = 255
 _BRACKETED = re.compile(r"(\w+)\[(\w+)\]")
@@ -80,6 +80,40 @@ class FileRead(BaseModel):
     status: Literal["processed"] = "processed"
     status_details: None = None
     sha256: str
+    num_rows: int | None
+    """Rows of a dataset; null: a result of a job, or a file of an earlier version."""
+
+
+class FileUpdate(RequestBody):
+    """Body of `PATCH /v1/files/{id}`."""
+
+    filename: str = Field(min_length=1, max_length=MAX_FILENAME_LENGTH, pattern=r"^[^\x00-\x1f\x7f]*$")
+    """The new name; the content stays the same."""
+
+
+class TokenLengths(BaseModel):
+    """Tokens of rows as the model reads them: prompts, with the answer of rows for supervised training."""
+
+    rows: int
+    """Number of counted rows: all that the model can read, of at most 2000 spread evenly over the file."""
+    min: int
+    median: int
+    p95: int
+    max: int
+
+
+class FilePreview(BaseModel):
+    """The first rows of a dataset."""
+
+    object: Literal["file.preview"] = "file.preview"
+    rows: list[dict[str, Any]]
+    """Fewer than requested if they are long."""
+    num_rows: int
+    """Rows of the whole file."""
+    columns: list[str]
+    """Fields of the shown rows."""
+    tokens: TokenLengths | None
+    """Null without `model`, or if it can read no row."""
 
 
 class FileDeleted(BaseModel):

@@ -4,7 +4,9 @@ Upload: content into storage, then the row, then the response. Delete: the row, 
 No transaction is open while bytes move.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import BinaryIO
 
 from sqlalchemy.orm import Session
@@ -12,8 +14,10 @@ from sqlalchemy.orm import Session
 from grpo_engine.process.fault_points import fault_point
 from service.files import repository
 from service.files.contents import check_dataset
-from service.files.schemas import FileRead, UploadFields
-from service.jobs.store.repository import is_result, stored_bytes
+from service.files.preview import count_rows, preview
+from service.files.schemas import FilePreview, FileRead, UploadFields
+from service.jobs.store.lineage import lineage_of
+from service.jobs.store.repository import is_result, now, stored_bytes
 from service.platform import audit
 from service.platform.clock import db_now
 from service.platform.db import lock_tenant
@@ -21,9 +25,11 @@ from service.platform.errors import InvalidRequest, NotFound, PayloadTooLarge
 from service.platform.ids import new_id
 from service.platform.pages import unknown_cursor
 from service.platform.principal import Principal
+from service.platform.storage import split_lines
 from service.platform.tables.core import File
+from service.platform.token_counting import ModelText, ModelTextError, load_model_text
 from service.web.auth import require_good_key
-from service.web.dependencies import DatabaseDep, SettingsDep, StorageDep
+from service.web.dependencies import CatalogDep, DatabaseDep, SettingsDep, StorageDep
 from service.web.limits import check_stored_bytes
 from service.web.pagination import Page, page_of
 
@@ -37,12 +43,14 @@ class Files:
     database: DatabaseDep
     storage: StorageDep
     settings: SettingsDep
+    catalog: CatalogDep
 
     def upload(
         self, principal: Principal, file: BinaryIO, num_bytes: int, filename: str, fields: UploadFields
     ) -> FileRead:
-        """Store a dataset. If it raises, nothing is stored: InvalidRequest for bytes that no job can read,
-        TooManyRequests if the tenant's storage is full, Unauthorized if the key was revoked meanwhile."""
+        """Store a dataset, or find the one with the same bytes. If it raises, nothing is stored:
+        InvalidRequest for bytes that no job can read, TooManyRequests if the tenant's storage is full,
+        Unauthorized if the key was revoked meanwhile."""
         if num_bytes > self.settings.max_upload_bytes:
             limit = f"the limit of {self.settings.max_upload_bytes} bytes"
             raise PayloadTooLarge(f"file: its {num_bytes} bytes exceed {limit}.", param="file")
@@ -56,8 +64,11 @@ class Files:
             purpose=fields.purpose,
             num_bytes=digest.num_bytes,
             sha256=digest.sha256,
+            num_rows=digest.num_rows,
             storage_key=f"files/{file_id}",
         )
+        if (known := self._known(principal, row, fields, file)) is not None:
+            return known
         if fields.expires_after is not None:
             row.expires_at = db_now() + fields.expires_after.seconds
         key = row.storage_key
@@ -65,7 +76,7 @@ class Files:
         self.storage.put(key, file)
         fault_point("upload.stored")
         try:
-            return self._record(principal, row)
+            answer = self._record(principal, row, fields)
         except Exception:
             # The connection may have been lost after the commit: keep the content unless there is no row.
             with self.database.reading() as session:
@@ -73,11 +84,31 @@ class Files:
             if not is_recorded:
                 self.storage.delete(key)
             raise
+        if answer.id != file_id:
+            self.storage.delete(key)
+        return answer
 
-    def _record(self, principal: Principal, row: File) -> FileRead:
+    def _known(
+        self, principal: Principal, row: File, fields: UploadFields, file: BinaryIO
+    ) -> FileRead | None:
+        """The file with the same content, which is stored again if the storage lost it."""
         with self.database.transaction() as session:
             lock_tenant(session, principal.tenant)
             require_good_key(session, principal)
+            if (answer := _adopted(session, row, fields)) is None:
+                return None
+            key = _require(session, principal.tenant, answer.id).storage_key
+        if not self.storage.exists(key):
+            file.seek(0)
+            self.storage.put(key, file)
+        return answer
+
+    def _record(self, principal: Principal, row: File, fields: UploadFields) -> FileRead:
+        with self.database.transaction() as session:
+            lock_tenant(session, principal.tenant)
+            require_good_key(session, principal)
+            if (known := _adopted(session, row, fields)) is not None:
+                return known  # of an upload at the same time
             check_stored_bytes(stored_bytes(session, principal.tenant), row.num_bytes, self.settings)
             session.add(row)
             audit.record(session, principal, "file.create", row.id)
@@ -102,15 +133,51 @@ class Files:
             rows = repository.page(session, tenant, purpose=purpose, after=cursor, limit=limit, order=order)
             return page_of([FileRead.model_validate(row) for row in rows], limit)
 
+    def preview(self, tenant: str, file_id: str, *, limit: int, model: str | None) -> FilePreview:
+        """The first rows. Raises NotFound, and InvalidRequest for a job's result or an unknown model."""
+        with self.database.reading() as session:
+            row = _require(session, tenant, file_id)
+            _refuse_result(session, file_id, "Only datasets have a preview.")
+            root = lineage_of(session, tenant, model).root if model else None
+        text = self._text(root) if root else None
+        lines = partial(self._lines, row.storage_key)
+        num_rows = count_rows(lines()) if row.num_rows is None else row.num_rows
+        return preview(lines(), limit=limit, num_rows=num_rows, text=text)
+
+    def _lines(self, key: str) -> Iterator[bytes]:
+        return split_lines(self.storage.stream(key))
+
+    def _text(self, model: str) -> ModelText:
+        """The model's tokenizer and template. Raises InvalidRequest."""
+        entry = self.catalog.find(model)
+        if entry is None:
+            message = f"model: {model!r} is not in the model catalogue (see GET /v1/models)."
+            raise InvalidRequest(message, param="model", code="model_not_found")
+        if entry.folder is None:
+            message = f"model: {entry.path} is not on this machine, so its tokens cannot be counted."
+            raise InvalidRequest(message, param="model", code="lengths_unchecked")
+        try:
+            return load_model_text(entry.folder)
+        except ModelTextError as error:
+            raise InvalidRequest(f"model: {error}.", param="model", code="lengths_unchecked") from error
+
+    def rename(self, principal: Principal, file_id: str, filename: str) -> FileRead:
+        """Rename a dataset. Raises NotFound, and InvalidRequest for a job's result."""
+        with self.database.transaction() as session:
+            row = _require(session, principal.tenant, file_id)
+            _refuse_result(session, file_id, "Only datasets can be renamed.")
+            row.filename = filename
+            audit.record(session, principal, "file.rename", row.id)
+            session.flush()
+            return FileRead.model_validate(row)
+
     def delete(self, principal: Principal, file_id: str) -> None:
         """Remove a file. Raises NotFound, and InvalidRequest while an unfinished job needs it."""
         with self.database.transaction() as session:
             # a job that is being created may be about to need it
             lock_tenant(session, principal.tenant)
             row = _require(session, principal.tenant, file_id)
-            if is_result(session, file_id):
-                message = f"{file_id} is a job's result. Delete the job's model to delete its weights."
-                raise InvalidRequest(message, param="file_id", code="file_is_result")
+            _refuse_result(session, file_id, "Delete the job's model to delete its weights.")
             if job_id := repository.unfinished_user(session, row):
                 message = f"{file_id} is used by the unfinished job {job_id}. Cancel the job first."
                 raise InvalidRequest(message, param="file_id", code="file_in_use")
@@ -127,6 +194,24 @@ class Files:
                 _mark_deleted(session, principal, "file.expire", row)
         for row in unused:
             self.storage.delete(row.storage_key)
+
+
+def _adopted(session: Session, row: File, fields: UploadFields) -> FileRead | None:
+    """The stored file with the content of `row`, kept for the longer of both lifetimes."""
+    known = repository.find_equal(session, row)
+    if known is None:
+        return None
+    if known.expires_at is not None:
+        lifetime = fields.expires_after
+        known.expires_at = max(known.expires_at, now(session) + lifetime.seconds) if lifetime else None
+        session.flush()
+    return FileRead.model_validate(known)
+
+
+def _refuse_result(session: Session, file_id: str, reason: str) -> None:
+    if is_result(session, file_id):
+        message = f"{file_id} is a job's result. {reason}"
+        raise InvalidRequest(message, param="file_id", code="file_is_result")
 
 
 def _mark_deleted(session: Session, principal: Principal, action: str, row: File) -> None:

@@ -14,6 +14,13 @@ from service.platform.tables.core import File, Job
 from service.settings import Settings
 
 ROWS = b'{"messages": [{"role": "user", "content": "2+2?"}], "answer": 4}\n' * 3
+
+
+def other_rows(number: int) -> bytes:
+    """A file of its own for each number."""
+    return ROWS + b'{"number": %d}\n' % number
+
+
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 """For refusals before the database is queried."""
 

@@ -1,9 +1,14 @@
 """What an upload may hold: refusals name the field and the line, and nothing stays behind."""
 
+import re
+import tracemalloc
+from pathlib import Path
+
 import pytest
 from fastapi.testclient import TestClient
 
 from service.app import create_app
+from service.files.contents import check_dataset
 from service.settings import Settings
 from tests.service.files.file_samples import ROWS, expires_after, on_sqlite, refusal, stored, upload
 
@@ -19,22 +24,38 @@ from tests.service.files.file_samples import ROWS, expires_after, on_sqlite, ref
         (b'\xef\xbb\xbf{"a": 1}\n', "file_has_bom", "line 1"),
         (b"PAR1\x15\x04", "unsupported_file_format", "converted by the CLI: grpo files upload data.parquet."),
         (b'{"a": 1}\n' + b"x" * (8 * 2**20 + 1), "line_too_long", "line 2"),
+        (
+            b'{"a": 1}\n\n{"a": 1,}\n',
+            "invalid_jsonl",
+            "line 3 is not JSON: .* at character 9; each line",
+        ),
+        (b'{"a": 1}\n[1]\n', "invalid_jsonl", "line 2 is not a JSON object"),
+        (b'{\n  "a": 1\n}\n', "invalid_jsonl", "line 1 is not JSON: .*; each line must be one JSON object"),
+        (b'{"a": NaN}\n', "invalid_jsonl", "line 1 is not JSON: NaN is not a JSON number"),
+        (b'{"a": 1}' * 2, "invalid_jsonl", "line 1 is not JSON: Extra data at character 9"),
+        (b"hello\n", "invalid_jsonl", "line 1 is not JSON"),
+        (b'[{"a": 1},\n{"a": 2}]\n', "unsupported_file_format", "JSON list, not JSONL; .*upload data.json"),
+        (b"question,answer\n2+2?,4\n", "unsupported_file_format", "line 1 .* looks like CSV.*data.csv"),
+        (b'"question";"answer"\n', "unsupported_file_format", "line 1 .* looks like CSV"),
     ],
-    ids=["empty", "blank", "latin-1", "nul", "bom", "parquet", "long-line"],
+    ids=[
+        *("empty", "blank", "latin-1", "nul", "bom", "parquet", "long-line", "comma", "list-row", "indented"),
+        *("nan", "joined", "text", "json-list", "csv", "semicolons"),
+    ],
 )
 def test_bytes_no_job_could_read_are_refused(
     client: TestClient, settings: Settings, content: bytes, code: str, place: str
 ) -> None:
     answer = upload(client, content)
     assert refusal(answer) == (400, "file", code)
-    assert place in answer.json()["error"]["message"]
+    assert re.search(place, answer.json()["error"]["message"])
     assert stored(settings) == []
     assert client.get("/v1/files").json()["data"] == []
 
 
 @on_sqlite
 def test_a_line_of_exactly_8_mib_is_allowed(client: TestClient) -> None:
-    assert upload(client, b"x" * (8 * 2**20) + b"\r\n").status_code == 200
+    assert upload(client, b'{"a": "' + b"x" * (8 * 2**20 - 9) + b'"}\r\n').status_code == 200
 
 
 @on_sqlite
@@ -63,7 +84,7 @@ def test_a_file_over_the_limit_is_a_413(
 ) -> None:
     app = create_app(settings.model_copy(update={"max_upload_bytes": 1000}))
     with TestClient(app, headers={"authorization": f"Bearer {api_key}"}) as client:
-        assert upload(client, b"x" * 1000).status_code == 200
+        assert upload(client, b'{"a": "%s"}' % (b"x" * 991)).status_code == 200
         assert refusal(upload(client, b"x" * num_bytes)) == (413, param, "payload_too_large")
         assert len(stored(settings)) == 1
 
@@ -95,3 +116,15 @@ def test_an_unknown_form_field_is_refused(client: TestClient) -> None:
 @on_sqlite
 def test_an_expiry_of_a_minute_is_refused(client: TestClient) -> None:
     assert refusal(upload(client, **expires_after("60"))) == (400, "expires_after.seconds", "invalid_value")
+
+
+def test_a_large_file_is_checked_in_the_memory_of_a_few_lines(tmp_path: Path) -> None:
+    path = tmp_path / "large.jsonl"
+    path.write_bytes(b'{"prompt": "%s"}\n' % (b"x" * 2000) * 20_000)
+    with path.open("rb") as file:
+        tracemalloc.start()
+        found = check_dataset(file, max_rows=50_000)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert (found.num_rows, found.num_bytes) == (20_000, path.stat().st_size)
+    assert peak_bytes < 2**20

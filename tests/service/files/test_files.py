@@ -19,6 +19,7 @@ from tests.service.files.file_samples import (
     expires_after,
     job_row,
     on_sqlite,
+    other_rows,
     refusal,
     stored,
     upload,
@@ -40,6 +41,7 @@ def test_an_upload_answers_openais_file_object(client: TestClient) -> None:
         "status": "processed",
         "status_details": None,
         "sha256": hashlib.sha256(ROWS).hexdigest(),
+        "num_rows": 3,
     }
 
 
@@ -78,7 +80,7 @@ def test_a_retrieved_file_is_the_uploaded_one(client: TestClient) -> None:
 
 
 def test_pages_go_through_all_files_newest_first(client: TestClient) -> None:
-    ids = [uploaded(client) for _ in range(5)]
+    ids = [uploaded(client, other_rows(n)) for n in range(5)]
     first = client.get("/v1/files", params={"limit": 3}).json()
     rest = client.get("/v1/files", params={"limit": 3, "after": first["last_id"]}).json()
     assert [file["id"] for file in first["data"] + rest["data"]] == ids[::-1]
@@ -87,7 +89,7 @@ def test_pages_go_through_all_files_newest_first(client: TestClient) -> None:
 
 
 def test_files_can_be_listed_oldest_first(client: TestClient) -> None:
-    ids = [uploaded(client) for _ in range(3)]
+    ids = [uploaded(client, other_rows(n)) for n in range(3)]
     page = client.get("/v1/files", params={"order": "asc", "after": ids[0]}).json()
     assert [file["id"] for file in page["data"]] == ids[1:]
 
@@ -176,7 +178,7 @@ def test_a_file_expires_after_the_given_time(client: TestClient, database: Datab
 def test_expired_content_is_removed_at_the_next_upload(
     client: TestClient, database: Database, settings: Settings
 ) -> None:
-    expired, used = uploaded(client), uploaded(client)
+    expired, used = uploaded(client), uploaded(client, other_rows(1))
     add_job(database, state="queued", training_file=used)
     expire(database, expired)
     expire(database, used)
@@ -233,7 +235,8 @@ def test_openais_client_uploads_lists_reads_and_deletes(openai_client: OpenAI) -
 
 
 def test_openais_client_pages_through_files(openai_client: OpenAI) -> None:
-    ids = [openai_client.files.create(file=("a", ROWS), purpose="fine-tune").id for _ in range(3)]
+    contents = [("a", other_rows(n)) for n in range(3)]
+    ids = [openai_client.files.create(file=each, purpose="fine-tune").id for each in contents]
     assert [file.id for file in openai_client.files.list(limit=1, order="asc")] == ids
 
 

@@ -111,6 +111,7 @@ def body_of(operation: str, ids: dict[str, str], who: str = "") -> dict[str, Any
     grader = {**GRADER, "reference": "4"}
     bodies: dict[str, dict[str, Any]] = {
         "post /v1/files": {"files": {"file": ("rows.jsonl", ROWS)}, "data": {"purpose": "fine-tune"}},
+        "patch /v1/files/{file_id}": {"json": {"filename": "renamed.jsonl"}},
         f"post {JOBS}": {"json": job},
         f"post {JOBS}/validate": {"json": job},
         f"post {JOBS}/{{job_id}}/rollouts/rescore": {"json": {"grader": grader}},
@@ -213,6 +214,7 @@ def _add_over_http(found: World, receiver: str) -> None:
         found.ids["export"] = owner.post(exports, json=body).raise_for_status().json()["id"]
         add_artifact(found.settings, found.database, found.ids["export"], "merged", b"owner's merged model")
         _add_webhook(owner, found.ids, receiver)
+        upload["files"] = {"file": ("free.jsonl", jsonl(row("What is 4+4?", "8")))}
         found.ids["free_file"] = owner.post("/v1/files", **upload).raise_for_status().json()["id"]
 
 

@@ -44,7 +44,7 @@ def test_a_wrong_method_is_a_405(client: TestClient) -> None:
     ("path", "allowed"),
     [
         ("/v1/files", "GET, POST, HEAD"),
-        ("/v1/files/x", "DELETE, GET, HEAD"),
+        ("/v1/files/x", "DELETE, GET, PATCH, HEAD"),
         (f"{JOBS}/validate", "POST"),
         ("/v1/models/a/b", "DELETE, GET, HEAD"),
     ],

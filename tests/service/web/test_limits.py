@@ -37,18 +37,20 @@ def refusal(answer: Any) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]["code"]
 
 
-def post_to_each(urls: Sequence[str], api_key: str, path: str, body: dict[str, Any]) -> list[httpx.Response]:
+def post_to_each(
+    urls: Sequence[str], api_key: str, path: str, body_of: Callable[[int], dict[str, Any]]
+) -> list[httpx.Response]:
     """The answers to a hundred requests at once, each on its own connection, over all API processes."""
     answers: list[httpx.Response] = []
     start = threading.Barrier(100)
     headers, limits = {"authorization": f"Bearer {api_key}"}, httpx.Limits(max_connections=100)
     with httpx.Client(headers=headers, limits=limits, timeout=60) as client:
 
-        def post(url: str) -> None:
+        def post(number: int) -> None:
             start.wait()
-            answers.append(client.post(url + path, **body))
+            answers.append(client.post(urls[number % len(urls)] + path, **body_of(number)))
 
-        threads = [threading.Thread(target=post, args=(urls[number % len(urls)],)) for number in range(100)]
+        threads = [threading.Thread(target=post, args=(number,)) for number in range(100)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -80,7 +82,7 @@ def test_a_hundred_concurrent_posts_create_as_many_jobs_as_are_allowed(
     with httpx.Client(base_url=urls[0], headers={"authorization": f"Bearer {api_key}"}) as client:
         file_id = upload(client)  # type: ignore[arg-type]
     add_job(database, JobState.SUCCEEDED)
-    answers = post_to_each(urls, api_key, JOBS, {"json": request(file_id)})
+    answers = post_to_each(urls, api_key, JOBS, lambda number: {"json": request(file_id)})
     refused = [answer for answer in answers if answer.status_code != 200]
     assert len(refused) == 100 - LIMIT
     assert {refusal(answer) for answer in refused} == {(429, "quota_exceeded")}
@@ -93,8 +95,12 @@ def test_a_hundred_concurrent_posts_create_as_many_jobs_as_are_allowed(
 def test_a_hundred_concurrent_uploads_store_as_many_bytes_as_are_allowed(
     two_services: Callable[..., list[str]], settings: Settings, api_key: str
 ) -> None:
-    urls = two_services(max_stored_bytes=LIMIT * len(ROWS) + len(ROWS) // 2)
-    form = {"files": {"file": ("a.jsonl", ROWS)}, "data": {"purpose": "fine-tune"}}
+    def form(number: int) -> dict[str, Any]:
+        content = ROWS.replace(b"4", b"%d" % (100 + number))
+        return {"files": {"file": ("a.jsonl", content)}, "data": {"purpose": "fine-tune"}}
+
+    num_bytes = len(ROWS.replace(b"4", b"100"))
+    urls = two_services(max_stored_bytes=LIMIT * num_bytes + num_bytes // 2)
     answers = post_to_each(urls, api_key, "/v1/files", form)
     refused = [answer for answer in answers if answer.status_code != 200]
     assert len(refused) == 100 - LIMIT
@@ -132,8 +138,11 @@ def test_results_count_as_stored_and_deleting_makes_room(
     with limited(settings, api_key, max_stored_bytes=3 * len(ROWS)) as client:
         first = uploaded(client)
         add_artifact(settings, database, add_job(database, JobState.SUCCEEDED), "adapter", bytes(len(ROWS)))
-        uploaded(client)
-        form: Any = {"files": {"file": ("a.jsonl", ROWS)}, "data": {"purpose": "fine-tune"}}
+        uploaded(client, ROWS.replace(b"4", b"5"))
+        form: Any = {
+            "files": {"file": ("a.jsonl", ROWS.replace(b"4", b"6"))},
+            "data": {"purpose": "fine-tune"},
+        }
         answer = client.post("/v1/files", **form)
         assert refusal(answer) == (429, "storage_quota_exceeded")
         assert str(3 * len(ROWS)) in answer.json()["error"]["message"]
