@@ -9,7 +9,7 @@ Boundary: the service checks the rows' fields.
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, time
 from decimal import Decimal
@@ -17,10 +17,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import httpx
+
 from service.jobs.model.dataset import RowError, parse_line
 
 HUB = "hf://"
 PARQUET = b"PAR1"
+HUB_SECONDS = 10
 MAX_HUB_BYTES = 2**30
 """Largest download for a conversion; the service takes 512 MB by default."""
 
@@ -33,53 +36,74 @@ class Unreadable(Exception):
 
 @contextmanager
 def as_jsonl(
-    source: str, *, split: str | None = None, columns: Mapping[str, str] | None = None
+    source: str,
+    *,
+    config: str | None = None,
+    split: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    plain: bool = False,
 ) -> Iterator[Path]:
     """The dataset as a JSONL file: the file itself if it is one, otherwise a temporary file.
 
     `source`: a file, a folder that `datasets` can load, or `hf://owner/name`, optionally `/configuration`.
-    `columns`: column → its name in the JSONL. Raises Unreadable, OSError.
+    `columns`: column → its name in the JSONL. A text that becomes `prompt` or `messages` is a user's message,
+    unless `plain`; one that becomes `completion` beside it is the assistant's. Raises Unreadable, OSError.
     """
     path = Path(source)
-    if not columns and split is None and is_jsonl(source):
+    if not columns and split is None and config is None and is_jsonl(source):
         yield path
         return
     with TemporaryDirectory() as folder:
         name = source.removeprefix(HUB).replace("/", "-") if source.startswith(HUB) else path.stem
         target = Path(folder) / f"{name}.jsonl"
-        write_jsonl(target, read_rows(source, split), columns or {})
+        write_jsonl(target, read_rows(source, split, config), columns or {}, plain=plain)
         yield target
 
 
-def read_rows(source: str, split: str | None = None) -> Iterator[Row]:
+def read_rows(source: str, split: str | None = None, config: str | None = None) -> Iterator[Row]:
     """The rows of a dataset in any of the formats. Raises Unreadable, OSError."""
     path = Path(source)
     if source.startswith(HUB):
-        return _loaded(split, *_hub_name(source))
+        name, *configured = _hub_name(source)
+        if config is not None and configured not in ([], [config]):
+            raise Unreadable(f"{source} and --config {config} name two configurations: give one of them")
+        return _loaded(split, name, *(configured or filter(None, [config])))
     if path.is_dir():
-        return _loaded(split, source)
-    if split is not None:
-        raise Unreadable(f"{source} is one file and has no split {split!r}: remove --split")
+        return _loaded(split, source, *filter(None, [config]))
+    for option, value in (("split", split), ("configuration", config)):
+        if value is not None:
+            flag = "--split" if option == "split" else "--config"
+            raise Unreadable(f"{source} is one file and has no {option} {value!r}: remove {flag}")
     kind = _kind(path)
     if kind == "parquet":
         return _loaded(None, "parquet", data_files=source)
     return {"csv": _csv_rows, "json": _json_rows, "jsonl": _jsonl_rows}[kind](path)
 
 
-def write_jsonl(target: Path, rows: Iterable[Row], columns: Mapping[str, str]) -> None:
+def write_jsonl(
+    target: Path, rows: Iterable[Row], columns: Mapping[str, str], *, plain: bool = False
+) -> None:
     """Raises Unreadable, with the row and column of a value that has no JSON form."""
     with target.open("w", encoding="utf-8") as lines:
         for number, row in enumerate(rows, 1):
             if missing := [name for name in columns if number == 1 and name not in row]:
                 raise Unreadable(f"there is no column {missing[0]!r}: the columns are {', '.join(row)}")
             named = {columns.get(name, name): value for name, value in row.items()}
-            lines.write(_line(_with_messages(named) if columns else named, number) + "\n")
+            made = named if plain else _with_messages(named, columns.values())
+            lines.write(_line(made, number) + "\n")
 
 
-def _with_messages(row: Row) -> Row:
-    """A text that was renamed to `messages` becomes the user's message."""
-    text = row.get("messages")
-    return {**row, "messages": [{"role": "user", "content": text}]} if isinstance(text, str) else row
+def _with_messages(row: Row, renamed: Collection[str]) -> Row:
+    """The row with `messages` made of its renamed prompt, a text or messages, and of its completion."""
+    name = next((name for name in ("messages", "prompt") if name in renamed), None)
+    if name is None or not isinstance(row[name], str | list):
+        return row
+    turns = row[name] if isinstance(row[name], list) else [{"role": "user", "content": row[name]}]
+    used = {name, "messages"}
+    if isinstance(row.get("completion"), str):
+        turns = [*turns, {"role": "assistant", "content": row["completion"]}]
+        used.add("completion")
+    return {"messages": turns, **{column: value for column, value in row.items() if column not in used}}
 
 
 def is_jsonl(source: str) -> bool:
@@ -149,6 +173,8 @@ def _loaded(split: str | None, *dataset: str, **options: str) -> Iterator[Row]:
     except ImportError as error:
         raise Unreadable("reading it needs the datasets library: pip install 'grpo-service[data]'") from error
     datasets.disable_progress_bars()
+    if not Path(dataset[0]).is_dir() and not options:
+        _require_hub(datasets.config.HF_ENDPOINT)
     with TemporaryDirectory() as cache:
         try:
             builder = datasets.load_dataset_builder(*dataset, cache_dir=cache, **options)
@@ -159,8 +185,19 @@ def _loaded(split: str | None, *dataset: str, **options: str) -> Iterator[Row]:
             rows = builder.as_dataset(split or "train")
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             reason = " ".join(str(error.__cause__ or error).split())[:300]
+            if reason.startswith("Config name is missing"):
+                reason = reason.partition(" Example of usage")[0] + " with --config"
             raise Unreadable(f"{options.get('data_files', dataset[0])} cannot be loaded: {reason}") from error
         yield from map(_without_nulls, rows)
+
+
+def _require_hub(url: str) -> None:
+    """Raises Unreadable without a connection; `datasets` would retry for half a minute."""
+    try:
+        httpx.head(url, timeout=HUB_SECONDS)
+    except httpx.TransportError as error:
+        hint = "download the dataset where there is one, and upload its files"
+        raise Unreadable(f"no connection to {url} ({error}): {hint}") from error
 
 
 def _without_nulls(value: Any) -> Any:

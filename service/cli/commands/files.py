@@ -5,12 +5,27 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from service.cli.http.upload import uploaded
-from service.cli.options import client_of, complete_files
+from service.cli.http.upload import Content, uploaded
+from service.cli.options import client_of, complete_files, complete_models
 from service.cli.terminal.errors import CommandError
-from service.cli.terminal.output import JsonFlag, at, print_line, print_table
+from service.cli.terminal.output import (
+    JsonFlag,
+    at,
+    json_line,
+    literal,
+    print_fields,
+    print_json,
+    print_line,
+    print_table,
+    say,
+    stderr,
+)
 
-app = typer.Typer(no_args_is_help=True, help="Upload, list and delete datasets.")
+SHOWN_CHARACTERS = 300
+"""Of one row."""
+FileArgument = Annotated[str, typer.Argument(metavar="FILE", autocompletion=complete_files)]
+
+app = typer.Typer(no_args_is_help=True, help="Upload, preview, list, rename and delete datasets.")
 
 
 @app.command()
@@ -20,15 +35,92 @@ def upload(
         str,
         typer.Argument(metavar="PATH", help="JSONL, Parquet, CSV or JSON file, folder, or hf://owner/name."),
     ],
+    config: Annotated[str | None, typer.Option(help="Configuration of hf:// or a folder.")] = None,
     split: Annotated[str | None, typer.Option(help="Of hf:// or a folder. [default: train]")] = None,
     columns: Annotated[
-        list[str] | None, typer.Option("--map", metavar="COLUMN=NAME", help="Rename a column; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--map",
+            metavar="COLUMN=NAME",
+            help="Rename a column; repeatable. A column renamed to prompt becomes the user's message.",
+        ),
+    ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Keep the prompt as text, for a model without a chat template.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show what a dataset contains, upload it as JSONL and print its id."""
+    file = uploaded(
+        client_of(context),
+        source,
+        show=(lambda content: None) if as_json else _show,
+        config=config,
+        split=split,
+        columns=_renames(columns or []),
+        plain=plain,
+    )
+    print_line(file, file["id"], as_json=as_json)
+
+
+def _show(content: Content) -> None:
+    """On standard error, because standard output has the id only."""
+    first = json_line(content.first)
+    stderr.print(literal(f"{content.name}: {content.num_rows} {_rows(content.num_rows)}"), soft_wrap=True)
+    stderr.print(literal(f"columns: {', '.join(content.columns)}"), soft_wrap=True)
+    stderr.print(literal(f"first row: {_cut(first)}"), soft_wrap=True)
+    if not {"messages", "prompt"} & set(content.columns):
+        example = content.columns[0] if content.columns else "COLUMN"
+        note = f"No column is named prompt or messages: no job can use it. Try --map {example}=prompt"
+        stderr.print(literal(note, "yellow"), soft_wrap=True)
+
+
+def _rows(count: int) -> str:
+    return "row" if count == 1 else "rows"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
+
+
+@app.command()
+def preview(
+    context: typer.Context,
+    file_id: FileArgument,
+    limit: Annotated[int, typer.Option(help="Number of rows.", min=1, max=100)] = 5,
+    model: Annotated[
+        str | None, typer.Option(help="Count tokens as this model does.", autocompletion=complete_models)
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Upload a dataset as JSONL and print its id."""
-    file = uploaded(client_of(context), source, split=split, columns=_renames(columns or []))
-    print_line(file, file["id"], as_json=as_json)
+    """Show the first rows of a dataset, its columns and its number of rows."""
+    found = client_of(context).get(f"/v1/files/{file_id}/preview", limit=limit, model=model)
+    if as_json:
+        print_json(found)
+        return
+    tokens = found["tokens"]
+    lengths = tokens and ", ".join(f"{name} {tokens[name]}" for name in ("min", "median", "p95", "max"))
+    print_fields(
+        (
+            ("rows", found["num_rows"]),
+            ("columns", ", ".join(found["columns"])),
+            ("tokens", lengths and f"{lengths} ({tokens['rows']} {_rows(tokens['rows'])} counted)"),
+        )
+    )
+    for number, row in enumerate(found["rows"], 1):
+        say(f"{number}: {_cut(json_line(row))}")
+
+
+@app.command()
+def rename(
+    context: typer.Context,
+    file_id: FileArgument,
+    filename: Annotated[str, typer.Argument(metavar="NAME")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Rename a dataset."""
+    file = client_of(context).patch(f"/v1/files/{file_id}", {"filename": filename})
+    print_line(file, f"{file_id} is {filename}", as_json=as_json)
 
 
 def _renames(given: list[str]) -> dict[str, str]:
@@ -45,7 +137,7 @@ def _renames(given: list[str]) -> dict[str, str]:
 @app.command()
 def delete(
     context: typer.Context,
-    file_id: Annotated[str, typer.Argument(metavar="FILE", autocompletion=complete_files)],
+    file_id: FileArgument,
     as_json: JsonFlag = False,
 ) -> None:
     """Delete a file that no unfinished job needs."""
@@ -61,6 +153,9 @@ def list_files(
 ) -> None:
     """List files: datasets and the jobs' results."""
     files = list(client_of(context).pages("/v1/files", limit))
-    columns = ("id", "name", "purpose", "size", "created")
-    rows = ((f["id"], f["filename"], f["purpose"], decimal(f["bytes"]), at(f["created_at"])) for f in files)
+    columns = ("id", "name", "purpose", "size", "rows", "created")
+    rows = (
+        (f["id"], f["filename"], f["purpose"], decimal(f["bytes"]), f["num_rows"], at(f["created_at"]))
+        for f in files
+    )
     print_table(files, columns, rows, as_json=as_json)

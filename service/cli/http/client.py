@@ -86,6 +86,10 @@ class Client:
         """POST, sent once."""
         return self._request("POST", path, json=body)
 
+    def patch(self, path: str, body: Document) -> Document:
+        """PATCH, sent once."""
+        return self._request("PATCH", path, json=body)
+
     def delete(self, path: str) -> Document:
         """DELETE, sent once."""
         return self._request("DELETE", path)

@@ -1,7 +1,8 @@
 """Uploads a dataset with progress, converted to JSONL if it is in another format."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,27 @@ from service.cli.terminal.errors import CommandError, explained
 from service.cli.terminal.progress import transfer
 
 
+@dataclass(frozen=True)
+class Content:
+    """What a JSONL file contains."""
+
+    name: str
+    num_rows: int
+    columns: tuple[str, ...]
+    """Fields of all rows, in the order of their first appearance."""
+    first: dict[str, Any]
+
+
 @contextmanager
-def prepared(
-    source: str, *, split: str | None = None, columns: Mapping[str, str] | None = None
-) -> Iterator[Path]:
-    """The dataset as a JSONL file, converted if it is in another format. Raises CommandError."""
+def prepared(source: str, **conversion: Any) -> Iterator[Path]:
+    """The dataset as a JSONL file, converted if it is in another format; `conversion` as in `as_jsonl`.
+
+    Raises CommandError.
+    """
     from service.importing.dataset_formats import Unreadable, as_jsonl
 
     try:
-        with as_jsonl(source, split=split, columns=columns) as path:
+        with as_jsonl(source, **conversion) as path:
             yield path
     except Unreadable as error:
         raise CommandError(str(error), code="dataset_unreadable") from error
@@ -26,10 +39,38 @@ def prepared(
         raise CommandError(f"{source}: {error.strerror or error}") from error
 
 
+def content_of(path: Path) -> Content:
+    """What the file contains, read line by line. Raises CommandError naming the first broken line."""
+    from service.jobs.model.dataset import RowError, parse_line
+
+    num_rows, columns, first = 0, dict[str, None](), None
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = parse_line(line.rstrip(b"\r\n"))
+            except RowError as fault:
+                hint = "each line must be one JSON object; a CSV file needs the ending .csv"
+                message = f"{path}, line {number} {fault.reason}"
+                raise CommandError(message, code="dataset_unreadable", hint=hint) from fault
+            num_rows += 1
+            columns |= dict.fromkeys(row)
+            first = first or row
+    return Content(path.name, num_rows, tuple(columns), first or {})
+
+
 def uploaded(
-    client: Client, source: str, *, split: str | None = None, columns: Mapping[str, str] | None = None
+    client: Client,
+    source: str,
+    *,
+    show: Callable[[Content], None] = lambda content: None,
+    **conversion: Any,
 ) -> dict[str, Any]:
-    """Uploads the dataset and returns the stored file. Raises CommandError, Interrupted."""
+    """Uploads the dataset and returns the stored file; `show` receives its content first.
+
+    Raises CommandError, Interrupted.
+    """
     is_sent = False
 
     def meaning() -> str:
@@ -39,12 +80,13 @@ def uploaded(
             )
         return "Upload interrupted: nothing was stored or created."
 
-    with prepared(source, split=split, columns=columns) as path, transfer(f"upload {path.name}") as advance:
+    with prepared(source, **conversion) as path:
+        show(content_of(path))
+        with transfer(f"upload {path.name}") as advance, explained(meaning):
 
-        def sent(num_bytes: int, total: int) -> None:
-            nonlocal is_sent
-            is_sent = num_bytes == total
-            advance(num_bytes, total)
+            def sent(num_bytes: int, total: int) -> None:
+                nonlocal is_sent
+                is_sent = num_bytes == total
+                advance(num_bytes, total)
 
-        with explained(meaning):
             return client.upload(path, sent)

@@ -59,7 +59,8 @@ def test_a_parquet_file_is_uploaded_as_jsonl_with_renamed_columns(up: Up, tmp_pa
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "sums.parquet")
     file = up.json("files", "upload", tmp_path / "sums.parquet", "--map", "question=prompt")
     assert file["filename"] == "sums.jsonl"
-    expected = "".join(json.dumps({"prompt": f"{n}+1?", "answer": n + 1}) + "\n" for n in range(3))
+    turns = [[{"role": "user", "content": f"{n}+1?"}] for n in range(3)]
+    expected = "".join(json.dumps({"messages": turns[n], "answer": n + 1}) + "\n" for n in range(3))
     assert file["sha256"] == hashlib.sha256(expected.encode()).hexdigest()
 
 

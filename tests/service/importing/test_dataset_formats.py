@@ -145,12 +145,25 @@ def dataset_folder(folder: Path, download_size: int = 99) -> str:
 
 def test_a_dataset_folder_gives_its_splits_with_renamed_columns(tmp_path: Path) -> None:
     source = dataset_folder(tmp_path / "gsm")
-    prompts = rows_of(source, columns={"question": "prompt"})
+    prompts = rows_of(source, columns={"question": "prompt"}, plain=True)
     assert [row["prompt"] for row in prompts] == ["0+1?", "1+1?", "2+1?"]
     assert len(rows_of(source, split="train[:2]")) == 2
     assert rows_of(source, split="test", columns={"question": "messages"}) == [
         {"messages": [{"role": "user", "content": "held out?"}], "answer": "yes"}
     ]
+
+
+def test_a_renamed_prompt_and_completion_become_messages(tmp_path: Path) -> None:
+    source = written(tmp_path / "rows.csv", "q,a,level\n2+2?,4,1\n")
+    question = {"role": "user", "content": "2+2?"}
+    assert rows_of(source, columns={"q": "prompt"}) == [{"messages": [question], "a": "4", "level": "1"}]
+    answered = [question, {"role": "assistant", "content": "4"}]
+    assert rows_of(source, columns={"q": "prompt", "a": "completion"}) == [
+        {"messages": answered, "level": "1"}
+    ]
+    turns = written(tmp_path / "rows.json", json.dumps([{"prompt": answered[:1], "solution": 4}]))
+    assert rows_of(turns, columns={"prompt": "prompt"}) == [{"messages": [question], "solution": 4}]
+    assert rows_of(source, columns={"a": "answer"}) == [{"q": "2+2?", "answer": "4", "level": "1"}]
 
 
 def test_splits_and_columns_that_do_not_exist_are_refused_with_those_that_do(tmp_path: Path) -> None:
