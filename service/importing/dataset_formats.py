@@ -89,6 +89,10 @@ def write_jsonl(
             if missing := [name for name in columns if number == 1 and name not in row]:
                 raise Unreadable(f"there is no column {missing[0]!r}: the columns are {', '.join(row)}")
             named = {columns.get(name, name): value for name, value in row.items()}
+            if len(named) < len(row):
+                names = [columns.get(name, name) for name in row]
+                twice = next(name for name in names if names.count(name) > 1)
+                raise Unreadable(f"two columns would be named {twice!r}: rename the other one as well")
             made = named if plain else _with_messages(named, columns.values())
             lines.write(_line(made, number) + "\n")
 

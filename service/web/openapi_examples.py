@@ -26,6 +26,7 @@ JOB: Document = {
 CHAT: Document = {"model": "tiny", "messages": [{"role": "user", "content": "What is 17 + 25?"}], "seed": 1}
 WEBHOOK: Document = {"url": "https://example.com/hook", "event_types": ["fine_tuning.job.succeeded"]}
 BODIES: dict[str, Document] = {
+    "patch /v1/files/{file_id}": {"filename": "gsm8k-short.jsonl"},
     f"post {JOBS}": JOB,
     f"post {JOBS}/validate": JOB,
     f"post {JOBS}/{{job_id}}/exports": {"format": "merged"},
@@ -60,8 +61,8 @@ def curl(name: str) -> str:
     """The shell command of an operation such as `get /v1/files`; ids are in braces."""
     method, path = name.split(" ", 1)
     words = ["curl"]
-    if method == "delete":
-        words.append("-X DELETE")
+    if method in ("delete", "patch"):
+        words.append(f"-X {method.upper()}")
     elif method == "post" and name not in BODIES and path != "/v1/files":
         words.append("-X POST")
     if path.endswith("/stream"):

@@ -6,6 +6,8 @@ export const ROUTES = [
   { path: "/jobs/:id", page: "job" },
   { path: "/jobs/:id/rollouts", page: "rollouts" },
   { path: "/compare", page: "compare" },
+  { path: "/files", page: "files", nav: "Files" },
+  { path: "/files/:id", page: "files" },
   { path: "/new", page: "new", nav: "New job" },
   { path: "/grader", page: "grader", nav: "Grader" },
   { path: "/try", page: "try", nav: "Try" },

@@ -164,6 +164,8 @@ def test_a_renamed_prompt_and_completion_become_messages(tmp_path: Path) -> None
     turns = written(tmp_path / "rows.json", json.dumps([{"prompt": answered[:1], "solution": 4}]))
     assert rows_of(turns, columns={"prompt": "prompt"}) == [{"messages": [question], "solution": 4}]
     assert rows_of(source, columns={"a": "answer"}) == [{"q": "2+2?", "answer": "4", "level": "1"}]
+    with pytest.raises(Unreadable, match="two columns would be named 'level': rename the other one as well"):
+        rows_of(source, columns={"a": "level"})
 
 
 def test_splits_and_columns_that_do_not_exist_are_refused_with_those_that_do(tmp_path: Path) -> None:

@@ -109,8 +109,9 @@ def body_of(operation: str, ids: dict[str, str], who: str = "") -> dict[str, Any
     """httpx arguments of a POST's body, which names things of the owner (of the other tenant: `other_`)."""
     job = request(ids[f"{who}file"])
     grader = {**GRADER, "reference": "4"}
+    own_rows = jsonl(row(new_id("file")))  # equal uploads would be one file
     bodies: dict[str, dict[str, Any]] = {
-        "post /v1/files": {"files": {"file": ("rows.jsonl", ROWS)}, "data": {"purpose": "fine-tune"}},
+        "post /v1/files": {"files": {"file": ("rows.jsonl", own_rows)}, "data": {"purpose": "fine-tune"}},
         "patch /v1/files/{file_id}": {"json": {"filename": "renamed.jsonl"}},
         f"post {JOBS}": {"json": job},
         f"post {JOBS}/validate": {"json": job},
@@ -214,8 +215,8 @@ def _add_over_http(found: World, receiver: str) -> None:
         found.ids["export"] = owner.post(exports, json=body).raise_for_status().json()["id"]
         add_artifact(found.settings, found.database, found.ids["export"], "merged", b"owner's merged model")
         _add_webhook(owner, found.ids, receiver)
-        upload["files"] = {"file": ("free.jsonl", jsonl(row("What is 4+4?", "8")))}
-        found.ids["free_file"] = owner.post("/v1/files", **upload).raise_for_status().json()["id"]
+        free = body_of("post /v1/files", found.ids) or {}
+        found.ids["free_file"] = owner.post("/v1/files", **free).raise_for_status().json()["id"]
 
 
 def _add_webhook(owner: httpx.Client, ids: dict[str, str], receiver: str) -> None:

@@ -46,7 +46,8 @@ def test_every_json_body_has_an_example_and_every_example_an_operation() -> None
 @pytest.mark.parametrize("name", sorted({**BODIES, **QUERIES}))
 def test_the_service_accepts_every_example(found: World, name: str) -> None:
     method, path = name.split(" ", 1)
-    ids = {"job_id": found.ids["succeeded"], "endpoint_id": found.ids["webhook"]}
+    named = {"job_id": "succeeded", "endpoint_id": "webhook", "file_id": "free_file"}
+    ids = {parameter: found.ids[name] for parameter, name in named.items()}
     body = json.dumps(BODIES.get(name, {})).replace("file-\\u2026", found.ids["file"])
     body = body.replace(json.dumps("https://example.com/hook"), json.dumps(NOWHERE))
     with found.client("owner") as client:

@@ -162,7 +162,7 @@ def test_openais_client_does_not_send_a_file_again_for_which_there_is_no_space(
 ) -> None:
     retrying_client.files.create(file=("a.jsonl", ROWS), purpose="fine-tune")
     with pytest.raises(openai.RateLimitError) as caught:
-        retrying_client.files.create(file=("a.jsonl", ROWS), purpose="fine-tune")
+        retrying_client.files.create(file=("a.jsonl", ROWS + b"\n"), purpose="fine-tune")
     assert caught.value.code == "storage_quota_exceeded"
     assert seen == [200, 429]
 

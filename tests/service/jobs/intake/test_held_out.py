@@ -96,7 +96,8 @@ def test_a_refused_retention_file_has_a_code_of_its_own(
     client: TestClient, settings: Settings, database: Database
 ) -> None:
     foreign = store_file(settings, database, jsonl(CAPITALS), tenant="tenant-b")
-    for file_id, code in ((foreign, "file_not_found"), (upload(client, b"[]\n"), "invalid_retention_file")):
+    shapeless = upload(client, b'{"a": 1}\n')
+    for file_id, code in ((foreign, "file_not_found"), (shapeless, "invalid_retention_file")):
         method = with_sets({"name": "a", "file": file_id})
         answer = client.post("/v1/fine_tuning/jobs", json=request(upload(client), method=method))
         error = answer.json()["error"]

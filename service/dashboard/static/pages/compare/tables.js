@@ -44,6 +44,7 @@ export function differences(runs) {
 function flat(job) {
   const method = ownMethod(job.method);
   const top = { model: job.model, training_file: job.training_file, validation_file: job.validation_file,
+    validation_split: job.validation_split,
     seed: job.seed, resources: job.resources, method: method.type };
   const found = new Map();
   const walk = (value, path) => {

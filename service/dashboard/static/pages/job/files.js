@@ -88,7 +88,7 @@ export function configuration(job) {
   const rest = Object.fromEntries(Object.entries(method).filter(([name]) => name !== "hyperparameters"));
   const facts = {
     model: job.model, fine_tuned_model: job.fine_tuned_model, training_file: job.training_file,
-    validation_file: job.validation_file, seed: job.seed, gpus: job.resources.gpus,
+    validation_file: job.validation_file, validation_split: job.validation_split, seed: job.seed, gpus: job.resources.gpus,
   };
   return section("Configuration", el("div", { class: "panel" },
     factList(facts),

@@ -33,7 +33,7 @@ export function blank() {
 // A job's own request, as far as another job can repeat it.
 export function requestOf(job) {
   const body = { model: job.model, training_file: job.training_file };
-  for (const name of ["validation_file", "suffix", "metadata"]) if (job[name]) body[name] = job[name];
+  for (const name of ["validation_file", "validation_split", "suffix", "metadata"]) if (job[name]) body[name] = job[name];
   if (job.resources?.gpus || job.resources?.gpu_memory_gb) body.resources = job.resources;
   return { ...body, method: ownMethod(job.method) };
 }

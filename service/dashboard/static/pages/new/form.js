@@ -1,11 +1,13 @@
 // The form's four parts: model, data, reward, settings. Boundary: fields and the file list; the actions are in
 // `actions.js`.
 
-import { firstRow, upload } from "../../api.js";
-import { ago, announce, bytes, el, percent, section } from "../../dom.js";
+import { firstRow } from "../../api.js";
+import { ago, bytes, el, section } from "../../dom.js";
+import { uploader } from "../../uploads.js";
 import { methodOf } from "./draft.js";
 import { field, idOf, input, select } from "./fields.js";
 import { beginning, graderForm, suit } from "./grader.js";
+import { heldOutParts } from "./held_out.js";
 
 const METHODS = [
   ["reinforcement", "Reinforcement (GRPO): learn from a reward"],
@@ -60,10 +62,15 @@ export function dataPart(draft, files, signal) {
   const rows = el("div", { class: "stack" });
   const fields = el("datalist", { id: "row-fields" });
   const training = select(draft, "training_file", [["", files.length ? "Choose a file" : "No file yet. Upload one."], ...files.map(named)]);
-  const held = select(draft, "validation_file", [["", "None"], ...files.map(named)]);
   const add = (file) => {
-    for (const control of [training, held]) control.options[0].after(el("option", { value: file.id }, named(file)[1]));
-    draft.set("training_file", file.id);
+    for (const control of training.form.querySelectorAll("select[data-files]")) {
+      if (![...control.options].some((option) => option.value === file.id)) control.options[0].after(el("option", { value: file.id }, named(file)[1]));
+    }
+  };
+  training.dataset.files = "";
+  const use = (param) => (file) => {
+    add(file);
+    draft.set(param, file.id);
   };
   let peeked;
   const peek = async () => {
@@ -78,43 +85,11 @@ export function dataPart(draft, files, signal) {
   draft.listen(peek);
   peek();
   return section("Data", el("div", { class: "panel stack" },
-    field("training_file", "Training file", null, training, uploader(add, signal)), rows, fields,
-    field("validation_file", "Held-out file", "Rows that are not used for training. They show whether the model generalizes.", held)));
+    field("training_file", "Training file", null, training, uploader({ id: "new-upload", signal, onUploaded: use("training_file") })), rows, fields,
+    heldOutParts(draft, files, signal, use("validation_file"))));
 }
 
 const named = (file) => [file.id, `${file.filename}, ${bytes(file.bytes)}, ${ago(file.created_at).textContent ?? ""}`];
-
-// The button that uploads, with its progress.
-function uploader(onUploaded, signal) {
-  const bar = el("i", { style: { width: "0%" } });
-  const progress = el("div", { class: "bar", hidden: true }, bar);
-  const status = el("p", { class: "hint", role: "status" }, "JSONL, one example a row: {\"messages\": […], \"answer\": …}");
-  const picker = el("input", { type: "file", accept: ".jsonl,.json", id: "new-upload", class: "unseen" });
-  picker.addEventListener("change", async () => {
-    const [file] = picker.files;
-    if (!file) return;
-    progress.hidden = false;
-    status.className = "hint";
-    try {
-      const stored = await upload(file, { signal, onProgress: (part) => {
-        bar.style.width = `${100 * part}%`;
-        status.textContent = `Uploading ${file.name}: ${percent(part)}`;
-      } });
-      status.textContent = `${file.name} uploaded.`;
-      onUploaded(stored);
-    } catch (error) {
-      if (signal.aborted) return;
-      status.className = "problem small";
-      status.textContent = error.message;
-      announce(error.message);
-    } finally {
-      progress.hidden = true;
-      picker.value = "";
-    }
-  });
-  return el("div", { class: "stack" },
-    el("div", { class: "row" }, picker, el("label", { for: "new-upload", class: "button" }, "Upload a file"), status), progress);
-}
 
 function showRow(box, list, row) {
   const names = Object.keys(row ?? {}).filter((name) => !["messages", "prompt", "tools"].includes(name));

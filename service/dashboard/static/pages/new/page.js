@@ -1,5 +1,5 @@
 // A new job: choose, check, probe, start. `#/new?from=<job id>` starts with that job's request, and
-// `&patch=<JSON>` applies a change to it.
+// `patch=<JSON>` applies a change to it.
 
 import { get, JOBS, paged } from "../../api.js";
 import { styled } from "../../address.js";
@@ -27,7 +27,7 @@ export async function show(root, params, signal) {
     from ? get(`${JOBS}/${from}`, { signal }) : null,
   ]);
   if (models.data.length === 0) return noModels(box);
-  draft = draftOf(job ? changed(requestOf(job), patch) : keptDraft() ?? { ...blank(), model: models.data[0].id });
+  draft = draftOf(changed(job ? requestOf(job) : keptDraft() ?? { ...blank(), model: models.data[0].id }, patch));
   const form = el("form", { class: "parts", onsubmit: (event) => event.preventDefault() },
     modelPart(draft, models.data), dataPart(draft, files, signal), methodParts(draft));
   box.replaceChildren(form, actions(draft, form, signal));

@@ -1,0 +1,54 @@
+// Files: datasets with their sizes; upload, rename, delete. `#/files/<id>` shows the rows of one (`file.js`).
+
+import { styled } from "../../address.js";
+import { paged } from "../../api.js";
+import { ago, button, bytes, el, empty, failed, heading, loading, number, table } from "../../dom.js";
+import { uploader } from "../../uploads.js";
+import { fileActions } from "./actions.js";
+import { showFile } from "./file.js";
+
+const PAGE_SIZE = 50;
+
+export async function show(root, params, signal) {
+  styled("files");
+  if (params.id) return showFile(root, params.id, signal);
+  const list = el("div", { class: "stack" });
+  const load = () => showList(list, signal, load);
+  root.append(
+    heading("Files", { below: el("p", { class: "hint" }, "Datasets for training and evaluation. The same bytes are stored once.") }),
+    uploader({ id: "files-upload", signal, onUploaded: load }),
+    list);
+  return load();
+}
+
+async function showList(box, signal, reload) {
+  if (!box.hasChildNodes()) loading(box, "Loading files");
+  const pages = paged("/v1/files", { purpose: "fine-tune", limit: PAGE_SIZE }, { signal });
+  try {
+    const files = await pages.next();
+    if (!files.length) return empty(box, "No file yet", "Upload a JSONL or CSV file. Its rows are checked before they are stored.");
+    const rows = files.map((file) => rowOf(file, signal, reload));
+    const more = button("More files", async () => {
+      more.disabled = true;
+      const next = await pages.next().catch((error) => failed(box, error, reload));
+      body.append(...(next ?? []).map((file) => rowOf(file, signal, reload)));
+      more.disabled = false;
+      more.hidden = !pages.hasMore;
+    }, { hidden: !pages.hasMore });
+    const listed = table("Files", ["Name", "Rows", "Size", "Uploaded", "Actions"], rows, "files");
+    const body = listed.querySelector("tbody");
+    box.replaceChildren(listed, more);
+  } catch (error) {
+    if (!signal.aborted) failed(box, error, reload);
+  }
+}
+
+function rowOf(file, signal, reload) {
+  return el("tr", {},
+    el("th", { scope: "row" }, el("a", { href: `#/files/${file.id}` }, file.filename)),
+    el("td", { class: "numeric" }, number(file.num_rows)),
+    el("td", { class: "numeric" }, bytes(file.bytes)),
+    el("td", {}, ago(file.created_at)),
+    el("td", {}, el("div", { class: "actions" },
+      fileActions(file, { signal, kind: "small", onRenamed: reload, onDeleted: reload }))));
+}

@@ -1,0 +1,108 @@
+// A place for a dataset: a button and drag and drop, progress, and CSV converted before it is sent.
+// Boundary: one file at a time; what follows from it is the page's.
+
+import { upload } from "./api.js";
+import { announce, button, el, number, percent } from "./dom.js";
+import { jsonlOf, MAX_BYTES, parsedCsv, rowOf } from "./csv.js";
+
+const PROMPT_NAMES = ["prompt", "question", "input", "instruction", "problem", "text"];
+const BY_COMMAND = "The command `grpo files upload` takes it.";
+
+// `id`: of the button's input; `onUploaded(file)` receives the stored file. A refused file is named, and
+// `onUploaded` is not called.
+export function uploader({ id, label = "Upload a file", signal, onUploaded }) {
+  const bar = el("i", { style: { width: "0%" } });
+  const progress = el("div", { class: "bar", hidden: true }, bar);
+  const status = el("p", { class: "hint", role: "status" }, "JSONL, one example a row, or CSV. Drop a file here or choose one.");
+  const picker = el("input", { type: "file", accept: ".jsonl,.json,.csv", id, class: "unseen" });
+  const say = (text, isProblem = false) => {
+    status.className = isProblem ? "problem small" : "hint";
+    status.textContent = text;
+  };
+  const take = async (file) => {
+    if (!file || picker.disabled) return;
+    picker.disabled = true;
+    say(`Reading ${file.name}…`);
+    try {
+      const sent = await converted(file);
+      if (!sent) return say(`${file.name} was not uploaded.`);
+      progress.hidden = false;
+      const stored = await upload(sent, { signal, onProgress: (part) => {
+        bar.style.width = `${100 * part}%`;
+        say(part < 1 ? `Uploading ${sent.name}: ${percent(part)}` : `Checking the rows of ${sent.name}…`);
+      } });
+      say(uploadedText(sent, stored));
+      onUploaded(stored);
+    } catch (error) {
+      if (signal.aborted) return;
+      const reason = error.message.replace(/^file: /, "");
+      say(`${file.name} was not uploaded: ${reason}`, true);
+      announce(status.textContent);
+    } finally {
+      progress.hidden = true;
+      picker.disabled = false;
+      picker.value = "";
+    }
+  };
+  picker.addEventListener("change", () => take(picker.files[0]));
+  const box = el("div", { class: "stack drop" },
+    el("div", { class: "row" }, picker, el("label", { for: id, class: "button" }, label), status), progress);
+  onDrop(box, take);
+  return box;
+}
+
+function uploadedText(sent, stored) {
+  const rows = stored.num_rows === null ? "" : ` ${number(stored.num_rows)} ${stored.num_rows === 1 ? "row" : "rows"}.`;
+  const known = stored.filename === sent.name ? "" : ` These rows are stored already, as ${stored.filename}.`;
+  return `${sent.name} uploaded.${rows}${known}`;
+}
+
+function onDrop(box, take) {
+  const over = (isOver) => (event) => {
+    event.preventDefault();
+    box.classList.toggle("over", isOver);
+  };
+  box.addEventListener("dragover", over(true));
+  box.addEventListener("dragleave", over(false));
+  box.addEventListener("drop", (event) => {
+    over(false)(event);
+    take(event.dataTransfer.files[0]);
+  });
+}
+
+// The file itself; a CSV file as JSONL, or null if the user changed their mind.
+async function converted(file) {
+  if (/\.(parquet|arrow|xlsx?|tsv)$/i.test(file.name)) throw new Error(`only JSONL and CSV can be uploaded here. ${BY_COMMAND}`);
+  if (!/\.csv$/i.test(file.name)) return file;
+  if (file.size > MAX_BYTES) throw new Error(`a CSV file of more than 64 MiB is too large for the browser. ${BY_COMMAND}`);
+  const csv = parsedCsv(await file.arrayBuffer());
+  const prompt = await askedForPrompt(file.name, csv);
+  if (prompt === null) return null;
+  return new File([jsonlOf(csv, prompt)], file.name.replace(/csv$/i, "jsonl"), { type: "application/jsonl" });
+}
+
+// The column with the prompt; null: cancelled.
+function askedForPrompt(name, { columns, rows }) {
+  const likely = PROMPT_NAMES.map((each) => columns.find((column) => column.toLowerCase() === each)).find(Boolean);
+  const choice = el("select", { id: "csv-prompt" }, columns.map((each) => el("option", { value: each }, each)));
+  const first = el("pre", { class: "code", tabindex: 0, "aria-label": "First row as JSON" });
+  const draw = () => { first.textContent = JSON.stringify(rowOf(columns, rows[0], choice.value), null, 2); };
+  choice.value = likely ?? columns[0];
+  choice.addEventListener("change", draw);
+  draw();
+  return new Promise((resolve) => {
+    const dialog = el("dialog", { "aria-labelledby": "csv-title", onclose: () => {
+      resolve(dialog.returnValue === "yes" ? choice.value : null);
+      dialog.remove();
+    } },
+    el("h2", { id: "csv-title" }, `Convert ${name}`),
+    el("p", {}, `${number(rows.length)} ${rows.length === 1 ? "row" : "rows"}. Which column is the prompt? The others are fields for the grader, as text.`),
+    el("div", { class: "field" }, el("label", { for: "csv-prompt" }, "Prompt column"), choice),
+    el("p", { class: "small faint" }, "First row"), first,
+    el("div", { class: "actions" },
+      button("Cancel", () => dialog.close("no")),
+      button("Upload", () => dialog.close("yes"), { kind: "primary" })));
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}
