@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from examples.tiny_model import Family, make_tokenizer
 from grpo_engine.config.job import ModelSource
+from grpo_engine.config.validation_split import held_out_rows, prompt_digest
 from grpo_engine.contract.errors import ModelError
 from grpo_engine.contract.events import Exported, Stopped
 from grpo_engine.files.fingerprint import fingerprint
@@ -145,20 +146,25 @@ def quantized_job(kind: str = "nf4", **settings: Any) -> dict[str, Any]:
     return {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}}
 
 
+@pytest.mark.parametrize("split", [None, 0.25])
 def test_a_merge_of_a_quantised_job_measures_what_the_other_base_changes(
-    base: Path, adapter: Path, tmp_path: Path
+    base: Path, adapter: Path, tmp_path: Path, split: float | None
 ) -> None:
     rows = [{"prompt": f"{n}+1=", "completion": str(n + 1)} for n in range(40)]
-    held_out = write_rows(tmp_path / "held.jsonl", rows)
     source = ModelSource(name="tiny", path=str(base), adapter=str(adapter))
-    run = ExportRun(
-        export_of(source, method=quantized_job(), validation_file=str(held_out)), tmp_path / "run"
-    )
+    if split is None:
+        held_out: dict[str, Any] = {"validation_file": str(write_rows(tmp_path / "held.jsonl", rows))}
+    else:
+        path = write_rows(tmp_path / "train.jsonl", rows)
+        held_out = {"training_file": str(path), "validation_split": split, "seed": 7}
+        numbers = held_out_rows([prompt_digest(row) for row in rows], split, 7)
+        rows = [rows[number] for number in sorted(numbers)]
+    run = ExportRun(export_of(source, method=quantized_job(), **held_out), tmp_path / "run")
     *_, last = run.run(lambda: False)
     assert isinstance(last, Exported)
     found = last.difference
     assert found is not None
-    assert found.rows == 32
+    assert found.rows == (32 if split is None else 10)
     quantized, merged = (
         target_logprobs(each, rows[:32]) for each in (on_quantized_base(base, adapter), run.folder)
     )

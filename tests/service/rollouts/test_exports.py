@@ -7,6 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.platform.db import Database
+from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.service.job_samples import MODEL, jsonl, make_model, upload
 from tests.service.rollouts.rollout_samples import ROWS, add_graded_job, add_group, scored
@@ -146,3 +147,12 @@ def test_a_deleted_training_file_is_named(client: TestClient, job_id: str) -> No
 def test_a_missing_split_is_refused(client: TestClient, job_id: str) -> None:
     answer = client.get(f"{JOBS}/{job_id}/rollouts/sft.jsonl", params={"split": "validation"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "split")
+
+
+def test_held_out_rows_of_a_split_are_found_in_the_training_file(
+    client: TestClient, database: Database, job_id: str
+) -> None:
+    with database.transaction() as session:
+        session.get_one(Job, job_id).validation_split = 0.5
+    add_group(database, job_id, 2, 0, [scored("good", 1.0, 1.0)], row=1, split="validation")
+    assert rows_of(client, job_id, "sft", split="validation") == [answered(1, "good")]

@@ -70,6 +70,14 @@ def test_datasets_are_files_on_the_engines_disk(worker: Worker, database: Databa
     assert read_jsonl(worker, config.retention_files["general"]) == ROWS[5:]
 
 
+def test_a_split_names_the_held_out_rows_of_the_only_file(
+    worker: Worker, database: Database, storage: Storage
+) -> None:
+    job_id = insert_job(database, insert_dataset(database, storage), validation_split=0.25, seed=11)
+    config = prepared(worker, job_id)
+    assert (config.validation_split, config.validation_file, config.seed) == (0.25, None, 11)
+
+
 def test_reward_models_are_located_in_the_catalogue(
     worker: Worker, database: Database, storage: Storage, settings: Settings
 ) -> None:

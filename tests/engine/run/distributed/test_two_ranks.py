@@ -87,7 +87,8 @@ def source_of(name: str, folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def configs(folder: Path) -> dict[str, RunConfig]:
-    return {
+    """The replicated job's held-out rows are a part of its training file."""
+    found = {
         **{
             name: config_of(
                 folder,
@@ -102,6 +103,8 @@ def configs(folder: Path) -> dict[str, RunConfig]:
             for name, runtime in SUPERVISED.items()
         },
     }
+    split = {"validation_file": None, "validation_split": 3}
+    return found | {"replicated": found["replicated"].model_copy(update=split)}
 
 
 @pytest.fixture(scope="module")
