@@ -47,6 +47,17 @@ def adapter_kind(translation: Translation) -> None:
     translation.leaves("lora_target_linear", "it sets lora_target_modules: all-linear")
 
 
+@together({"val_set_size": 0.0})
+def held_out_part(translation: Translation) -> None:
+    size = translation["val_set_size"]
+    if translation.options.validation_data:
+        translation.leaves("val_set_size", "the held-out rows are those of --validation-data")
+    elif size:
+        translation.maps("val_set_size", "validation_split", size, differs="other rows, grouped by prompt")
+    else:
+        translation.leaves("val_set_size", "no row is held out")
+
+
 UNNEEDED = {
     "the same here": "rl",
     "the model's own tokenizer and chat template are used": """
@@ -57,7 +68,7 @@ UNNEEDED = {
         group_by_length dataset_prepared_path skip_prepare_dataset shuffle_merged_datasets
         dataset_processes dataset_num_proc
     """,
-    "held-out rows are a separate file: --validation-data": "val_set_size test_datasets evals_per_epoch",
+    "held-out rows are a separate file: --validation-data": "test_datasets evals_per_epoch",
     trl.CHECKPOINTS: "saves_per_epoch save_safetensors auto_resume_from_checkpoints",
     trl.OPERATOR: """
         flash_attention xformers_attention sdp_attention flex_attention eager_attention s2_attention
@@ -78,6 +89,7 @@ UNNEEDED = {
 """Reason why the job needs no counterpart → the fields."""
 OWN: tuple[Rule, ...] = (
     adapter_kind,
+    held_out_part,
     only("async_prefetch", False, why="max_staleness: 1 samples the next step while this one trains"),
     only("prefetch_depth", 1, why="at most one step ahead: max_staleness"),
     only("rollout_func", None, why="custom rollout functions are not run; give the model `tools`"),

@@ -87,6 +87,12 @@ def test_axolotl_s_names_and_defaults_are_used() -> None:
     assert {name: found[name] for name in expected} == expected
 
 
+def test_axolotl_s_held_out_share_becomes_a_split_unless_a_file_is_given() -> None:
+    assert axolotl(val_set_size=0.05).job["validation_split"] == 0.05
+    for size in (0.0, None):
+        assert "validation_split" not in axolotl(val_set_size=size).job
+
+
 def test_axolotl_s_report_uses_axolotl_s_names() -> None:
     found = axolotl()
     reported = {name for line in found.lines if line.stated for name in line.fields}
