@@ -236,7 +236,7 @@ def test_held_out_rows_have_an_upload_of_their_own(
     page.get_by_label("Max completion tokens").fill("16")
     page.get_by_label("Held-out rows", exact=True).select_option("file")
     page.get_by_role("button", name="Check").click()
-    expect(page.locator("#new-validation_file-problem")).not_to_be_empty()
+    expect(page.locator("#new-validation_file-problem")).to_have_text("Choose or upload a file.")
     broken = written(tmp_path / "broken.jsonl", b"{\n")
     page.get_by_label("Upload held-out rows").set_input_files(broken)
     expect(page.locator("p.problem.small[role=status]")).to_contain_text(

@@ -10,7 +10,7 @@ import { isOver, PastProbes } from "./probes.js";
 
 const PROMPTS = 16;
 const POLL_SECONDS = 0.7;
-const NO_FILE = { param: "training_file", message: "Choose or upload a file." };
+const NO_FILE = "Choose or upload a file.";
 
 // `form`: the element whose fields show their own problems.
 export function actions(draft, form, signal) {
@@ -25,7 +25,9 @@ export function actions(draft, form, signal) {
   const ifReadable = (action) => () => run(page, buttons, (doing) => {
     const unread = document.querySelector("textarea[data-unread]");
     if (unread) return unreadable(page, unread);
-    return draft.body.training_file ? action(page, doing) : blamed(page, [NO_FILE]);
+    const { training_file: training = "", validation_file: heldOut } = draft.body;
+    const unchosen = [["training_file", training], ["validation_file", heldOut]].filter(([, id]) => id === "");
+    return unchosen.length ? blamed(page, unchosen.map(([param]) => ({ param, message: NO_FILE }))) : action(page, doing);
   });
   const check = button("Check", ifReadable(checked));
   const probe = button("Probe", ifReadable(probed));
