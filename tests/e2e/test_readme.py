@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.cli.hub import hub
+from tests.service.cli.commands.hub import hub
 from tests.service.embedded import run_shell
 from tests.support.servers import wait_until
 

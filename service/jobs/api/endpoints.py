@@ -13,16 +13,8 @@ from service.jobs.api.service import Jobs
 from service.jobs.diagnosis.facts import diagnosis_of
 from service.jobs.diagnosis.findings import Diagnosis
 from service.jobs.intake import cloning, creation
-from service.jobs.model.schemas import (
-    MAX_LABELS,
-    CheckpointRead,
-    EventRead,
-    JobCreate,
-    JobRead,
-    ProblemRead,
-    RowCounts,
-    ValidationRead,
-)
+from service.jobs.model.schemas import MAX_LABELS, CheckpointRead, EventRead, JobCreate, JobRead
+from service.jobs.model.validation import ProblemRead, RowCounts, ValidationRead
 from service.jobs.results.weights import Which as WhichWeights
 from service.jobs.store.lineage import StoredWeights
 from service.platform.errors import InvalidRequest

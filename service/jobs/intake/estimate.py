@@ -12,7 +12,7 @@ from grpo_engine.config.job import Lora, Method, Reinforcement, Runtime, Trainin
 from service.jobs.intake.costs import Past
 from service.jobs.intake.model_size import ModelShape
 from service.jobs.model.methods import lora_of, quantization_of, sampling_of
-from service.jobs.model.schemas import Estimate, Range, TokenRange
+from service.jobs.model.validation import Estimate, Range, TokenRange
 
 SHORTEST_SHARE = 1 / 8
 """Shortest mean length assumed for an unknown model's completions, as a share of max_completion_tokens."""

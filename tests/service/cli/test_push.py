@@ -11,7 +11,7 @@ from service.jobs.model.states import JobState
 from service.platform.archives import pack
 from service.platform.db import Database
 from service.settings import Settings
-from tests.service.cli.hub import Hub, hub
+from tests.service.cli.commands.hub import Hub, hub
 from tests.service.embedded import run_grpo
 from tests.service.job_samples import add_artifact, add_job
 

@@ -14,7 +14,7 @@ from service.jobs.intake.costs import Past, past_of, with_start, with_step
 from service.jobs.intake.estimate import RowTokens, Subject, estimate
 from service.jobs.intake.model_size import Matrix, ModelShape, UnknownShape, model_shape, shape_of
 from service.jobs.model.dataset import Problems
-from service.jobs.model.schemas import Estimate, TokenRange
+from service.jobs.model.validation import Estimate, TokenRange
 from tests.service.job_samples import METHOD, reinforcement
 
 GIB = 2**30

@@ -1,0 +1,52 @@
+"""The answer of a check without creation: problems, counts of rows, and the expected cost."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+
+class ProblemRead(BaseModel):
+    param: str
+    message: str
+
+
+class Range(BaseModel):
+    low: float
+    high: float
+
+
+class TokenRange(BaseModel):
+    low: int
+    high: int
+
+
+class Estimate(BaseModel):
+    """Null: unknown; `notes` give the reason, and the basis of the other values."""
+
+    steps: int
+    completions: int
+    """Sampled in total: prompts × group_size × steps."""
+    sampled_tokens: TokenRange
+    trained_tokens: TokenRange | None
+    peak_memory_bytes: TokenRange | None
+    """Peak memory of the engine: the GPU's, or on a CPU that of its process."""
+    seconds: Range | None
+    notes: list[str]
+
+
+class RowCounts(BaseModel):
+    training: int
+    validation: int
+
+
+class ValidationRead(BaseModel):
+    """Response of `POST /v1/fine_tuning/jobs/validate`."""
+
+    object: Literal["fine_tuning.job.validation"] = "fine_tuning.job.validation"
+    valid: bool
+    problems: list[ProblemRead]
+    warnings: list[dict[str, str]]
+    rows: RowCounts
+    total_steps: int
+    method: dict[str, Any]
+    estimate: Estimate
