@@ -13,12 +13,10 @@ from service.cli.commands import (
     diagnose,
     download,
     files,
-    import_trl,
     jobs,
     manifests,
     merge,
     models,
-    probe,
     push,
     rollouts,
     watch,
@@ -26,6 +24,7 @@ from service.cli.commands import (
 )
 from service.cli.http.client import DEFAULT_URL
 from service.cli.operate import doctor, integrity, keys, settings, up
+from service.cli.prepare import import_trl, probe
 from service.cli.terminal.errors import CommandError
 from service.cli.terminal.output import json_line, plain
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from service.cli.commands.jobs import create_job
+from service.cli.changes import patch_of
+from service.cli.commands.jobs import create_job, method_of
 from service.cli.http.client import JOBS
 from service.cli.options import JobId, Watch, client_of
-from service.cli.terminal.errors import CommandError
 from service.cli.terminal.output import JsonFlag, print_json, say
 
 STYLES = {"error": "red", "warning": "yellow", "info": ""}
@@ -57,35 +57,15 @@ def retry(
     job_id: JobId,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Change a field, by its place in the request."),
+        typer.Option(
+            "--set", metavar="FIELD=VALUE", help="Change a field: its name, or its place in the request."
+        ),
     ] = None,
     watch: Watch = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Create a job again: same request and seed, except for what --set changes (null removes a field)."""
-    path = f"{JOBS}/{job_id}/clone"
-    create_job(client_of(context), path, patch_of(changes or []), watch=watch, as_json=as_json)
-
-
-def patch_of(changes: list[str]) -> dict[str, Any]:
-    """`a.b=1` → {"a": {"b": 1}}. A value that is not JSON is text. Raises CommandError."""
-    patch: dict[str, Any] = {}
-    for change in changes:
-        path, separator, value = change.partition("=")
-        names = path.split(".")
-        if not separator or not all(names):
-            raise CommandError(f"--set {change}: write FIELD=VALUE, as in method.reinforcement.… =0.1")
-        place = patch
-        for name in names[:-1]:
-            place = place.setdefault(name, {})
-            if not isinstance(place, dict):
-                raise CommandError(f"--set {change}: {name} has a value already")
-        place[names[-1]] = _value(value)
-    return patch
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    client, patch = client_of(context), {}
+    if changes:
+        patch = patch_of(changes, method_of(client.get(f"{JOBS}/{job_id}")))
+    create_job(client, f"{JOBS}/{job_id}/clone", patch, watch=watch, as_json=as_json)

@@ -110,7 +110,7 @@ def list_jobs(
     """List jobs, newest first."""
     jobs = list(client_of(context).pages(JOBS, limit))
     rows = (
-        (job["id"], job["status"], _steps(job), _method(job), job["model"], at(job["created_at"]))
+        (job["id"], job["status"], _steps(job), method_of(job), job["model"], at(job["created_at"]))
         for job in jobs
     )
     columns = ("id", "status", "step", "method", "model", "created")
@@ -132,7 +132,7 @@ def status(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> 
             ("status", job["status"]),
             ("phase", job["phase"]),
             ("queue", (job.get("queue") or {}).get("reason")),
-            ("method", _method(job)),
+            ("method", method_of(job)),
             ("model", job["model"]),
             ("training file", job["training_file"]),
             ("step", _steps(job)),
@@ -193,7 +193,7 @@ def _span(seconds: dict[str, float] | None) -> str | None:
     return f"{duration(seconds['low'])} to {duration(seconds['high'])}" if seconds else None
 
 
-def _method(job: dict[str, Any]) -> str:
+def method_of(job: dict[str, Any]) -> str:
     """The method's real type: `type` is one that OpenAI's clients accept."""
     return str(job["method"].get("rule") or job["method"]["type"])
 

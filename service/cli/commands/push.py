@@ -42,6 +42,7 @@ def push(
 
 def _upload(folder: Path, repo: str, token: str, *, private: bool, message: str) -> str:
     """Uploads the whole folder in one commit; returns the repository's URL."""
+    import httpx2  # the hub's HTTP library
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import disable_progress_bars
@@ -56,6 +57,8 @@ def _upload(folder: Path, repo: str, token: str, *, private: bool, message: str)
         reason = error.server_message or f"{status} {error.response.reason_phrase}"
         hint = "does this HF_TOKEN have write permission there?" if status < 500 else None
         raise CommandError(f"the hub refused: {reason}", code="hub_refused", hint=hint) from None
-    except OSError as error:
-        raise CommandError(f"no response from the hub: {error}", code="unreachable") from None
+    except (OSError, httpx2.HTTPError) as error:
+        hint = "nothing was uploaded: check the network, or HF_ENDPOINT"
+        message = f"no response from {hub.endpoint}: {error or type(error).__name__}"
+        raise CommandError(message, code="hub_unreachable", hint=hint) from None
     return str(url)

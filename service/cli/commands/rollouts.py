@@ -54,6 +54,7 @@ def rollouts(
     selection = {"step": step, "from_step": from_step, "to_step": to_step, "split": split, "filter": filter}
     selection |= {"fired": ",".join(fired or []) or None, "not_fired": ",".join(not_fired or []) or None}
     client, path = client_of(context), f"{JOBS}/{job_id}/rollouts"
+    _refuse_absent_steps(client, path, selection)
     if export is not None:
         path += ".jsonl" if export == "jsonl" else f"/{export}.jsonl"
         limits = {"min_reward": min_reward, "min_margin": min_margin, "per_prompt": per_prompt}
@@ -62,6 +63,34 @@ def rollouts(
     found = list(client.pages(f"{path}/completions", limit, **selection))
     columns = ("step", "split", "row", "reward", "advantage", "tokens", "ended", "parts", "text")
     print_table(found, columns, map(_row, found), as_json=as_json)
+
+
+def _refuse_absent_steps(client: Client, path: str, selection: dict[str, Any]) -> None:
+    """Raises CommandError with the steps that exist if none of the selected ones has rollouts."""
+    step, split = selection["step"], selection["split"]
+    first, last = (selection["from_step"], selection["to_step"]) if step is None else (step, step)
+    if first is None and last is None:
+        return
+    stored = {each["split"]: each["steps"] for each in client.get(f"{path}/overview")["data"]}
+    low, high = first or 0, sys.maxsize if last is None else last
+    if any(low <= each <= high for name, steps in stored.items() if split in (None, name) for each in steps):
+        return
+    wanted = f"step {step}" if step is not None else f"steps {low} to {'the last' if last is None else last}"
+    kind = f" of {split}" if split else ""
+    existing = "; ".join(f"{name}: {_ranges(steps)}" for name, steps in stored.items())
+    hint = f"steps with rollouts: {existing}" if existing else "the job has not sampled anything yet"
+    raise CommandError(f"no rollouts{kind} at {wanted}", code="no_rollouts", param="step", hint=hint)
+
+
+def _ranges(steps: list[int]) -> str:
+    """Ascending steps → `0, 5, 10–14`."""
+    found: list[list[int]] = []
+    for step in steps:
+        if found and step == found[-1][-1] + 1:
+            found[-1][1:] = [step]
+        else:
+            found.append([step])
+    return ", ".join("–".join(map(str, each)) for each in found)
 
 
 def rescore(

@@ -11,18 +11,16 @@ from rich.console import Console
 from sqlalchemy import select, update
 
 from service.cli.commands import watch
-from service.cli.commands.diagnose import patch_of
 from service.cli.http.sse import StreamEvent
 from service.cli.terminal import output
-from service.cli.terminal.errors import CommandError
 from service.jobs.model.states import JobState
 from service.jobs.store.history import HistoryEntry, append
 from service.platform.db import Database
 from service.platform.tables.core import ApiKey, AuditEntry, File
-from service.settings import Settings
+from tests.service.cli.command import Grpo
 from tests.service.embedded import call_grpo, environment
 from tests.service.files.file_samples import uploaded
-from tests.service.job_samples import add_job, create, make_model
+from tests.service.job_samples import add_job
 
 NASTY = "[/b] [red]x[/] :abc: \x1b[31mred"
 SHOWN = "[/b] [red]x[/] :abc: \\x1b[31mred"
@@ -32,40 +30,6 @@ SHOWN = "[/b] [red]x[/] :abc: \\x1b[31mred"
 def database_url(sqlite_url: str) -> str:
     """The output does not depend on the database."""
     return sqlite_url
-
-
-class Grpo:
-    """The command, against the service under test."""
-
-    def __init__(self, settings: Settings, url: str, key: str) -> None:
-        self._environment = environment(settings.home, GRPO_URL=url, GRPO_API_KEY=key)
-
-    def __call__(self, *arguments: str) -> str:
-        done = self.run(*arguments)
-        assert done.returncode == 0, done.stderr
-        assert "\x1b" not in done.stdout + done.stderr
-        return str(done.stdout)
-
-    def run(self, *arguments: str) -> Any:
-        return call_grpo(*arguments, environment=self._environment)
-
-    def error(self, *arguments: str) -> tuple[int, dict[str, Any]]:
-        done = self.run(*arguments)
-        assert done.stdout == ""
-        (line,) = done.stderr.splitlines()
-        error: dict[str, Any] = json.loads(line)["error"]
-        return done.returncode, error
-
-
-@pytest.fixture
-def grpo(settings: Settings, server_url: str, api_key: str) -> Grpo:
-    return Grpo(settings, server_url, api_key)
-
-
-@pytest.fixture
-def offline(settings: Settings, api_key: str) -> Grpo:
-    """Without a service: for commands that use the database directly, and for errors."""
-    return Grpo(settings, "http://127.0.0.1:9", api_key)
 
 
 def test_a_file_name_is_printed_verbatim(grpo: Grpo, client: TestClient, database: Database) -> None:
@@ -271,23 +235,6 @@ def test_a_diagnosis_ends_with_the_command_that_retries_the_job(grpo: Grpo, data
         "  the hint",
         f"  grpo retry {job_id} --set method.reinforcement.hyperparameters.learning_rate=3.3e-06",
     ]
-
-
-def test_a_retried_job_differs_only_in_what_was_set(
-    grpo: Grpo, client: TestClient, settings: Settings
-) -> None:
-    make_model(settings.home)
-    first = create(client, uploaded(client), metadata={"a": "b"})
-    changes = ("method.reinforcement.hyperparameters.beta=0.1", "suffix=second", "metadata=null")
-    again = json.loads(grpo("retry", first["id"], *(f"--set={change}" for change in changes), "--json"))
-    assert again["method"]["reinforcement"]["hyperparameters"]["beta"] == 0.1
-    assert (again["suffix"], again["metadata"], again["seed"]) == ("second", None, first["seed"])
-
-
-@pytest.mark.parametrize("change", ["beta", "=1", "a..b=1", "a=1,a.b=2"])
-def test_a_change_without_a_field_is_one_clear_error(change: str) -> None:
-    with pytest.raises(CommandError, match="--set "):
-        patch_of(change.split(","))
 
 
 def test_a_deleted_file_is_gone(grpo: Grpo, client: TestClient) -> None:

@@ -85,3 +85,12 @@ def test_a_token_without_write_permission_is_an_error_that_does_not_show_it(
     assert (done.returncode, here.files) == (1, {})
     assert "the hub refused" in done.stderr
     assert "hf_another_secret" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://hub.invalid"], ids=["refused", "no name"])
+def test_without_a_network_the_error_is_one_line(push: Push, job_id: str, endpoint: str) -> None:
+    done = push(job_id, "--repo", "org/name", HF_TOKEN=TOKEN, HF_ENDPOINT=endpoint)
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert line.startswith(f"Error: no response from {endpoint}: [Errno ")
+    assert "[code=hub_unreachable]" in line
