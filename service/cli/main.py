@@ -24,7 +24,7 @@ from service.cli.commands import (
 )
 from service.cli.http.client import DEFAULT_URL
 from service.cli.operate import doctor, integrity, keys, settings, up
-from service.cli.prepare import import_trl, probe
+from service.cli.prepare import grade, import_trl, probe
 from service.cli.terminal.errors import CommandError
 from service.cli.terminal.output import json_line, plain
 
@@ -60,6 +60,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "orphans": integrity.orphans,
     },
     WORK: {
+        "grade": grade.grade,
         "probe": probe.probe,
         "submit": jobs.submit,
         "import-trl": import_trl.import_trl,

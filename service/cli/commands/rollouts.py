@@ -13,9 +13,16 @@ from service.cli.commands.jobs import read_job
 from service.cli.http.client import JOBS, Client
 from service.cli.options import JobId, client_of
 from service.cli.terminal.errors import CommandError
-from service.cli.terminal.output import JsonFlag, print_fields, print_json, print_table, say
+from service.cli.terminal.output import (
+    JsonFlag,
+    excerpt,
+    print_fields,
+    print_json,
+    print_table,
+    say,
+    short_number,
+)
 
-SHOWN_CHARACTERS = 60
 SHOWN_GROUPS = 10
 
 Filter = Literal["no_signal", "truncated", "grader_error", "best", "worst"]
@@ -118,7 +125,8 @@ def rescore(
     columns = ("group", "mean before", "mean after", "rank agreement", "sign changes")
     names = ("mean_before", "mean_after", "rank_agreement")
     rows = (
-        (group["id"], *(_number(group[name]) for name in names), group["num_sign_changes"]) for group in moved
+        (group["id"], *(short_number(group[name]) for name in names), group["num_sign_changes"])
+        for group in moved
     )
     print_table(moved, columns, rows)
 
@@ -135,8 +143,11 @@ def _summary(found: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("rollouts", f"{rollouts}, steps {summary['from_step']} to {summary['to_step']}"),
         ("advantages", found["advantage"]),
-        *((name, f"{_number(before[key])} → {_number(after[key])}") for name, key in changes.items()),
-        ("rank agreement", _number(summary["rank_agreement"])),
+        *(
+            (name, f"{short_number(before[key])} → {short_number(after[key])}")
+            for name, key in changes.items()
+        ),
+        ("rank agreement", short_number(summary["rank_agreement"])),
         ("sign changes", str(summary["num_sign_changes"])),
     ]
 
@@ -164,15 +175,9 @@ def _copy(client: Client, path: str, file: IO[bytes], params: dict[str, Any]) ->
 
 
 def _row(one: dict[str, Any]) -> tuple[Any, ...]:
-    parts = " ".join(f"{name}={_number(score)}" for name, score in one["parts"].items())
-    line = " ".join(one["text"].split())
-    text = line if len(line) <= SHOWN_CHARACTERS else f"{line[: SHOWN_CHARACTERS - 1]}…"
-    rewards = (_number(one["reward"]), _number(one["advantage"]))
+    parts = " ".join(f"{name}={short_number(score)}" for name, score in one["parts"].items())
+    rewards = (short_number(one["reward"]), short_number(one["advantage"]))
     return (
         *(one["step"], one["split"], one["row"] + 1, *rewards),
-        *(one["num_tokens"], one["finish_reason"], parts, text),
+        *(one["num_tokens"], one["finish_reason"], parts, excerpt(one["text"])),
     )
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"

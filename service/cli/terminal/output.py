@@ -25,6 +25,9 @@ stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+EXCERPT_CHARACTERS = 60
+
+
 def plain(text: object) -> str:
     """The text with its control characters escaped: `\\x1b`."""
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], str(text))
@@ -97,3 +100,14 @@ def duration(seconds: float | None) -> str:
     if hours:
         return f"{hours}h {minutes:02}m {rest:02}s"
     return f"{minutes}m {rest:02}s" if minutes else f"{rest}s"
+
+
+def short_number(value: float | None) -> str:
+    """Four significant digits; a dash for None."""
+    return "–" if value is None else f"{value:.4g}"
+
+
+def excerpt(text: str) -> str:
+    """The beginning of the text on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= EXCERPT_CHARACTERS else f"{line[: EXCERPT_CHARACTERS - 1]}…"

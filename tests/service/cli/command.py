@@ -1,6 +1,9 @@
 """The `grpo` command against a service under test."""
 
 import json
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 from service.settings import Settings
@@ -18,6 +21,12 @@ class Grpo:
         assert done.returncode == 0, done.stderr
         assert "\x1b" not in done.stdout + done.stderr
         return str(done.stdout)
+
+    @property
+    def shell_environment(self) -> dict[str, str]:
+        """Of a shell in which `grpo` is this command."""
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return {**self._environment, "PATH": path}
 
     def run(self, *arguments: str) -> Any:
         return call_grpo(*arguments, environment=self._environment)
