@@ -19,12 +19,23 @@ def model(translation: Translation, name: str) -> None:
 
 
 def datasets(
-    translation: Translation, training: str | tuple[str, ...], held_out: str, named: str | None = None
+    translation: Translation,
+    training: str | tuple[str, ...],
+    held_out: str,
+    named: str | None = None,
+    *,
+    upload: str = "",
 ) -> None:
-    """A job's rows are files; `named`: the one that the configuration names, if a job can name it too."""
+    """A job's rows are files; `named`: the one that the configuration names, if a job can name it too.
+
+    upload: arguments of `grpo files upload` for a dataset of the hub.
+    """
     path = translation.options.data or named
     if path is None:
-        translation.refuses(training, NO_DATA)
+        how = (
+            f"; `grpo files upload {upload}` stores it and prints the id for training_file" if upload else ""
+        )
+        translation.refuses(training, NO_DATA + how)
     else:
         translation.maps(training, "training_file", path, differs="" if path == named else "by --data")
     if given := translation.options.validation_data:

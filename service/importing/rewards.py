@@ -55,6 +55,8 @@ BUILT_IN = {
     ),
 }
 """TRL's own functions with the arguments that its script passes."""
+_OVERLONG = re.compile(r"get_soft_overlong_punishment\((\d+),(\d+)\)")
+"""With the arguments of a user's script: the maximum and the buffer."""
 
 
 def grader_of(name: str, sources: Mapping[str, str]) -> Reward:
@@ -62,6 +64,9 @@ def grader_of(name: str, sources: Mapping[str, str]) -> Reward:
     plain = name.removeprefix("trl.rewards.")
     if plain in BUILT_IN:
         return BUILT_IN[plain]
+    if match := _OVERLONG.fullmatch(plain):
+        limits = {"maximum": int(match[1]), "buffer": int(match[2])}
+        return Reward({"": {"type": "length", "mode": "soft_overlong", "unit": "tokens", **limits}})
     if name not in sources:
         raise Refusal(NOT_FOUND)
     function = re.split(r"[.:]", name)[-1]

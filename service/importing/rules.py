@@ -10,7 +10,10 @@ from difflib import get_close_matches
 from typing import Any, Literal
 
 Verdict = Literal["maps", "differs", "not needed", "refused", "unknown"]
-JOB_FIELDS = ("model", "training_file", "validation_file", "validation_split", "seed", "suffix", "metadata")
+JOB_FIELDS = (
+    *("model", "training_file", "validation_file", "validation_split"),
+    *("seed", "suffix", "metadata", "integrations"),
+)
 """Targets in the job itself; all others except the grader are hyperparameters."""
 _SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 ALIKE = 0.85

@@ -22,9 +22,10 @@ from service.importing.rules import (
     whole,
 )
 from service.importing.trl_rewards import rewards
+from service.importing.trl_sinks import sinks
 
 OPERATOR = "the operator configures the machine (GRPO_RUNTIME); results do not change"
-RECORDED = "the service keeps and shows all metrics; a job's `integrations` send them to W&B and others"
+RECORDED = "the service keeps and shows all metrics; `report_to` sends them to W&B and others"
 LOADING = "the service reads and batches the rows itself"
 CHECKPOINTS = "the worker stores checkpoints; the newest three and the best are kept"
 SAMPLER = "the operator chooses the sampler; its canary proves that it serves the trained policy"
@@ -60,7 +61,7 @@ UNNEEDED = {
     """,
     RECORDED: """
         logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter
-        include_num_input_tokens_seen log_level log_level_replica disable_tqdm report_to project
+        include_num_input_tokens_seen log_level log_level_replica disable_tqdm
         trackio_space_id trackio_bucket_id trackio_static_space_id log_completions log_multimodal
         num_completions_to_print log_unique_prompts log_completions_hub_repo output_dir
         wandb_log_unique_prompts
@@ -154,6 +155,7 @@ RULES: tuple[Rule, ...] = (
     unlike("disable_dropout", False, "the base model's dropout is always off here"),
     unlike("cast_lm_head_to_fp32", False, "only log-probabilities are computed in float32"),
     run_name("run_name"),
+    sinks,
     groups.evaluation,
     unlike("num_generations_eval", None, "a held-out row is answered once, greedily (`eval_temperature`)"),
     groups.saving,

@@ -260,7 +260,13 @@ def data(translation: Translation) -> None:
     names = ("dataset_name", "dataset_config", "dataset_train_split", "datasets")
     named = translation["dataset_name"]
     is_file = isinstance(named, str) and named.endswith((".jsonl", ".parquet"))
-    common_fields.datasets(translation, names, "dataset_test_split", named if is_file else None)
+    upload = ""
+    if isinstance(named, str) and not is_file:
+        place = "/".join(part for part in (named, translation["dataset_config"]) if part)
+        upload = f"hf://{place} --split {translation['dataset_train_split']}"
+    common_fields.datasets(
+        translation, names, "dataset_test_split", named if is_file else None, upload=upload
+    )
 
 
 @together({"eval_strategy": "no", "eval_steps": None, "do_eval": False})

@@ -74,7 +74,7 @@ def _collected(translation: Translation) -> _Rewards:
         except Refusal as refusal:
             translation.refuses("reward_funcs", f"{name}: {refusal}")
             continue
-        key = functions.key_of(re.split(r"[.:]", str(name))[-1], found.graders)
+        key = functions.key_of(re.split(r"[.:]", str(name).partition("(")[0])[-1], found.graders)
         found.graders |= {f"{key}{suffix}": grader for suffix, grader in reward.graders.items()}
         found.terms.append(reward.formula.format(key=key))
         found.notes += [f"{key}: {reward.note}"] if reward.note else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,45 +26,46 @@ STYLES = {
 }
 SHOWN_CHARACTERS = 60
 
+Rewards = Annotated[list[str] | None, typer.Option(help="A further reward function: file.py:function.")]
+From = Annotated[str | None, typer.Option("--from", help="trl, axolotl or verl (default: by the fields).")]
+Out = Annotated[Path, typer.Option("-o", "--output", "--out", help="The job file to write.", dir_okay=False)]
+
 
 def import_trl(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", exists=True, dir_okay=False)],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml|train.py", exists=True, dir_okay=False)],
     model: Annotated[str | None, typer.Option(help="Name in the catalogue, for the file's model.")] = None,
     data: Annotated[str | None, typer.Option(help="Dataset: JSONL, Parquet, CSV, JSON or hf://.")] = None,
     validation_data: Annotated[str | None, typer.Option(help="Held-out rows, in the same formats.")] = None,
-    reward: Annotated[
-        list[str] | None, typer.Option(help="A reward function of the training script: file.py:function.")
-    ] = None,
+    reward: Rewards = None,
     num_processes: Annotated[int, typer.Option(help="Of `accelerate launch`.", min=1)] = 1,
-    source: Annotated[
-        str | None, typer.Option("--from", help="trl, axolotl or verl (default: by the file's fields).")
-    ] = None,
-    out: Annotated[
-        Path, typer.Option("-o", "--output", "--out", help="The job file to write.", dir_okay=False)
-    ] = Path("job.json"),
+    source: From = None,
+    out: Out = Path("job.json"),
     force: Annotated[
         bool, typer.Option("--force", help="Write it without the refused and unknown fields.")
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Turn a GRPO configuration of TRL, Axolotl or verl into a job file for `grpo submit`.
+    """Turn a configuration of TRL, Axolotl or verl, or a script of TRL, into a job file for `grpo submit`.
 
-    Every field is reported: what it maps to, what differs, what is refused and why.
+    A script (.py) is read by its syntax tree and never run. Every field is reported: what it maps to, what
+    differs, what is refused and why.
     """
-    from service.importing.convert import SOURCES, imported, reward_names
+    from service.importing.convert import imported, reward_names
     from service.importing.dataset_formats import Unreadable
     from service.importing.reading import as_rows, num_rows, read_config, read_sources
     from service.importing.rules import Options
+    from service.importing.script.trainer import read_script
 
-    kind: Source | None = next((each for each in SOURCES if each == source), None)
-    if source is not None and kind is None:
-        raise CommandError(f"--from is one of {', '.join(SOURCES)}", code="usage")
+    kind = _kind(source)
     try:
         rows, held_out = (
             as_rows(given, out.with_name(f"{out.stem}.{name}.jsonl")) if given else None
             for given, name in ((data, "rows"), (validation_data, "held_out"))
         )
-        fields, rewards = read_config(config), tuple(reward or ())
+        script = read_script(config) if config.suffix == ".py" else None
+        kind = "trl" if script else kind
+        fields = script.fields if script else read_config(config)
+        rewards = tuple(reward or ())
         options = Options(
             num_processes=num_processes,
             model=model,
@@ -72,19 +74,30 @@ def import_trl(
             validation_data=os.path.relpath(held_out, out.parent) if held_out else None,
             num_rows=num_rows(rows) if rows else None,
             rewards=rewards,
-            sources=read_sources([*reward_names(fields, kind), *rewards], (config.parent, Path())),
+            sources=read_sources([*reward_names(fields, kind), *rewards], (config.parent, Path()))
+            | (script.sources if script else {}),
         )
     except (Unreadable, OSError, UnicodeDecodeError) as error:
         raise CommandError(str(error)) from error
     found = imported(fields, options, kind)
+    if script:
+        found = replace(found, lines=(*found.lines, *script.lines))
     is_written = found.is_whole or force
     if is_written:
         out.write_text(json.dumps(found.job, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     _print(found, out if is_written else None, as_json=as_json)
     if not is_written:
-        message = "no job was written: some fields are refused or unknown"
         hint = "correct them, or write the job without them with --force"
-        raise CommandError(message, code="refused", hint=hint)
+        raise CommandError("no job: some fields are refused or unknown", code="not_imported", hint=hint)
+
+
+def _kind(source: str | None) -> Source | None:
+    from service.importing.convert import SOURCES
+
+    kind = next((each for each in SOURCES if each == source), None)
+    if source is not None and kind is None:
+        raise CommandError(f"--from is one of {', '.join(SOURCES)}", code="usage")
+    return kind
 
 
 def _print(found: Imported, written: Path | None, *, as_json: bool) -> None:

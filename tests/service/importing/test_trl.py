@@ -231,3 +231,28 @@ def test_secrets_are_not_in_the_report() -> None:
     found = of(hub_token="hf_very_secret", push_to_hub=True, env={"HF_TOKEN": "hf_very_secret"})
     assert verdicts(found, "hub_token") == {"not needed"}
     assert "hf_very_secret" not in str([line.document() for line in found.lines])
+
+
+@pytest.mark.parametrize(
+    ("given", "sinks"),
+    [
+        ({"report_to": "tensorboard"}, [{"type": "tensorboard"}]),
+        ({"report_to": ["mlflow", "wandb"], "run_name": "a"},
+         [{"type": "wandb", "wandb": {"project": "huggingface", "name": "a"}}, {"type": "mlflow"}]),
+        ({"report_to": "wandb", "project": "sums"}, [{"type": "wandb", "wandb": {"project": "sums"}}]),
+        ({"report_to": "none"}, None),
+        ({}, None),
+    ],
+)  # fmt: skip
+def test_report_to_becomes_the_job_s_sinks(given: dict[str, Any], sinks: object) -> None:
+    found = of(**given)
+    assert found.job.get("integrations") == sinks
+    assert JobCreate.model_validate(found.job)
+
+
+def test_a_tracker_without_a_sink_is_reported() -> None:
+    found = of(report_to=["trackio", "tensorboard"])
+    assert found.job["integrations"] == [{"type": "tensorboard"}]
+    (line,) = [line for line in found.lines if "report_to" in line.fields]
+    assert (line.verdict, "there is no sink for trackio" in line.why) == ("differs", True)
+    assert verdicts(of(report_to="trackio"), "report_to") == {"differs"}

@@ -1,0 +1,109 @@
+"""The model of a script, its adapter and its quantisation → fields of TRL's `ModelConfig`."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+from service.importing.script.bindings import NotConstant
+from service.importing.script.constants import Located, source_of
+
+if TYPE_CHECKING:
+    from service.importing.script.trainer import Script
+
+PEFT_DEFAULTS: dict[str, Any] = {"use_peft": True, "lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
+"""Of `LoraConfig`; TRL's own options have others."""
+PEFT_FIELDS = {
+    "r": "lora_r",
+    "target_modules": "lora_target_modules",
+    "modules_to_save": "lora_modules_to_save",
+    "task_type": "lora_task_type",
+    "target_parameters": "lora_target_parameters",
+} | {name: name for name in ("lora_alpha", "lora_dropout", "use_rslora", "use_dora")}
+PEFT_ONLY: dict[str, tuple[Any, ...]] = {
+    "bias": ("none",),
+    "init_lora_weights": (True,),
+    "inference_mode": (False,),
+    "fan_in_fan_out": (False,),
+    "use_gradient_checkpointing": (True, False, "unsloth"),
+    "random_state": (),
+    "loftq_config": (None,),
+}
+"""Arguments without a field, and the values that change nothing; empty: any."""
+WEIGHTS_FIELDS = {
+    "revision": "model_revision",
+    "torch_dtype": "torch_dtype",
+    "dtype": "dtype",
+    "attn_implementation": "attn_implementation",
+    "trust_remote_code": "trust_remote_code",
+    "load_in_4bit": "load_in_4bit",
+    "load_in_8bit": "load_in_8bit",
+    "use_cache": "use_cache",
+}
+QUANTIZATION_FIELDS = {
+    "load_in_4bit": "load_in_4bit",
+    "load_in_8bit": "load_in_8bit",
+    "bnb_4bit_quant_type": "bnb_4bit_quant_type",
+    "bnb_4bit_use_double_quant": "use_bnb_nested_quant",
+    "bnb_4bit_quant_storage": "bnb_4bit_quant_storage",
+}
+NAMES = ("pretrained_model_name_or_path", "model_name")
+
+
+def weights_fields(script: Script, value: Located) -> None:
+    """The model's name, and the options that it is loaded with. Raises NotConstant."""
+    found = script.constants.followed(value)
+    name = script.callee(found)
+    if not isinstance(found.node, ast.Call) or not name:
+        script.take("model_name_or_path", value)
+    elif name.endswith("get_peft_model"):
+        given = script.arguments(found.node, found.scope, ("model", "peft_config"))
+        inner = given.pop("model", None)
+        if "peft_config" in given:
+            peft_fields(script, given.pop("peft_config"))
+        else:
+            _take_peft(script, given, {**PEFT_DEFAULTS, "lora_r": 16, "lora_alpha": 16})  # Unsloth's
+        if inner is not None:
+            weights_fields(script, inner)
+    elif name.endswith("from_pretrained"):
+        given = script.arguments(found.node, found.scope, NAMES[:1])
+        for argument, expression in given.items():
+            if argument in NAMES:
+                script.take("model_name_or_path", expression)
+            elif argument == "quantization_config":
+                quantization_fields(script, expression)
+            elif argument in WEIGHTS_FIELDS:
+                script.take(WEIGHTS_FIELDS[argument], expression)
+    else:
+        raise NotConstant(value.node, f"`{source_of(found.node)}` is not a model that the script names")
+
+
+def peft_fields(script: Script, value: Located) -> None:
+    """The fields of a `LoraConfig(…)`. Raises NotConstant."""
+    found = script.constants.followed(value)
+    if not isinstance(found.node, ast.Call) or not script.callee(found).endswith("LoraConfig"):
+        raise NotConstant(
+            value.node, f"`{source_of(found.node)}` is not a LoraConfig(…) that the script writes out"
+        )
+    _take_peft(script, script.arguments(found.node, found.scope, ()), PEFT_DEFAULTS)
+
+
+def _take_peft(script: Script, given: dict[str, Located], defaults: dict[str, Any]) -> None:
+    script.fields |= defaults
+    for name, value in given.items():
+        if name in PEFT_FIELDS:
+            script.take(PEFT_FIELDS[name], value)
+        elif name not in PEFT_ONLY:
+            script.refuse(name, value.node, f"LoRA here has no {name}: remove it")
+        elif PEFT_ONLY[name] and script.constants.value(value) not in PEFT_ONLY[name]:
+            script.refuse(name, value.node, f"must be {PEFT_ONLY[name][0]!r}: remove it")
+
+
+def quantization_fields(script: Script, value: Located) -> None:
+    """The fields of a `BitsAndBytesConfig(…)`. Raises NotConstant."""
+    found = script.constants.followed(value)
+    if not isinstance(found.node, ast.Call) or not script.callee(found).endswith("BitsAndBytesConfig"):
+        raise NotConstant(value.node, f"`{source_of(found.node)}` is not a BitsAndBytesConfig(…)")
+    for name, given in script.arguments(found.node, found.scope, ()).items():
+        if name in QUANTIZATION_FIELDS:
+            script.take(QUANTIZATION_FIELDS[name], given)

@@ -1,0 +1,209 @@
+"""A script's `GRPOTrainer(…)` with what it is given → the fields of a configuration file of TRL.
+
+What cannot be read is reported as refused with its line; `convert.py` translates the fields.
+"""
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from service.importing.dataset_formats import Unreadable
+from service.importing.rules import UNSET, Line
+from service.importing.script.bindings import Bindings, NotConstant, Scope
+from service.importing.script.constants import Constants, Located, source_of
+from service.importing.script.datasets import dataset_fields
+from service.importing.script.functions import reward_fields
+from service.importing.script.models import peft_fields, quantization_fields, weights_fields
+from service.importing.trl import RULES
+
+TRAINER = "GRPOTrainer"
+POSITIONAL = (
+    *("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class"),
+    *("reward_processing_classes", "callbacks", "optimizers", "quantization_config", "peft_config"),
+    *("tools", "rollout_func", "environment_factory"),
+)
+"""Parameters of TRL's trainer, in order."""
+LEFT = {
+    "processing_class": "the model's own tokenizer and chat template are used",
+    "reward_processing_classes": "a reward model's own tokenizer is used",
+}
+UNLIKE = {"callbacks": "callbacks do not run here: guards stop a job, sinks and webhooks report it"}
+REFUSED = {
+    "optimizers": "the optimiser here is AdamW with the schedule of the configuration: remove it",
+    "tools": "tools are named in the job: docs/write-a-job/tools.md",
+    "rollout_func": "completions are sampled by the service: remove it",
+    "environment_factory": "environments are not supported: tools are named in the job",
+}
+COMMAND_LINE = "if the command line sets it, give the YAML file of its --config to this command"
+_ANY_VALUE = {name for rule in RULES for name, default in rule.defaults.items() if default is UNSET}
+"""Fields whose values do not matter."""
+
+
+@dataclass
+class Script:
+    """What a script says: fields as in a configuration file, sources of its rewards, and lines of report."""
+
+    path: Path
+    text: str
+    constants: Constants
+    fields: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    """Reward function → source of what it needs."""
+    lines: list[Line] = field(default_factory=list)
+
+    def callee(self, found: Located) -> str:
+        """`trl.GRPOConfig`, or what an imported name stands for, of a call; otherwise an empty text."""
+        if not isinstance(found.node, ast.Call) or found.index not in (None, 0):
+            return ""
+        head, dot, rest = ast.unparse(found.node.func).partition(".")
+        imported = self.constants.bindings.names.get((None, head), [])
+        for binding in imported:
+            if isinstance(binding.node, ast.ImportFrom):
+                for alias in binding.node.names:
+                    if (alias.asname or alias.name) == head:
+                        return f"{binding.node.module}.{alias.name}{dot}{rest}"
+        return f"{head}{dot}{rest}"
+
+    def refuse(self, name: str, node: ast.AST, why: str) -> None:
+        self._report(name, node, "refused", why)
+
+    def differs(self, name: str, node: ast.AST, why: str) -> None:
+        self._report(name, node, "differs", why)
+
+    def _report(self, name: str, node: ast.AST, verdict: Any, why: str) -> None:
+        line = f"line {getattr(node, 'lineno', 0)}: "
+        reason = why if why.startswith("line ") else line + why
+        self.lines.append(Line((name,), (source_of(node),), verdict, why=reason))
+
+    def take(self, name: str, value: Located) -> None:
+        """The field's value, or the reason why it is unknown."""
+        try:
+            self.fields[name] = self.constants.value(value)
+        except NotConstant as error:
+            if name in _ANY_VALUE:
+                self.fields[name] = source_of(value.node)
+            else:
+                self.refuse(name, value.node, str(error))
+
+    def arguments(self, call: ast.Call, scope: Scope, positional: tuple[str, ...]) -> dict[str, Located]:
+        """Names and expressions of a call's arguments; those that cannot be read are reported."""
+        found = {}
+        for index, each in enumerate(call.args):
+            if isinstance(each, ast.Starred) or index >= len(positional):
+                self.refuse(source_of(call.func), each, "name its arguments")
+                break
+            found[positional[index]] = Located(each, scope)
+        try:
+            return found | dict(self.constants.entries(call, scope))
+        except NotConstant as error:
+            self.refuse(source_of(call.func), call, str(error))
+            named = {each.arg: Located(each.value, scope) for each in call.keywords if each.arg}
+            return found | named
+
+
+def read_script(path: Path) -> Script:
+    """The script's configuration. Raises Unreadable if it is not Python or has not one trainer; OSError."""
+    text = path.read_text(encoding="utf-8")
+    try:
+        tree = ast.parse(text)
+        bindings = Bindings.of(tree)
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise Unreadable(f"{path}{line} is not Python: {error.args[0]}") from error
+    except (RecursionError, MemoryError) as error:
+        raise Unreadable(f"{path} is too deeply nested") from error
+    script = Script(path, text, Constants(bindings))
+    call, scope = _trainer(script, tree)
+    _read_trainer(script, script.arguments(call, scope, POSITIONAL), scope)
+    _read_wandb(script)
+    return script
+
+
+def _trainer(script: Script, tree: ast.Module) -> tuple[ast.Call, Scope]:
+    """The one call of the trainer. Raises Unreadable."""
+    own = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and any(source_of(base).endswith(TRAINER) for base in node.bases):
+            own[node.name] = node
+    calls = script.constants.bindings.calls
+    found = {
+        id(call): (call, scope)
+        for call, scope in calls
+        if (name := script.callee(Located(call, scope)).rpartition(".")[2]) == TRAINER or name in own
+    }
+    if len(found) != 1:
+        where = ", ".join(str(call.lineno) for call, _ in found.values())
+        count = f"{len(found)} calls of {TRAINER} (lines {where}): keep one" if found else f"no {TRAINER}(…)"
+        raise Unreadable(f"{script.path} has {count}")
+    call, scope = next(iter(found.values()))
+    if changed := own.get(script.callee(Located(call, scope)).rpartition(".")[2]):
+        script.refuse(
+            TRAINER, changed.bases[0], f"class {changed.name} changes the trainer: its methods are not read"
+        )
+    return call, scope
+
+
+def _read_trainer(script: Script, given: Mapping[str, Located], scope: Scope) -> None:
+    if "args" in given:
+        _read_config(script, given["args"])
+    readers = {
+        "model": lambda value: weights_fields(script, value),
+        "reward_funcs": lambda value: reward_fields(script, value),
+        "train_dataset": lambda value: dataset_fields(script, value),
+        "eval_dataset": lambda value: dataset_fields(script, value, held_out=True),
+        "peft_config": lambda value: peft_fields(script, value),
+        "quantization_config": lambda value: quantization_fields(script, value),
+    }
+    for name, value in given.items():
+        if isinstance(value.node, ast.Constant) and value.node.value is None:
+            continue
+        if name in readers:
+            try:
+                readers[name](value)
+            except NotConstant as error:
+                script.refuse(name, value.node, str(error))
+        elif name in LEFT:
+            script.lines.append(Line((name,), (source_of(value.node),), "not needed", why=LEFT[name]))
+        elif name in UNLIKE:
+            script.differs(name, value.node, UNLIKE[name])
+        elif name != "args":
+            script.refuse(name, value.node, REFUSED.get(name, f"{TRAINER} has no such argument"))
+
+
+def _read_config(script: Script, value: Located) -> None:
+    try:
+        found = script.constants.followed(value)
+    except NotConstant as error:
+        script.refuse("args", value.node, f"{error}; {COMMAND_LINE}")
+        return
+    name = script.callee(found)
+    if not (isinstance(found.node, ast.Call) and name.endswith("GRPOConfig")):
+        why = f"`{source_of(found.node)}` is not a GRPOConfig(…) that the script writes out"
+        script.refuse("args", value.node, f"{why}; {COMMAND_LINE}")
+        return
+    for field_name, given in script.arguments(found.node, found.scope, ("output_dir",)).items():
+        script.take(field_name, given)
+    if isinstance(value.node, ast.Name):
+        # fields that are set afterwards
+        for attribute, binding in script.constants.bindings.attributes.get((found.scope, value.node.id), []):
+            if binding.why_not:
+                script.refuse(attribute, binding.node, f"{attribute} {binding.why_not}")
+            else:
+                script.take(attribute, Located(binding.node, binding.scope))
+
+
+def _read_wandb(script: Script) -> None:
+    """What `wandb.init(project=…, name=…)` says, for the sink, unless the configuration says it."""
+    for call, scope in script.constants.bindings.calls:
+        if script.callee(Located(call, scope)) == "wandb.init":
+            for name, value in script.arguments(call, scope, ()).items():
+                field_name = {"name": "run_name", "project": "wandb_project", "entity": "wandb_entity"}.get(
+                    name
+                )
+                if field_name and field_name not in script.fields:
+                    try:
+                        script.fields[field_name] = script.constants.value(value)
+                    except NotConstant as error:
+                        script.differs(f"wandb.init {name}", value.node, str(error))

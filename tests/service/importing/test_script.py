@@ -1,0 +1,252 @@
+"""Training scripts in the style of TRL's examples → a job; nothing of them is run."""
+
+import inspect
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trl import GRPOTrainer
+
+from service.importing.convert import Imported, imported
+from service.importing.dataset_formats import Unreadable
+from service.importing.rules import Line, Options
+from service.importing.script.trainer import POSITIONAL, Script, read_script
+from service.jobs.model.schemas import JobCreate
+from tests.service.embedded import call_grpo
+from tests.service.importing.script_samples import GSM8K, QUICK
+from tests.service.importing.test_rewards import run
+
+ROOT = Path(__file__).parents[3]
+
+
+def script_of(tmp_path: Path, text: str) -> Script:
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    return read_script(path)
+
+
+def job_of(script: Script, **options: Any) -> Imported:
+    given = Options(**{"data": "rows.jsonl", "model": "tiny", "sources": script.sources, **options})
+    return imported(script.fields, given, "trl")
+
+
+def hyperparameters(found: Imported) -> dict[str, Any]:
+    return dict(found.job["method"]["reinforcement"]["hyperparameters"])
+
+
+def refused(lines: tuple[Line, ...] | list[Line]) -> dict[str, str]:
+    return {line.fields[0]: line.why for line in lines if line.verdict == "refused"}
+
+
+def test_the_parameters_of_the_trainer_are_trl_s() -> None:
+    assert tuple(inspect.signature(GRPOTrainer.__init__).parameters)[1:] == POSITIONAL
+
+
+def test_the_quick_start_becomes_a_job_with_its_reward_function(tmp_path: Path) -> None:
+    script = script_of(tmp_path, QUICK)
+    assert script.lines == []
+    found = job_of(script)
+    assert found.is_whole
+    JobCreate.model_validate(found.job)
+    grader = found.job["method"]["reinforcement"]["grader"]
+    assert run(grader["source"], "a" * 18, {"messages": []}) == -2
+    assert "load_dataset" not in grader["source"]
+
+
+def test_a_dataset_of_the_hub_is_named_with_the_command_that_uploads_it(tmp_path: Path) -> None:
+    why = refused(job_of(script_of(tmp_path, QUICK), data=None).lines)["dataset_name"]
+    assert "`grpo files upload hf://trl-lib/tldr --split train[:10%]`" in why
+    script = script_of(tmp_path, GSM8K)
+    why = refused(job_of(script, data=None).lines)["dataset_name"]
+    assert "`grpo files upload hf://openai/gsm8k/main --split train`" in why
+    (line,) = (line for line in script.lines if line.fields == ("dataset_name",))
+    assert line.verdict == "differs"
+    assert line.why.startswith("line 32: .map(…), line 32: .shuffle(…): rows are uploaded unchanged")
+
+
+def test_constants_f_strings_dataclasses_and_expanded_dicts_are_read(tmp_path: Path) -> None:
+    script = script_of(tmp_path, GSM8K)
+    expected = {
+        "model_name_or_path": "Qwen/Qwen2.5-1.5B-Instruct",
+        "temperature": 0.9,
+        "num_generations": 8,
+        "learning_rate": 1e-5,
+        "gradient_accumulation_steps": 4,
+        "max_completion_length": 768,
+        "max_steps": 100,
+        "beta": 0.04,
+        "run_name": "Qwen/Qwen2.5-1.5B-Instruct-1e-05",
+        "output_dir": "out/Qwen/Qwen2.5-1.5B-Instruct",
+    }
+    assert {name: script.fields.get(name) for name in expected} == expected
+    assert refused(script.lines) == {}
+
+
+def test_adapter_quantisation_and_sink_of_a_script_are_in_the_job(tmp_path: Path) -> None:
+    found = job_of(script_of(tmp_path, GSM8K))
+    assert refused(found.lines) == {}
+    settings = hyperparameters(found)
+    # the dropout is PEFT's default, not that of TRL's options
+    lora = {"rank": 16, "alpha": 32.0, "dropout": 0.0, "target_modules": ["q_proj", "v_proj"]}
+    assert settings["lora"] == lora
+    assert settings["quantization"] == "nf4"
+    wandb = {"project": "gsm8k", "name": "Qwen/Qwen2.5-1.5B-Instruct-1e-05"}
+    assert found.job["integrations"] == [{"type": "wandb", "wandb": wandb}]
+    JobCreate.model_validate(found.job)
+
+
+def test_a_reward_function_has_only_what_it_uses(tmp_path: Path) -> None:
+    script = script_of(tmp_path, GSM8K)
+    name, *others = script.fields["reward_funcs"]
+    assert name == "train.py:27:correct"
+    assert others == ["think_format_reward", "get_soft_overlong_punishment(768,128)"]
+    assert script.sources[name].startswith("import re\n\nPATTERN = re.compile(")
+    assert "torch" not in script.sources[name]
+    assert "# the last answer" in script.sources[name]
+    grader = job_of(script).job["method"]["reinforcement"]["grader"]
+    formula = "correct + 0.5 * min(think_format_reward_tags, think_format_reward_start)"
+    assert grader["calculate_output"] == f"{formula} + -0.1 * get_soft_overlong_punishment"
+    limits = {"mode": "soft_overlong", "unit": "tokens", "maximum": 768, "buffer": 128}
+    assert grader["graders"]["get_soft_overlong_punishment"] == {"type": "length", **limits}
+    item = {"messages": [], "answer": "4"}
+    assert run(grader["graders"]["correct"]["source"], "<answer>5</answer><answer> 4</answer>", item) == 2.0
+
+
+def script_with(arguments: str = "", before: str = "", **trainer: str) -> str:
+    given = {"model": '"tiny"', "reward_funcs": '"some/reward-model"', "train_dataset": "rows"} | trainer
+    passed = ", ".join(f"{name}={value}" for name, value in given.items())
+    return f"""
+import os
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+rows = load_dataset("json", data_files="rows.jsonl", split="train")
+{before}
+args = GRPOConfig({arguments})
+GRPOTrainer({passed}, args=args).train()
+"""
+
+
+def test_a_local_file_of_rows_is_the_training_file(tmp_path: Path) -> None:
+    found = job_of(script_of(tmp_path, script_with()), data=None)
+    assert found.job["training_file"] == "rows.jsonl"
+    assert found.job["method"]["reinforcement"]["grader"]["type"] == "reward_model"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "before", "field", "why"),
+    [
+        ("beta=float(os.environ['B'])", "", "beta", "line 7: `os.environ` is neither a literal"),
+        ("beta=x", "for x in (1, 2): pass", "beta", "`x` is set in a loop (line 6)"),
+        ("beta=x", "if rows: x = 1", "beta", "`x` is set under a condition (line 6)"),
+        ("beta=x", "x = 1; x += 1", "beta", "`x` is changed"),
+        ("beta=x", "", "beta", "`x` has no value in the script"),
+        ("beta=[1][4]", "", "beta", "line 7: `[1][4]`: list index out of range"),
+        ("beta=x", "x = 'a' * 10**9", "beta", "is not computed here"),
+        ("beta=10**999", "", "beta", "is not computed here"),
+        ("**options", "options = dict(os.environ)", "GRPOConfig", "line 7: "),
+        ("'out', 4", "", "GRPOConfig", "name its arguments"),
+    ],
+)
+def test_a_value_that_is_not_constant_is_refused_with_its_line(
+    tmp_path: Path, arguments: str, before: str, field: str, why: str
+) -> None:
+    found = refused(script_of(tmp_path, script_with(arguments, before)).lines)
+    assert list(found) == [field]
+    assert found[field].startswith("line ")
+    assert why in found[field]
+
+
+@pytest.mark.parametrize(
+    ("before", "trainer", "field", "why"),
+    [
+        ("def f(): return len", {"reward_funcs": "f()"}, "reward_funcs", "`f()` is not a function"),
+        ("", {"reward_funcs": "[lambda completions: [0.0]]"}, "reward_funcs", "is not a function of the"),
+        ("rows = [{'prompt': 'a'}]", {}, "train_dataset", "write the rows to a file"),
+        ("", {"peft_config": "get_peft_config(args)"}, "peft_config", "is not a LoraConfig"),
+        ("", {"rollout_func": "len"}, "rollout_func", "sampled by the service"),
+        ("", {"model": "load(rows)"}, "model", "is not a model that the script names"),
+        ("", {"reward": "len"}, "reward", "GRPOTrainer has no such argument"),
+    ],
+)  # fmt: skip
+def test_what_the_trainer_gets_but_the_service_has_not_is_refused(
+    tmp_path: Path, before: str, trainer: dict[str, str], field: str, why: str
+) -> None:
+    script = script_of(tmp_path, script_with(before=before, **trainer))
+    assert why in refused(script.lines)[field]
+
+
+def test_a_reward_function_that_needs_other_packages_is_refused_with_its_line(tmp_path: Path) -> None:
+    before = "import math_verify\n\ndef good(completions):\n    return math_verify.verify(completions)"
+    script = script_of(tmp_path, script_with(before=before, reward_funcs="good"))
+    why = refused(job_of(script).lines)["reward_funcs"]
+    assert why.startswith("train.py:8:good: it imports math_verify")
+    constant = "limit = len(rows)\n\ndef good(completions):\n    return [limit for _ in completions]"
+    script = script_of(tmp_path, script_with(before=constant, reward_funcs="good"))
+    assert "`load_dataset`" not in script.sources["train.py:8:good"]
+    assert "datasets" in refused(job_of(script).lines)["reward_funcs"]
+
+
+def test_arguments_of_the_command_line_need_its_yaml(tmp_path: Path) -> None:
+    text = """
+from trl import GRPOConfig, GRPOTrainer, ScriptArguments, TrlParser
+def main(script_args, training_args):
+    GRPOTrainer("tiny", "m", training_args).train()
+script_args, training_args = TrlParser((ScriptArguments, GRPOConfig)).parse_args_and_config()
+main(script_args, training_args)
+"""
+    why = refused(script_of(tmp_path, text).lines)["args"]
+    assert "`training_args` is a parameter of main (line 3)" in why
+    assert "give the YAML file of its --config" in why
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("def f(:", "line 1 is not Python"),
+        ("print('hello')", "no GRPOTrainer(…)"),
+        ("GRPOTrainer('a')\nGRPOTrainer('b')", r"2 calls of GRPOTrainer (lines 1, 2): keep one"),
+        ("x = " + "-" * 5000 + "1", "is too deeply nested"),
+        ("a = 1\0", "is not Python"),
+    ],
+)
+def test_a_script_without_one_trainer_is_unreadable(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(Unreadable) as found:
+        script_of(tmp_path, text)
+    assert why in str(found.value)
+
+
+def test_a_changed_trainer_is_refused(tmp_path: Path) -> None:
+    text = (
+        script_with()
+        .replace("GRPOTrainer(model", "Mine(model")
+        .replace("rows =", "class Mine(GRPOTrainer): pass\nrows =")
+    )
+    assert "class Mine changes the trainer" in refused(script_of(tmp_path, text).lines)["GRPOTrainer"]
+
+
+def test_the_script_is_never_run(tmp_path: Path) -> None:
+    text = f"open({str(tmp_path / 'ran')!r}, 'w')\n" + script_with()
+    script_of(tmp_path, text)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_guide_s_script_becomes_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = (ROOT / "docs" / "write-a-job" / "from-trl.md").read_text()
+    (script,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    (command,) = re.findall(r"^grpo (import-trl train.py .*)$", guide, re.MULTILINE)
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "train.jsonl").write_text('{"prompt": "2+2?", "answer": "4"}\n')
+    monkeypatch.chdir(tmp_path)
+    done = call_grpo(*command.split(), environment=dict(os.environ))
+    assert done.returncode == 0, done.stdout
+    job = json.loads((tmp_path / "job.json").read_text())
+    JobCreate.model_validate(job)
+    assert job["integrations"] == [{"type": "wandb", "wandb": {"project": "sums"}}]
+    source = job["method"]["reinforcement"]["grader"]["source"]
+    assert [run(source, text, {"answer": "4", "prompt": "2+2?"}) for text in ("it is 4", "5")] == [1.0, 0.0]
+    (tmp_path / "train.py").write_text("print(1)\n")
+    refused = call_grpo(*command.split(), environment=dict(os.environ))
+    assert (refused.returncode, "train.py has no GRPOTrainer(…)" in refused.stderr) == (1, True)
