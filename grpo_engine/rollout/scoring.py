@@ -133,13 +133,22 @@ def refuse_broken_grader(graded: Sequence[GradedGroup], limit: float) -> None:
         raise MachineError(f"{count}, because code does not run on this machine now: {reason}")
     raise GraderError(
         f"{count} (max_grader_error_rate {limit:g})",
-        evidence=tuple(dict.fromkeys(grader_complaints(broken)))[:3],
+        evidence=_first_rows(graded)[:3],
     )
 
 
 def _lost_the_sandbox(score: Score) -> bool:
     """Whether the machine, not the grader or the completion, caused the missing reward."""
     return any(error.code == "python_grader_server_error" for error in score.errors.values())
+
+
+def _first_rows(graded: Sequence[GradedGroup]) -> tuple[str, ...]:
+    """Each different complaint with the first row, counted from 1, that caused it."""
+    found: dict[str, int] = {}
+    for group in graded:
+        for complaint in grader_complaints([each for each in group.scores if each.reward is None]):
+            found.setdefault(complaint, group.group.prompt.row + 1)
+    return tuple(f"row {row}: {complaint}" for complaint, row in found.items())
 
 
 def grader_complaints(scores: Sequence[Score]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 The stream ends with the job. Ctrl-C only stops watching.
 """
 
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +23,7 @@ from rich.text import Text
 from service.cli.http.client import JOBS, Client
 from service.cli.http.sse import StreamEvent, follow
 from service.cli.options import JobId, client_of
-from service.cli.terminal.output import JsonFlag, console, literal, plain, print_json, say
+from service.cli.terminal.output import JsonFlag, console, excerpt, literal, plain, print_json, say
 
 LINE_SECONDS = 2.0
 """Shortest time between two lines of metrics where the output is not a terminal."""
@@ -35,6 +36,13 @@ SHOWN = (
     ("perf/sampled_tokens_per_second", "sampled/s", ".0f"),
     ("perf/trained_tokens_per_second", "trained/s", ".0f"),
 )
+_UNSCORED = re.compile(r"(eval/)?rewards/.+/error_rate|eval/error_rate")
+"""Metrics with the share of unscored completions."""
+MAX_ERRORS = 5
+"""Most different reasons of unscored completions that are shown."""
+ERRORS_OF_A_STEP = 20
+MAX_ERROR_REQUESTS = 20
+"""Most steps whose unscored completions are requested."""
 STYLES = {"warn": "yellow", "error": "red"}
 
 
@@ -135,6 +143,33 @@ def watch_and_exit(client: Client, job_id: str, *, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
+class GraderErrors:
+    """Why completions could not be scored: each reason once, as soon as a step reports unscored ones."""
+
+    def __init__(self, client: Client, job_id: str) -> None:
+        self._client, self._path = client, f"{JOBS}/{job_id}/rollouts/completions"
+        self._shown: set[tuple[str, str]] = set()
+        self._requests = 0
+
+    def found(self, metrics: dict[str, Any]) -> Iterator[str]:
+        """A message for each new reason, with the row, the grader's error and the completion."""
+        rates = [value for name, value in metrics.items() if _UNSCORED.fullmatch(name)]
+        if not any(rates) or self._requests == MAX_ERROR_REQUESTS:
+            return
+        self._requests += 1
+        split = "validation" if any(name.startswith("eval/") for name in metrics) else "train"
+        selection = {"filter": "grader_error", "step": metrics["step"], "split": split}
+        for one in self._client.get(self._path, **selection, limit=ERRORS_OF_A_STEP)["data"]:
+            for part, error in one["errors"].items():
+                reason = error["message"].rstrip()
+                key = (part, reason.rpartition("\n")[2])
+                if key not in self._shown and len(self._shown) < MAX_ERRORS:
+                    self._shown.add(key)
+                    place = f"step {one['step']}, row {one['row'] + 1}"
+                    yield f"{part} could not score a completion ({place}): {error['code']}\n{reason}"
+                    yield f"the completion: {excerpt(one['text'])}"
+
+
 def watch_job(client: Client, job_id: str, *, as_json: bool = False) -> dict[str, Any]:
     """Shows the stream until the job has finished; returns the finished job."""
     job = client.get(f"{JOBS}/{job_id}")
@@ -143,9 +178,12 @@ def watch_job(client: Client, job_id: str, *, as_json: bool = False) -> dict[str
             print_json({"id": event.id, "event": event.name, "data": event.data})
         return client.get(f"{JOBS}/{job_id}")
     display = Bar(job, console) if console.is_terminal else Lines(console)
+    errors = GraderErrors(client, job_id)
     try:
         for event in follow(client, job_id):
             show(event, display)
+            for text in errors.found(event.data) if event.name == "metrics" else ():
+                display.message(text, "warn")
     finally:
         display.close()
     job = client.get(f"{JOBS}/{job_id}")
@@ -172,3 +210,5 @@ def _conclude(job: dict[str, Any]) -> None:
         say(f"Model: {job['fine_tuned_model']}")
     if failure := job.get("failure"):
         say(f"{failure['code']}: {failure['message']}\n{failure['hint']}")
+        for evidence in dict.fromkeys(map(str, failure.get("evidence", []))):
+            say(evidence)

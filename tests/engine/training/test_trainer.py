@@ -1,5 +1,6 @@
 """The step: invariance to how it is cut, exact skips, no wasted passes, a reward that rises."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,7 @@ def test_a_grader_that_fails_on_most_completions_fails_the_job_with_evidence(
     }
     with pytest.raises(GraderError, match="16 of 16 completions could not be scored") as caught:
         list(build_loop(make_config(grader=broken), tmp_path).method.step(1))
-    assert "string_check: sample_parse_error" in caught.value.evidence[0]
+    assert re.match(r"row \d+: string_check: sample_parse_error: ", caught.value.evidence[0])
 
 
 def test_a_non_finite_gradient_is_refused_before_anything_moves(

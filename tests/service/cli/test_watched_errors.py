@@ -1,0 +1,54 @@
+"""`grpo watch` shows why completions cannot be scored, while the job runs and when it fails."""
+
+import pytest
+
+from service.jobs.model.states import JobState
+from service.jobs.store.history import HistoryEntry, append
+from service.platform.db import Database
+from tests.service.cli.command import Grpo
+from tests.service.job_samples import add_job
+from tests.service.rollouts.rollout_samples import add_group, completion
+
+TRACEBACK = "Traceback (most recent call last):\n  File \"<grader>\", line 2, in grade\nKeyError: 'answer'"
+FAILURE = {
+    "code": "grader_contract",
+    "message": "8 of 8 completions could not be scored",
+    "hint": "Correct the grader.",
+    "evidence": [f"row 3: python: python_grader_runtime_error: {TRACEBACK}"],
+}
+
+
+@pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    return sqlite_url
+
+
+def unscored(message: str) -> dict[str, object]:
+    error = {"code": "python_grader_runtime_error", "message": message}
+    return completion(None, text="The answer\nis 4.", errors={"python": error})
+
+
+def test_each_reason_is_shown_once_with_its_row_and_traceback(grpo: Grpo, database: Database) -> None:
+    job_id = add_job(database, JobState.FAILED, failure=FAILURE)
+    rate = {"rewards/python/error_rate": 0.5, "reward": 0.25}
+    for step in (1, 2):
+        add_group(database, job_id, step, 0, [unscored(TRACEBACK), completion(1.0)], row=2)
+    add_group(database, job_id, 5, 0, [unscored("out of time")], split="validation", row=0)
+    over = {"status": "failed", "state": "failed", "phase": "failed"}
+    with database.transaction() as session:
+        append(
+            session,
+            job_id,
+            HistoryEntry("metrics", "Step 1", data={"step": 1, "total_steps": 9, **rate}),
+            HistoryEntry("metrics", "Step 2", data={"step": 2, "total_steps": 9, **rate}),
+            HistoryEntry("metrics", "Step 3", data={"step": 3, "total_steps": 9, "reward": 1.0}),
+            HistoryEntry("metrics", "After 5", data={"step": 5, "eval/error_rate": 1.0, "eval/reward": 0.0}),
+            HistoryEntry("status", "It failed.", data=over),
+        )
+    shown = grpo.run("watch", job_id).stdout
+    first = f"could not score a completion (step 1, row 3): python_grader_runtime_error\n{TRACEBACK}\n"
+    assert f"warn: python {first}warn: the completion: The answer is 4.\n" in shown
+    assert "(step 5, row 1): python_grader_runtime_error\nout of time\n" in shown
+    assert shown.count("could not score a completion") == 2
+    assert shown.index("(step 1, row 3)") < shown.index("step 3/9")
+    assert shown.endswith(f"Correct the grader.\n{FAILURE['evidence'][0]}\n")
