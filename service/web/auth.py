@@ -159,7 +159,8 @@ def _requires(scope: str) -> Callable[..., Principal]:
         request.state.principal = principal
         rate.spend(principal.tenant)
         if scope not in principal.scopes:
-            raise Forbidden(f"This API key has no '{scope}' scope.")
+            given = ", ".join(sorted(principal.scopes)) or "none"
+            raise Forbidden(f"This API key lacks the scope {scope}; its scopes: {given}.")
         return principal
 
     return check

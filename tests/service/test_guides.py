@@ -31,9 +31,10 @@ def test_every_example_of_the_grader_guide_states_its_score() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Anchors of the page's headings, as GitHub makes them."""
+    """Anchors of the page's headings, as GitHub makes them, and those that the page sets itself."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    made = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return made | set(re.findall(r'<a id="([^"]+)">', page.read_text()))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from grpo_engine.config.runtime import Runtime
+from grpo_engine.contract import errors as engine_errors
+from service.cli.terminal.errors import PAGE, place_of
 from service.platform import errors
 from service.serving.waiting import GONE, INVALID
 from service.settings import Settings, unknown_variables
@@ -92,6 +94,44 @@ def test_every_error_code_of_a_response_is_on_the_page() -> None:
     classes = {made.code for made in vars(errors).values() if hasattr(made, "code")}
     assert len(answered) > 60
     assert (answered - NO_ANSWERS) | classes | GONE | INVALID <= set(re.findall(r"`(\w+)`", ERRORS))
+
+
+def test_every_code_of_the_page_has_its_own_anchor() -> None:
+    page = (ROOT / PAGE).read_text()
+    given = re.findall(r'<a id="([^"]+)"></a>`(\w+)`', page)
+    places = [place for place, _ in given]
+    assert sorted(places) == sorted(set(places))
+    assert {place.removeprefix("failed-") for place, code in given} == {code for _, code in given}
+    responses, failures = page.split("## Failed jobs")
+    listed = re.findall(r"^\| [\d, ]+ \| (.*?) \|", responses, re.M)
+    listed += re.findall(r"^\| (<a id=.*?) \|", responses, re.M)
+    codes = {code for row in listed for code in re.findall(r"`(\w+)`", row)}
+    assert len(codes) > 100
+    assert codes <= set(places)
+    failed = {
+        code for row in re.findall(r"^\| (<a.*?) \|", failures, re.M) for code in re.findall(r"`(\w+)`", row)
+    }
+    assert {f"failed-{code}" for code in failed | {"not_mergeable"}} <= set(places)
+
+
+def test_every_error_code_of_the_command_and_of_failed_jobs_leads_to_an_anchor() -> None:
+    page = (ROOT / PAGE).read_text()
+    tree = [ast.parse(file.read_text()) for file in (ROOT / "service" / "cli").rglob("*.py")]
+    codes = {
+        keyword.value.value
+        for module in tree
+        for node in ast.walk(module)
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg == "code" and isinstance(keyword.value, ast.Constant)
+    }
+    assert len(codes) > 15
+    assert {code for code in codes if f'<a id="{code}">' not in page} == set()
+    failures = {
+        made.code for made in vars(engine_errors).values() if isinstance(getattr(made, "code", None), str)
+    }
+    assert {code for code in failures if f'<a id="failed-{code}">' not in page} == set()
+    assert place_of("no_signal", is_failure=True) == f"{PAGE}#failed-no_signal"
 
 
 def test_every_error_code_on_the_page_exists_in_the_code() -> None:

@@ -10,7 +10,7 @@ from service.cli.commands.watch import watch_and_exit
 from service.cli.http.client import JOBS, Client
 from service.cli.http.upload import uploaded
 from service.cli.options import JobFile, JobId, Watch, client_of, complete_models
-from service.cli.terminal.errors import CommandError, explained
+from service.cli.terminal.errors import CommandError, explained, place_of
 from service.cli.terminal.output import (
     JsonFlag,
     at,
@@ -150,6 +150,7 @@ def status(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> 
             ("trained model", job.get("fine_tuned_model")),
             ("failure", f"{failure['code']}: {failure['message']}" if failure else None),
             ("hint", failure.get("hint")),
+            ("see", place_of(failure["code"], is_failure=True) if failure else None),
             ("evidence", "\n".join(dict.fromkeys(map(str, failure.get("evidence", []))))),
             ("warnings", "\n".join(_text(warning) for warning in job["warnings"])),
         )

@@ -34,7 +34,7 @@ def merge(
             f"{exports}/{export['id']}", export, lambda now: show(f"merge: {now['phase']}")
         )
     if export["status"] != "succeeded":
-        raise CommandError(export["failure"]["message"], code=export["failure"]["code"])
+        raise CommandError(export["failure"]["message"], code=export["failure"]["code"], is_failure=True)
     archive = to.with_name(f".{to.name}.tar")
     sha256 = fetch(client, export["content"], archive)
     unpack(archive, to)

@@ -23,6 +23,7 @@ from rich.text import Text
 from service.cli.http.client import JOBS, Client
 from service.cli.http.sse import StreamEvent, follow
 from service.cli.options import JobId, client_of
+from service.cli.terminal.errors import place_of
 from service.cli.terminal.output import JsonFlag, console, excerpt, literal, plain, print_json, say
 
 LINE_SECONDS = 2.0
@@ -212,3 +213,4 @@ def _conclude(job: dict[str, Any]) -> None:
         say(f"{failure['code']}: {failure['message']}\n{failure['hint']}")
         for evidence in dict.fromkeys(map(str, failure.get("evidence", []))):
             say(evidence)
+        say(f"See {place_of(failure['code'], is_failure=True)}")

@@ -24,9 +24,9 @@ RETRIES = 3
 FIRST_RETRY_SECONDS = 0.5
 RETRIED_STATUSES = frozenset({429, 502, 503, 504})
 MAX_RETRY_SECONDS = 30.0
-HINTS = {
+HINTS: dict[int | str, str] = {
     401: "give a key with --api-key or GRPO_API_KEY; `grpo keys create --tenant NAME` makes one",
-    403: "this key may only read",
+    "insufficient_scope": "`grpo keys create --tenant NAME` makes a key with the scopes read and write",
     429: "wait a moment, or let running jobs end",
 }
 
@@ -188,7 +188,7 @@ def _check(response: httpx.Response) -> None:
         message, code, param = error["message"], error.get("code"), error.get("param")
     except (ValueError, KeyError, TypeError):
         message, code, param = response.reason_phrase, None, None
-    hint = HINTS.get(response.status_code)
+    hint = HINTS.get(code) or HINTS.get(response.status_code)
     if response.status_code >= 500 and (request_id := response.headers.get("x-request-id")):
         hint = f"the service's log has more under request id {request_id}"
     raise CommandError(message, code=code or str(response.status_code), param=param, hint=hint)

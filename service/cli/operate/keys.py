@@ -34,7 +34,9 @@ def _transaction() -> Iterator[Session]:
 def create(
     tenant: Annotated[str, typer.Option(help="The key's tenant; tenants see nothing of one another.")],
     name: Annotated[str, typer.Option(help="What the key is for.")] = "",
-    read_only: Annotated[bool, typer.Option("--read-only", help="Read-only access.")] = False,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Only the scope read, without write.")
+    ] = False,
     expires_in: Annotated[
         int | None,
         typer.Option(metavar="DAYS", help="Days until it expires; default: never.", min=1, max=MAX_DAYS),

@@ -37,7 +37,7 @@ def probe(
     elif found["result"]:
         _print_result(found)
     if found["status"] == "failed":
-        raise CommandError(found["failure"]["message"], code=found["failure"]["code"])
+        raise CommandError(found["failure"]["message"], code=found["failure"]["code"], is_failure=True)
     if found["status"] != "succeeded":
         raise CommandError("the probe was cancelled", code="cancelled")
 

@@ -3,32 +3,51 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+PAGE = "docs/reference/errors.md"
+
+
+def place_of(code: str, *, is_failure: bool = False) -> str:
+    """Where the documentation explains an error code, or the code of a failed job."""
+    return f"{PAGE}#{'failed-' if is_failure else ''}{code}"
+
 
 class CommandError(Exception):
-    """The command cannot continue. `code` and `param` are the API's, if the API refused the request."""
+    """The command cannot continue. `code` and `param` are the API's, if the API refused the request.
+
+    is_failure: the code is that of a failed job, probe or export.
+    """
 
     exit_code = 1
     prefix = "Error: "
 
     def __init__(
-        self, message: str, *, code: str | None = None, param: str | None = None, hint: str | None = None
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        hint: str | None = None,
+        is_failure: bool = False,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code
         self.param = param
         self.hint = hint
+        # a status without a code is from another server
+        self.doc = place_of(code, is_failure=is_failure) if code and not code.isdigit() else None
 
     def document(self) -> dict[str, dict[str, str | None]]:
-        """`{"error": {message, code, param, hint}}`."""
-        names = ("message", "code", "param", "hint")
+        """`{"error": {message, code, param, hint, doc}}`."""
+        names = ("message", "code", "param", "hint", "doc")
         return {"error": {name: getattr(self, name) for name in names}}
 
     def line(self) -> str:
-        """`message [code=… param=…] Hint: …` without line breaks."""
+        """`message [code=… param=…] Hint: … See PAGE#code` without line breaks."""
         named = (("code", self.code), ("param", self.param))
         details = " ".join(f"{name}={value}" for name, value in named if value)
         parts = [self.message, f"[{details}]" if details else "", f"Hint: {self.hint}" if self.hint else ""]
+        parts.append(f"See {self.doc}" if self.doc else "")
         return " ".join(" ".join(part.split()) for part in parts if part)
 
 

@@ -161,7 +161,10 @@ def test_a_read_only_key_cannot_submit_and_a_revoked_key_cannot_read(up: Up, job
     assert up.json("--api-key", key, "list") == []
     refused = up.grpo("--api-key", key, "submit", job_file)
     assert refused.returncode == 1
-    assert "Hint: this key may only read" in refused.stderr
+    assert "This API key lacks the scope write; its scopes: read. [code=insufficient_scope]" in refused.stderr
+    assert refused.stderr.endswith("See docs/reference/errors.md#insufficient_scope\n")
+    listed = up.grpo("keys", "list").stdout
+    assert " read " in next(line for line in listed.splitlines() if line.startswith(key.split("_")[1]))
     assert up.json("keys", "revoke", key)["revoked"] is True
     refused = up.grpo("--api-key", key, "list")
     assert refused.returncode == 1

@@ -74,6 +74,7 @@ def test_a_watched_job_s_messages_are_printed_verbatim(grpo: Grpo, database: Dat
         f"{job_id} failed",
         f"stalled: {SHOWN}",
         SHOWN,
+        "See docs/reference/errors.md#failed-stalled",
     ]
 
 
@@ -194,6 +195,7 @@ def test_with_json_an_error_is_one_json_document(offline: Grpo) -> None:
         "code": None,
         "param": None,
         "hint": "`grpo keys list` shows all",
+        "doc": None,
     }
 
 

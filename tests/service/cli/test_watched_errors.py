@@ -51,4 +51,6 @@ def test_each_reason_is_shown_once_with_its_row_and_traceback(grpo: Grpo, databa
     assert "(step 5, row 1): python_grader_runtime_error\nout of time\n" in shown
     assert shown.count("could not score a completion") == 2
     assert shown.index("(step 1, row 3)") < shown.index("step 3/9")
-    assert shown.endswith(f"Correct the grader.\n{FAILURE['evidence'][0]}\n")
+    evidence = FAILURE["evidence"][0]
+    page = "docs/reference/errors.md#failed-grader_contract"
+    assert shown.endswith(f"Correct the grader.\n{evidence}\nSee {page}\n")
