@@ -4,6 +4,8 @@ import errno
 import signal
 from typing import Any
 
+import structlog
+
 from grpo_engine.contract.errors import EngineError
 from grpo_engine.contract.events import Exported, Failed, Finished, Probed, Stopped
 from grpo_engine.process.fault_points import fault_point
@@ -17,6 +19,7 @@ from worker.attempt.publish import publish_export, publish_results
 from worker.cluster.plan import ClusterLost
 from worker.masking import mask_secrets
 
+logger = structlog.get_logger()
 EVIDENCE_LINES, MAX_LINE_CHARACTERS = 20, 500
 DISK_FULL = Refused(
     "disk_full", "The worker's disk is full.", "Free space on the worker's disk and submit the job again."
@@ -104,6 +107,8 @@ def finish(attempt: Attempt, state: JobState, failure: dict[str, Any] | None = N
     """End the attempt in this state. Raises Lost."""
     job = attempt.job
     attempt.write(lambda session: queue.finish(session, job.id, job.fence, state, failure=failure))
+    about = {name: failure[name] for name in ("code", "message")} if failure else {}
+    logger.info("job ended", state=state.value, **about)
 
 
 def release_unstored(attempt: Attempt, what: str, error: StorageError) -> None:
@@ -140,6 +145,7 @@ def release(
             failure=failure,
         )
     )
+    logger.info("job requeued", reason=reason)
     fault_point("job.released")
     attempt.worker.wakeups.send(job.pool)
 

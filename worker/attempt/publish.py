@@ -141,6 +141,7 @@ def publish_results(attempt: Attempt, event: Finished) -> None:
         return True
 
     attempt.write(store_results)
+    logger.info("job ended", state=JobState.SUCCEEDED.value, fine_tuned_model=name)
     fault_point("job.finished")
 
 
@@ -173,6 +174,7 @@ def publish_export(attempt: Attempt, event: Exported) -> None:
         return True
 
     attempt.write(store_result)
+    logger.info("export ended", of=source, step=step)
 
 
 def descriptions(

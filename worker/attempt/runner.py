@@ -47,6 +47,7 @@ def run_job(worker: Worker, engines: WarmPool | None = None) -> bool:
             bound_contextvars(**log_fields(worker, job)),
             Lease(worker.database, worker.settings, job, claimed_at) as lease,
         ):
+            logger.info("job started", model=job.model)
             try:
                 run_attempt(Attempt(worker, job, lease, gpus), engines or WarmPool(worker.settings))
             except Lost:

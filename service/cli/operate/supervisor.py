@@ -20,11 +20,23 @@ STEADY_SECONDS = 60.0
 class Child:
     """One named process. It has its own session, so that the terminal's Ctrl-C does not reach it."""
 
-    def __init__(self, name: str, command: Sequence[str], *, orphan_signal: signal.Signals) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        orphan_signal: signal.Signals | None,
+        reads: int = subprocess.DEVNULL,
+        writes: int | None = None,
+    ) -> None:
         self.name = name
         self.command = list(command)
+        self.reads = reads
+        """File descriptor of its standard input."""
+        self.writes = writes
+        """File descriptor of its output and errors; None: this process's standard error."""
         self.orphan_signal = orphan_signal
-        """What the kernel sends it when the parent dies (Linux)."""
+        """What the kernel sends it when the parent dies (Linux); None: nothing."""
         self.process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
         self._restart_at = 0.0
@@ -43,10 +55,11 @@ class Child:
         # standard output is for the command's own result
         self.process = subprocess.Popen(
             self.command,
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno(),
+            stdin=self.reads,
+            stdout=sys.stderr.fileno() if self.writes is None else self.writes,
+            stderr=self.writes,
             start_new_session=True,
-            preexec_fn=dies_with_this_process(self.orphan_signal),
+            preexec_fn=dies_with_this_process(self.orphan_signal) if self.orphan_signal else None,
         )
 
     def restart_if_ended(self, log: Callable[[str], None]) -> None:

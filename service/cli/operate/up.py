@@ -2,16 +2,21 @@
 
 The order matters: lock the home, migrate, write the first key, start both, wait for `/readyz`. On SIGTERM
 or Ctrl-C the worker ends first (its engine writes a checkpoint and the job is released), then the API, so
-that a client can watch until the end; a second signal kills both.
+that a client can watch until the end; a second signal kills both. Both write to a pipe, whose other end a
+third process copies to the log file until the last of them has ended.
 """
 
 import fcntl
+import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -19,6 +24,7 @@ from typing import Annotated
 import httpx
 import typer
 
+from service.cli.operate import log_writer
 from service.cli.operate.settings import (
     api_command,
     database_of,
@@ -28,11 +34,13 @@ from service.cli.operate.settings import (
 )
 from service.cli.operate.supervisor import Child
 from service.cli.terminal.errors import CommandError
-from service.cli.terminal.output import JsonFlag, print_line, stderr
+from service.cli.terminal.output import JsonFlag, literal, print_line, stderr
 from service.settings import Settings
 
 READY_SECONDS = 60.0
 API_DRAIN_SECONDS = 10.0
+WRITER_SECONDS = 5.0
+"""Time for the log's last lines."""
 TICK_SECONDS = 0.1
 RECOVERY = {
     "GRPO_LEASE_SECONDS": "30",
@@ -44,14 +52,22 @@ RECOVERY = {
 
 
 class Embedded:
-    """The two children and the signals that end them."""
+    """The two children, the writer of their log, and the signals that end them."""
 
-    def __init__(self, settings: Settings, host: str, port: int) -> None:
+    def __init__(self, settings: Settings, host: str, port: int, *, shows_all: bool = False) -> None:
         self.settings = settings
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        self.api = Child("API process", api_command(host, port), orphan_signal=signal.SIGKILL)
+        self.log_file = log_file(settings)
+        # this process keeps both ends open, so that neither side notices if the other is restarted
+        reads, self._writes = os.pipe()
+        writer = [sys.executable, "-m", log_writer.__name__, str(self.log_file)]
+        writer += ["--all"] if shows_all else []
+        self.writer = Child("log writer", writer, orphan_signal=None, reads=reads)
+        command = api_command(host, port)
+        self.api = Child("API process", command, orphan_signal=signal.SIGKILL, writes=self._writes)
+        command = worker_command(settings.pool)
         # an orphaned worker still writes its checkpoint and releases the job
-        self.worker = Child("worker process", worker_command(settings.pool), orphan_signal=signal.SIGTERM)
+        self.worker = Child("worker process", command, orphan_signal=signal.SIGTERM, writes=self._writes)
         self.stops = 0
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -59,14 +75,15 @@ class Embedded:
 
     def start(self) -> None:
         """Starts both and waits until the API is ready. Raises CommandError if it does not start."""
+        self.writer.start()
         self.api.start()
         self.worker.start()
         deadline = time.monotonic() + READY_SECONDS
         while not self.stops and not self._ready():
             if not self.api.alive:
-                raise CommandError("the API process ended while it was starting", hint="its log is above")
+                raise CommandError("the API process ended while it was starting", hint=f"see {self.log_file}")
             if time.monotonic() > deadline:
-                raise CommandError(f"not ready after {READY_SECONDS:g} s", hint="its log is above")
+                raise CommandError(f"not ready after {READY_SECONDS:g} s", hint=f"see {self.log_file}")
             time.sleep(TICK_SECONDS)
 
     def _ready(self) -> bool:
@@ -78,16 +95,29 @@ class Embedded:
     def supervise(self) -> None:
         """Keeps both running until a signal arrives."""
         while not self.stops:
-            self.api.restart_if_ended(_log)
-            self.worker.restart_if_ended(_log)
+            for child in (self.writer, self.api, self.worker):
+                child.restart_if_ended(self.log)
             time.sleep(TICK_SECONDS)
 
     def drain(self) -> None:
         """Stops the worker, then the API; a second signal, or running out of time, kills them."""
         if self.worker.alive:
-            _log("stopping: a running job writes a checkpoint first (again to kill)")
+            self.log("stopping: a running job writes a checkpoint first (again to kill)")
         self._stop(self.worker, self.settings.stop_grace_seconds + 30)
         self._stop(self.api, API_DRAIN_SECONDS)
+        os.close(self._writes)
+        with suppress(subprocess.TimeoutExpired):
+            if self.writer.process is not None:
+                self.writer.process.wait(WRITER_SECONDS)
+        self.writer.kill()
+
+    def log(self, message: str) -> None:
+        """Shows a message of this process, and adds it to the log."""
+        stderr.print(literal(f"grpo up: {message}"), soft_wrap=True)
+        timestamp = datetime.now(UTC).isoformat()
+        line = {"event": message, "level": "warning", "logger": "grpo up", "timestamp": timestamp}
+        with suppress(OSError), self.log_file.open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
     def _stop(self, child: Child, seconds: float) -> None:
         child.signal(signal.SIGTERM)
@@ -102,9 +132,13 @@ def up(
     port: Annotated[
         int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
     ] = 8000,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every line of the log.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Start the embedded service: API and one worker, with all data under $GRPO_HOME."""
+    """Start the embedded service: API and one worker, with all data under $GRPO_HOME.
+
+    Shows jobs that start and end, warnings and errors; the whole log is in $GRPO_HOME/logs/up.jsonl.
+    """
     for name, value in RECOVERY.items():
         os.environ.setdefault(name, value)
     settings = private_settings()
@@ -114,7 +148,7 @@ def up(
         port = usable_port(host, port)
         migrate_database(settings)
         write_first_key(settings)
-        embedded = Embedded(settings, host, port)
+        embedded = Embedded(settings, host, port, shows_all=verbose)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, embedded.on_signal)
         try:
@@ -127,14 +161,18 @@ def up(
 
 
 def _announce(embedded: Embedded, as_json: bool) -> None:
-    url, key_file = embedded.url, str(embedded.settings.key_file)
+    url, key_file, log = embedded.url, str(embedded.settings.key_file), str(embedded.log_file)
     pids = {"api_pid": embedded.api.pid, "worker_pid": embedded.worker.pid}
-    text = f"Ready: {url}  (API documentation: {url}/docs)\nKey:   {key_file}"
-    print_line({"url": url, "key_file": key_file, **pids}, text, as_json=as_json)
+    text = f"Ready: {url}  (API documentation: {url}/docs)"
+    text += f"\nKey:   {key_file}  (for the browser; grpo reads it itself)\nLog:   {log}"
+    print_line({"url": url, "key_file": key_file, "log_file": log, **pids}, text, as_json=as_json)
 
 
-def _log(message: str) -> None:
-    stderr.print(f"grpo up: {message}", soft_wrap=True)
+def log_file(settings: Settings) -> Path:
+    """Where the log is; its folder exists afterwards."""
+    folder = settings.home / "logs"
+    folder.mkdir(exist_ok=True, mode=0o700)
+    return folder / "up.jsonl"
 
 
 @contextmanager

@@ -116,6 +116,27 @@ def test_a_job_that_a_stop_interrupted_is_resumed_by_the_next_start(restarted: R
     up.json("cancel", job_id)
 
 
+def test_the_terminal_shows_jobs_and_problems_and_the_log_file_everything(restarted: Restarted) -> None:
+    up, job_id = restarted.up, restarted.interrupted
+    if up.job(job_id)["status"] != "cancelled":
+        up.json("cancel", job_id)
+    log = Path(up.ready["log_file"])
+    assert log == up.home / "logs" / "up.jsonl"
+    assert mode_of(log) == 0o600
+
+    def terminal() -> str:
+        return (up.home / "up.log").read_text()
+
+    wait_until(lambda: f"{job_id} ended state=cancelled" in terminal(), 30)
+    assert f"{job_id} started model=tiny" in terminal()
+    assert "request_id" not in terminal()
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {"path", "request_id", "status"} <= {name for line in lines for name in line}
+    requeued = [line for line in lines if line["event"] == "job requeued" and line["job"] == job_id]
+    assert len(requeued) == 1
+    assert "grpo up" in [line.get("logger") for line in lines]
+
+
 def messages_of(up: Up, job_id: str) -> list[str]:
     return [event["message"] for event in up.json("events", job_id, "--limit", "100")]
 

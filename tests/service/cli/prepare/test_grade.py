@@ -11,7 +11,7 @@ from service.cli.terminal.histogram import bars, bins_of
 from tests.service.cli.command import Grpo
 from tests.service.embedded import run_shell
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 NUMERIC = {"type": "numeric", "reference": "{{item.answer}}"}
 FAILING = {
     "type": "python",

@@ -1,0 +1,108 @@
+"""`python -m service.cli.operate.log_writer FILE [--all]`: keeps a log, and shows what a person needs of it.
+
+Reads lines on standard input until its end. All of them go to the file as JSON lines, which is rotated; jobs
+that start or end, warnings and errors go to standard error. A process of its own, so that the log survives
+the process that started it. Boundary: the standard library only, to start at once.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MAX_BYTES = 10_000_000
+"""Size at which a file is rotated."""
+KEPT = 4
+"""Number of older files: at most 50 MB in all."""
+JOB_EVENTS = {"job started", "job ended", "job requeued", "export ended"}
+SHOWN_LEVELS = {"warning", "error", "critical"}
+_IN_FILE_ONLY = {"timestamp", "level", "event", "exception", "tenant", "worker", "fence", "attempt", "job"}
+MAX_SHOWN = 300
+
+
+class LogFile:
+    """A file of lines that is renamed to FILE.1, FILE.2, … as it grows. A full disk loses lines, not more."""
+
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
+        self._path, self._max_bytes = path, max_bytes
+        self._file: BinaryIO | None = None
+
+    def write(self, line: bytes) -> None:
+        with suppress(OSError):
+            if self._file is None:
+                self._file = self._path.open("ab")
+            self._file.write(line)
+            self._file.flush()
+            if self._file.tell() >= self._max_bytes:
+                self._file.close()
+                self._file = None
+                self._rotate()
+
+    def _rotate(self) -> None:
+        for number in range(KEPT, 0, -1):
+            older = self._path if number == 1 else _numbered(self._path, number - 1)
+            if older.exists():
+                os.replace(older, _numbered(self._path, number))
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}")
+
+
+def parsed(line: bytes) -> tuple[dict[str, Any], bool]:
+    """The line's fields, and whether it is a line of our log; another line becomes an `event`."""
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        fields = None
+    if isinstance(fields, dict) and "event" in fields:
+        return fields, True
+    return {"event": line.decode("utf-8", "replace").rstrip("\n"), "logger": "stderr"}, False
+
+
+def shown(fields: dict[str, Any]) -> str | None:
+    """One line for a person; None: only for the file."""
+    event, level = str(fields["event"]), str(fields.get("level", "info"))
+    if event not in JOB_EVENTS and level not in SHOWN_LEVELS:
+        return None
+    clock = time.strftime("%H:%M:%S")
+    about = {name: value for name, value in fields.items() if name not in _IN_FILE_ONLY}
+    if exception := str(fields.get("exception", "")).strip():
+        about["exception"] = exception.splitlines()[-1]
+    details = " ".join(f"{name}={value}" for name, value in about.items() if value not in (None, ""))
+    what = event.removeprefix("job ") if event in JOB_EVENTS else f"{level}: {event}"
+    text = " ".join(part for part in (clock, str(fields.get("job") or ""), what, details) if part)
+    text = "".join(each if each.isprintable() else " " for each in text)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
+
+
+def main() -> None:
+    """Copy until the last writer has ended."""
+    parser = argparse.ArgumentParser(prog="log_writer", description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--all", action="store_true", help="show every line, as JSON")
+    given = parser.parse_args()
+    # the end of the input ends this process, so that the last lines are kept
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    file = LogFile(given.file)
+    for line in sys.stdin.buffer:
+        fields, is_ours = parsed(line)
+        file.write(line if is_ours else json.dumps(fields).encode() + b"\n")
+        if given.all or not is_ours:
+            text = None if line.startswith(b"INFO:") and not given.all else fields["event"]
+            text = line.decode("utf-8", "replace").rstrip("\n") if given.all else text
+        else:
+            text = shown(fields)
+        if text is not None:
+            with suppress(OSError):  # the terminal may be gone
+                print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
