@@ -46,7 +46,8 @@ def test_an_error_is_one_line(given: dict[str, str]) -> None:
     done = chat(given, "nothing", "hello")
     assert (done.returncode, done.stderr) == (
         1,
-        "Error: There is no model nothing. [code=model_not_found param=model]\n",
+        "Error: There is no model nothing. [code=model_not_found param=model] "
+        "See docs/reference/errors.md#model_not_found\n",
     )
     done = chat(given, "tiny", "die now")
     assert done.returncode == 1

@@ -152,7 +152,9 @@ def test_a_refused_stream_is_an_immediate_error() -> None:
 
     with server(not_found) as url, Client(url, "key") as client, pytest.raises(CommandError) as error:
         list(follow(client, "ftjob-1"))
-    assert error.value.line() == "no such job [code=job_not_found]"
+    assert error.value.line() == (
+        "no such job [code=job_not_found] See docs/reference/errors.md#job_not_found"
+    )
 
 
 def test_a_request_to_a_busy_service_is_retried() -> None:
@@ -179,4 +181,5 @@ def test_events_are_parsed_across_any_chunks_and_keep_unicode_separators() -> No
 
 def test_an_error_is_one_line_with_code_field_and_hint() -> None:
     error = CommandError("two\nlines", code="invalid_value", param="seed", hint="give a number")
-    assert error.line() == "two lines [code=invalid_value param=seed] Hint: give a number"
+    page = "docs/reference/errors.md#invalid_value"
+    assert error.line() == f"two lines [code=invalid_value param=seed] Hint: give a number See {page}"

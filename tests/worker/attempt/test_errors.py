@@ -1,6 +1,7 @@
 """How a job's events report errors of its worker and its engine."""
 
 import errno
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -76,8 +77,9 @@ def test_a_worker_error_has_an_id_that_is_also_logged(
     reason = messages(database, job_id)[-1]
     found = re.fullmatch(rf"{cause} \(id (err-\w+)\); see the worker's log\.", reason)
     assert found is not None, reason
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if found[1] in line]
+    line, requeued = [line for line in capsys.readouterr().err.splitlines() if found[1] in line]
     assert type(error).__name__ in line
+    assert json.loads(requeued)["event"] == "job requeued"
 
 
 @pytest.fixture
