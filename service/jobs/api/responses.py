@@ -20,7 +20,7 @@ from service.jobs.model.schemas import (
     QueueRead,
 )
 from service.jobs.model.states import HELD, PUBLIC, JobState
-from service.jobs.progress.evaluations import in_openai_names
+from service.jobs.progress.evaluations import in_openai_names, with_decoding
 from service.jobs.progress.metrics import EVALUATION
 from service.jobs.store import queue_health, repository
 from service.platform.tables.core import Artifact, Checkpoint, File, Job, JobEvent
@@ -135,7 +135,8 @@ def _seconds_remaining(job: Job, now: float) -> float | None:
 
 
 def _evaluation(job: Job, checkpoint: str | None) -> EvalRead:
-    read = EvalRead(**{name: job.evaluation.get(name) for name in EvalRead.model_fields})
+    document = with_decoding(job.evaluation, job.method)
+    read = EvalRead(**{name: document.get(name) for name in EvalRead.model_fields})
     if read.best is not None:
         read.best["checkpoint"] = checkpoint
     return read

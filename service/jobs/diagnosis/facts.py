@@ -1,7 +1,7 @@
 """Reads the facts about a run from the database."""
 
+import re
 from collections.abc import Mapping, Sequence
-from statistics import correlation
 from typing import Any
 
 from sqlalchemy import select
@@ -9,17 +9,19 @@ from sqlalchemy.orm import Session
 
 from service.jobs.diagnosis.findings import Diagnosis
 from service.jobs.diagnosis.rules import diagnose
-from service.jobs.diagnosis.run import Groups, Run
+from service.jobs.diagnosis.run import Groups, GuardWarning, Run
 from service.jobs.model.states import JobState
 from service.jobs.progress import metrics
 from service.jobs.store.repository import require_job
 from service.platform.db import Database
-from service.platform.tables.core import Rollout
+from service.platform.tables.core import JobEvent, Rollout
 
 MAX_GROUPS = 200
 """The newest ones: enough for shares, and a bound on what one response reads."""
 FULL_REWARD = 1.0
 """The reward that the engine counts as passed."""
+GUARD = "guard_"
+"""Start of the codes of the guards' warnings."""
 
 
 def diagnosis_of(database: Database, tenant: str, job_id: str) -> Diagnosis:
@@ -44,7 +46,25 @@ def _read(session: Session, tenant: str, job_id: str) -> Run:
         groups=counted([(step, data["completions"]) for step, data in session.execute(newest)]),
         evaluation=job.evaluation,
         failure=job.failure if state is JobState.FAILED else None,
+        guards=guard_warnings(session, job_id),
     )
+
+
+def guard_warnings(session: Session, job_id: str) -> list[GuardWarning]:
+    """All of the job's history, in order."""
+    entries = select(JobEvent.message, JobEvent.data).where(JobEvent.job_id == job_id)
+    entries = entries.where(JobEvent.type == "message", JobEvent.level == "warn").order_by(JobEvent.sequence)
+    return [
+        GuardWarning(data["code"], message, data.get("step") or _step_in(message))
+        for message, data in session.execute(entries)
+        if str(data.get("code", "")).startswith(GUARD)
+    ]
+
+
+def _step_in(message: str) -> int:
+    """Step of a warning that was recorded before warnings had their step: "… up to step 147. …"."""
+    found = re.search(r"step (\d+)\.", message)
+    return int(found[1]) if found else 0
 
 
 Completions = Sequence[Mapping[str, Any]]
@@ -64,7 +84,6 @@ def counted(groups: Sequence[tuple[int, Completions]]) -> Groups:
         first_step=groups[-1][0],
         last_step=groups[0][0],
         errors=_errors(groups),
-        explained=_explained([completion for _, group in groups for completion in group]),
     )
 
 
@@ -82,18 +101,3 @@ def _errors(groups: Sequence[tuple[int, Completions]]) -> dict[str, tuple[int, s
                 count, example = found.get(error["code"], (0, newest))
                 found[error["code"]] = (count + 1, example)
     return found
-
-
-def _explained(completions: Completions) -> dict[str, float]:
-    """Part → r² of the reward and its score; only parts that vary."""
-    pairs: dict[str, list[tuple[float, float]]] = {}
-    for one in completions:
-        for part, score in (one.get("parts") or {}).items():
-            if one.get("reward") is not None and score is not None:
-                pairs.setdefault(part, []).append((one["reward"], score))
-    columns = {part: tuple(zip(*pairs[part], strict=True)) for part in sorted(pairs)}
-    return {
-        part: correlation(rewards, scores) ** 2
-        for part, (rewards, scores) in columns.items()
-        if len(set(rewards)) > 1 and len(set(scores)) > 1
-    }

@@ -6,9 +6,10 @@ Boundary: pure. The codes are the engine's (`grpo_engine/contract/errors.py`) an
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from service.jobs.diagnosis.changes import lower_learning_rate
 from service.jobs.diagnosis.findings import Change, DiagnosisFinding, finding
 from service.jobs.diagnosis.run import Run
-from service.jobs.diagnosis.signal import lower_learning_rate, without_signal
+from service.jobs.diagnosis.signal import without_signal
 from service.jobs.results.manifest import settings_in
 
 SHOWN_LINES = 8

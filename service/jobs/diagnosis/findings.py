@@ -1,5 +1,6 @@
 """The records of a diagnosis: findings, each with its evidence and a patch for a clone."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -7,6 +8,15 @@ from pydantic import BaseModel
 Severity = Literal["error", "warning", "info"]
 Change = dict[str, Any]
 """What a finding suggests: its `field`, or the four values of `Run.change`."""
+
+
+class Compared(BaseModel):
+    """One of the two numbers that a finding compares."""
+
+    label: str
+    value: float
+    step: int | None = None
+    """Last step of the number's window; null for a limit."""
 
 
 class DiagnosisFinding(BaseModel):
@@ -17,6 +27,8 @@ class DiagnosisFinding(BaseModel):
     cause: str
     evidence: list[str]
     """Numbers and steps as they are stored."""
+    compared: list[Compared] = []
+    """The two numbers whose difference is the reason; empty if the finding compares none."""
     advice: str
     field: str | None = None
     """The request's field to change; null if the change is outside the request."""
@@ -24,6 +36,11 @@ class DiagnosisFinding(BaseModel):
     suggested: Any = None
     patch: dict[str, Any] | None = None
     """Body for `POST …/{id}/clone`; null if only a person can decide the value."""
+    count: int | None = None
+    """Number of a guard's warnings; null if no guard warned."""
+    first_step: int | None = None
+    last_step: int | None = None
+    """Steps of the guard's first and last warning."""
 
 
 class Diagnosis(BaseModel):
@@ -37,10 +54,22 @@ class Diagnosis(BaseModel):
 
 
 def finding(
-    code: str, cause: str, evidence: list[str], advice: str, change: Change, severity: Severity = "warning"
+    code: str,
+    cause: str,
+    evidence: list[str],
+    advice: str,
+    change: Change,
+    severity: Severity = "warning",
+    compared: Sequence[Compared] = (),
 ) -> DiagnosisFinding:
     return DiagnosisFinding(
-        code=code, severity=severity, cause=cause, evidence=evidence, advice=advice, **change
+        code=code,
+        severity=severity,
+        cause=cause,
+        evidence=evidence,
+        compared=list(compared),
+        advice=advice,
+        **change,
     )
 
 

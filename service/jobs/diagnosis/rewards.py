@@ -4,94 +4,80 @@ Boundary: pure rules over a run. Thresholds that a guard has too are the guard's
 """
 
 from grpo_engine.config.guards import DEFAULT_THRESHOLDS
+from service.jobs.diagnosis.changes import more_tokens
 from service.jobs.diagnosis.failures import error_lines, slow_or_wrong_grader
-from service.jobs.diagnosis.findings import DiagnosisFinding, finding, number
-from service.jobs.diagnosis.run import MIN_STEPS, Run, Span
-from service.jobs.diagnosis.signal import more_tokens
+from service.jobs.diagnosis.findings import Compared, DiagnosisFinding, finding
+from service.jobs.diagnosis.run import Run
+from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, Span
 
 LONGER = 1.5
 """Completions that grew by half are no variation of the prompts."""
-DOMINATING = 0.95
-"""Share of the reward's variation that one part explains …"""
-SILENT = 0.1
-"""… while every other part explains less than this."""
 
 
 def unscored(run: Run) -> DiagnosisFinding | None:
     """A part of the grader fails on many completions."""
-    names = {name for row in run.metrics for name in row if name.endswith("/error_rate")}
     limit = DEFAULT_THRESHOLDS["grader_errors"]
-    spans = [span for name in sorted(names) if (span := run.recent(name)) and span.mean >= limit]
-    if not spans or run.failure_code == "grader_contract":
+    spans = [span for name in _parts(run, "error_rate") if (span := run.above(name, limit))]
+    if not spans:
         return None
-    lines = [f"{span} (limit {limit:g})" for span in spans]
+    worst = max(spans, key=lambda span: span.mean)
     cause = "Graders cannot score many of the completions; unscored completions are left out of the training."
     advice = "Inspect them in the rollouts (filter=grader_error) and fix the grader."
-    evidence = [*lines, *error_lines(run)]
-    return finding("grader_errors", cause, evidence, advice, slow_or_wrong_grader(run))
+    evidence = [*(f"{span} (limit {limit:g})" for span in spans), *error_lines(run)]
+    compared = [worst.compared, Compared(label="limit", value=limit)]
+    change = slow_or_wrong_grader(run)
+    return finding("grader_errors", cause, evidence, advice, change, compared=compared)
 
 
 def cut(run: Run) -> DiagnosisFinding | None:
     """Many completions end at the limit."""
-    share, length = run.recent("completions/clipped_ratio"), run.trend("completions/mean_length")
     limit = DEFAULT_THRESHOLDS["truncation"]
-    if share is None or share.mean < limit:
+    share = run.above("completions/clipped_ratio", limit)
+    if share is None:
         return None
-    evidence, more = [f"{share} (limit {limit:g})"], ""
-    if length is not None and length.rises:
-        evidence, more = [*evidence, *length.evidence], ", and they are still growing"
-    cause = f"Many completions are cut at max_completion_tokens{more}: an answer after the cut is lost."
+    cause = "Many completions are cut at max_completion_tokens: an answer after the cut is lost."
     advice = "Allow more tokens, or leave cut completions out of the loss (mask_truncated_completions)."
-    return finding("truncation", cause, evidence, advice, more_tokens(run))
+    compared = [share.compared, Compared(label="limit", value=limit)]
+    evidence = [f"{share} (limit {limit:g})"]
+    return finding("truncation", cause, evidence, advice, more_tokens(run), compared=compared)
 
 
 def paid_for_length(run: Run) -> DiagnosisFinding | None:
-    """Longer completions earn more, whatever their content."""
-    correlation = run.recent("completions/reward_length_correlation")
-    length = run.trend("completions/mean_length")
+    """Longer completions earn more, and completions become longer."""
     limit = DEFAULT_THRESHOLDS["reward_length"]
-    if correlation is None or correlation.mean < limit:
+    correlation = run.above("completions/reward_length_correlation", limit)
+    early, late = _lengths(run)
+    if correlation is None or early is None or late is None or late.mean < LONGER * early.mean:
         return None
-    evidence = [f"{correlation} (limit {limit:g})"]
-    if length is not None and length.rises and length.late.mean >= LONGER * length.early.mean:
-        evidence += length.evidence
-    cause = "The reward grows with length, so the policy learns to write longer, not better."
+    evidence = [f"{correlation} (limit {limit:g})", str(early), str(late)]
+    cause = "The reward grows with length, and the policy writes longer."
     advice = "Fix the grader, or penalise long completions (overlong_buffer_tokens)."
     change = run.setting("overlong_buffer_tokens", max(1, run.settings["max_completion_tokens"] // 2))
-    return finding("length_hacking", cause, evidence, advice, change)
+    compared = [early.compared, late.compared]
+    return finding("length_hacking", cause, evidence, advice, change, compared=compared)
+
+
+def _lengths(run: Run) -> tuple[Span | None, Span | None]:
+    """Of the first ten steps, and of the last two blocks."""
+    last, name = max(run.ends, default=0), "completions/mean_length"
+    return run.span(name, 1, BLOCK_STEPS), run.span(name, last - MIN_STEPS + 1, last)
 
 
 def silent_parts(run: Run) -> DiagnosisFinding | None:
     """A part of the reward that never differs: it decides nothing."""
-    means, spreads = _of_parts(run, "mean"), _of_parts(run, "std")
-    if len(spreads) < 2 or len(run.metrics) < MIN_STEPS:
+    spreads = {name: [value for _, value in run.series(name)] for name in _parts(run, "std")}
+    silent = [name for name, values in spreads.items() if not any(values)]
+    if len(run.metrics) < MIN_STEPS or not silent or len(silent) == len(spreads):
         return None
-    silent = [part for part in spreads if not any(value for _, value in run.series(f"rewards/{part}/std"))]
-    if not silent or len(silent) == len(spreads):
-        return None
-    lines = [f"{means[part]}, and its std is 0 in all {len(run.metrics)} steps" for part in silent]
-    cause = f"These parts of the grader give every completion the same score: {', '.join(silent)}."
+    steps = len(run.metrics)
+    names = [name.split("/", 1)[1].removesuffix("/std") for name in silent]
+    lines = [f"{name} is 0 in all {steps} steps" for name in silent]
+    cause = f"These parts of the grader give every completion the same score: {', '.join(names)}."
     advice = "Test the part on a few completions with …/graders/run; fix it or remove it."
-    return finding("silent_part", cause, lines, advice, {"field": f"method.{run.kind}.grader"})
+    return finding("silent_part", cause, lines, advice, {"field": f"method.{run.kind}.grader"}, "info")
 
 
-def one_part_rules(run: Run) -> DiagnosisFinding | None:
-    """One part of several decides alone."""
-    groups, explained = run.groups, run.groups.explained
-    if len(explained) < 2:
-        return None
-    first, *others = sorted(explained, key=explained.__getitem__, reverse=True)
-    if explained[first] < DOMINATING or any(explained[other] > SILENT for other in others):
-        return None
-    lines = [f"r² of the reward and {part}: {number(explained[part])}" for part in (first, *others)]
-    lines.append(f"over {groups.num} stored groups of steps {groups.first_step}–{groups.last_step}")
-    cause = f"{first} decides the reward alone: the other parts have no influence."
-    advice = "Give the others more weight, or normalise each part separately (aggregation: gdpo)."
-    return finding("dominating_part", cause, lines, advice, {"field": f"method.{run.kind}.grader"})
-
-
-def _of_parts(run: Run, what: str) -> dict[str, Span]:
-    """Part → its recent mean or std."""
-    names = {name for row in run.metrics for name in row if name.startswith("rewards/")}
-    parts = sorted(name.split("/", 1)[1].rpartition("/")[0] for name in names if name.endswith(f"/{what}"))
-    return {part: span for part in parts if (span := run.recent(f"rewards/{part}/{what}"))}
+def _parts(run: Run, what: str) -> list[str]:
+    """Names of this metric of every part of the grader."""
+    names = {name for row in run.metrics for name in row}
+    return sorted(name for name in names if name.startswith("rewards/") and name.endswith(f"/{what}"))

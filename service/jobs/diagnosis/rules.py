@@ -1,28 +1,45 @@
-"""All rules, and the summary of their findings. Pure: the same run always gets the same diagnosis."""
+"""All rules, their order, and the summary. Pure: the same run always gets the same diagnosis."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import get_args
 
+from service.jobs.diagnosis import held_out, rewards, signal, stability, training
 from service.jobs.diagnosis.failures import failure
-from service.jobs.diagnosis.findings import Diagnosis, DiagnosisFinding, Severity
-from service.jobs.diagnosis.rewards import cut, one_part_rules, paid_for_length, silent_parts, unscored
+from service.jobs.diagnosis.findings import Diagnosis, DiagnosisFinding, Severity, number
+from service.jobs.diagnosis.guards import with_guards
+from service.jobs.diagnosis.held_out import greedy_or_sampled, held_out_gain, interval
 from service.jobs.diagnosis.run import Run
-from service.jobs.diagnosis.signal import few_signals, flat_reward, not_held_out, not_shown, too_few_steps
-from service.jobs.diagnosis.stability import collapsed, far_away, too_fast
+from service.jobs.diagnosis.training import rise
 from service.jobs.model.states import PUBLIC
 
 Rule = Callable[[Run], DiagnosisFinding | None]
-ALWAYS: tuple[Rule, ...] = (failure, not_shown, too_few_steps)
-OF_REINFORCEMENT: tuple[Rule, ...] = (
-    *(few_signals, unscored, not_held_out, far_away, collapsed, too_fast),
-    *(cut, paid_for_length, silent_parts, one_part_rules, flat_reward),
+MAIN: tuple[Rule, ...] = (
+    failure,
+    rewards.paid_for_length,
+    held_out.not_held_out,
+    held_out.reward_fell,
+    stability.too_fast,
+    stability.far_away,
+    rewards.cut,
+    signal.collapsed,
+    signal.few_signals,
+    training.reward_flat,
 )
+"""Causes before their effects. Only the first that applies is a finding: the change that it suggests may
+contradict those of the others, and it changes what they observe."""
+UNLESS_GOOD = MAIN[4:]
+"""Observations that are worth knowing in a run that improves, and problems in any other."""
+OF_REINFORCEMENT: tuple[Rule, ...] = (rewards.unscored, held_out.more_rows, rewards.silent_parts)
 
 
 def diagnose(run: Run) -> Diagnosis:
-    """The findings of all rules, the worst first."""
-    rules = ALWAYS + (OF_REINFORCEMENT if run.kind == "reinforcement" else ())
-    found = [finding for rule in rules if (finding := rule(run)) is not None]
+    """The main finding, those that go with any other, and the guards' warnings, the worst first."""
+    found = [*_first(run), *_applied(run, (training.too_few_steps,))]
+    if run.kind == "reinforcement":
+        found += _applied(run, OF_REINFORCEMENT)
+        if not found and not _is_good(run):
+            found = _applied(run, (training.more_steps,))
+        found = with_guards(run, found)
     found.sort(key=lambda finding: get_args(Severity).index(finding.severity))
     return Diagnosis(
         job_id=run.job_id,
@@ -33,10 +50,51 @@ def diagnose(run: Run) -> Diagnosis:
     )
 
 
+def _first(run: Run) -> list[DiagnosisFinding]:
+    """The main cause, or none."""
+    for rule in MAIN if run.kind == "reinforcement" else (failure,):
+        found = rule(run)
+        if found is not None:
+            is_harmless = rule in UNLESS_GOOD and _is_good(run)
+            return [found.model_copy(update={"severity": "info"}) if is_harmless else found]
+    return []
+
+
+def _applied(run: Run, rules: Iterable[Rule]) -> list[DiagnosisFinding]:
+    return [found for rule in rules if (found := rule(run)) is not None]
+
+
+def _is_good(run: Run) -> bool:
+    """Whether the held-out reward rose or, if that is not known, the training reward."""
+    return (held_out_gain(run) or rise(run)) is not None
+
+
 def _summary(run: Run, found: list[DiagnosisFinding]) -> str:
-    if found:
+    good = _good(run)
+    if found and (found[0].severity != "info" or not good):
         more = f" ({len(found) - 1} more below)" if len(found) > 1 else ""
         return found[0].cause + more
     if not run.step:
         return "No step is done yet."
-    return f"No problems found in {run.step} of {run.total_steps} steps."
+    return good or f"No problems found in {run.step} of {run.total_steps} steps."
+
+
+def _good(run: Run) -> str:
+    """Why the run is good, with its numbers; empty if that is not known."""
+    if run.kind != "reinforcement":
+        return ""
+    if last := held_out_gain(run):
+        before = number(last.reward - last.difference)
+        return (
+            f"Held-out reward ({greedy_or_sampled(run)}) rose from {before} to {number(last.reward)} "
+            f"(95% CI {interval(run, last)}) over {last.rows} rows."
+        )
+    gain = rise(run)
+    if gain is None:
+        return ""
+    rose = f"Training reward rose from {number(gain.early.mean)} to {number(gain.late.mean)}"
+    places = f"({gain.early.place} and {gain.late.place})"
+    if not held_out.evaluations(run):
+        return f"{rose} {places}. No held-out rows measure other prompts."
+    unclear = held_out.more_rows(run)
+    return f"{rose} {places}.{f' {unclear.cause}' if unclear else ''}"

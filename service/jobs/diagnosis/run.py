@@ -1,62 +1,26 @@
-"""The facts about a run, and the statistics that rules use.
+"""The facts about a run.
 
 Boundary: plain data; `facts.py` reads it from the database, rules draw the conclusions.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
-from statistics import fmean, variance
+from functools import cached_property
 from typing import Any
 
-from service.jobs.diagnosis.findings import Change, number
+from service.jobs.diagnosis.findings import Change
+from service.jobs.diagnosis.windows import BLOCK_STEPS, Points, Span, above, span
 from service.jobs.model.states import TERMINAL, JobState
 from service.jobs.results.manifest import settings_in
 
-RECENT_STEPS = 20
-"""A step's mean over a few prompts varies; twenty of them show the current state of a run."""
-MIN_STEPS = 20
-"""Fewest steps that show a trend; in fewer, it is mostly the luck of the prompts."""
-NUM_ERRORS = 2.0
-"""A difference counts from this many standard errors on: about 95%."""
-
 
 @dataclass(frozen=True)
-class Span:
-    """The mean of a metric over some of its steps. As text: an evidence line."""
+class GuardWarning:
+    """One warning of a guard, from the job's history."""
 
-    name: str
-    first: int
-    last: int
-    mean: float
-    square_error: float
-    """Squared standard error of the mean."""
-
-    def __str__(self) -> str:
-        steps = f"step {self.first}" if self.first == self.last else f"steps {self.first}–{self.last}"
-        return f"{steps}: {self.name} {number(self.mean)}"
-
-
-@dataclass(frozen=True)
-class Trend:
-    """A metric's first third of steps against its last."""
-
-    early: Span
-    late: Span
-
-    @property
-    def is_shown(self) -> bool:
-        """Whether the change is more than the steps' own variation."""
-        error = sqrt(self.early.square_error + self.late.square_error)
-        return abs(self.late.mean - self.early.mean) > NUM_ERRORS * error
-
-    @property
-    def rises(self) -> bool:
-        return self.is_shown and self.late.mean > self.early.mean
-
-    @property
-    def evidence(self) -> list[str]:
-        return [str(self.early), str(self.late)]
+    code: str
+    message: str
+    step: int
 
 
 @dataclass(frozen=True)
@@ -74,8 +38,6 @@ class Groups:
     last_step: int = 0
     errors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     """Code of a grader's error → how often, and one of its messages with its step."""
-    explained: Mapping[str, float] = field(default_factory=dict)
-    """Part of the reward → share of the reward's variation that it explains (r²)."""
 
     @property
     def num_flat(self) -> int:
@@ -103,6 +65,8 @@ class Run:
     groups: Groups = field(default_factory=Groups)
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     failure: Mapping[str, Any] | None = None
+    guards: Sequence[GuardWarning] = ()
+    """In order of steps."""
 
     @property
     def kind(self) -> str:
@@ -122,21 +86,29 @@ class Run:
     def is_over(self) -> bool:
         return self.state in TERMINAL
 
-    def series(self, name: str) -> list[tuple[int, float]]:
-        return [(row["step"], row[name]) for row in self.metrics if name in row]
+    @cached_property
+    def _columns(self) -> dict[str, list[tuple[int, float]]]:
+        found: dict[str, list[tuple[int, float]]] = {}
+        for row in self.metrics:
+            for name, value in row.items():
+                found.setdefault(name, []).append((row["step"], value))
+        return found
 
-    def recent(self, name: str) -> Span | None:
-        """Over the last steps; None if no step has the metric."""
-        points = self.series(name)[-RECENT_STEPS:]
-        return _span(name, points) if points else None
+    def series(self, name: str) -> Points:
+        return self._columns.get(name, ())
 
-    def trend(self, name: str) -> Trend | None:
-        """None with fewer than MIN_STEPS steps."""
-        points = self.series(name)
-        third = len(points) // 3
-        if len(points) < MIN_STEPS:
-            return None
-        return Trend(_span(name, points[:third]), _span(name, points[-third:]))
+    @cached_property
+    def ends(self) -> range:
+        """Steps after which the run is judged."""
+        last = max((row["step"] for row in self.metrics if "reward" in row or "loss" in row), default=0)
+        return range(BLOCK_STEPS, last + 1, BLOCK_STEPS)
+
+    def span(self, name: str, first: int, last: int) -> Span | None:
+        return span(name, self.series(name), first, last)
+
+    def above(self, name: str, limit: float) -> Span | None:
+        """The last two blocks that reached the limit; None if the verdict is that the metric does not."""
+        return above(name, self.series(name), limit, self.ends)
 
     def change(self, path: str, value: Any) -> Change:
         """A change of the method's own settings: `path` inside them, and the suggested value."""
@@ -152,9 +124,3 @@ class Run:
     def setting(self, name: str, value: Any) -> Change:
         """A change of a hyperparameter."""
         return self.change(f"hyperparameters.{name}", value)
-
-
-def _span(name: str, points: Sequence[tuple[int, float]]) -> Span:
-    values = [value for _, value in points]
-    square_error = variance(values) / len(values) if len(values) > 1 else 0.0
-    return Span(name, points[0][0], points[-1][0], fmean(values), square_error)

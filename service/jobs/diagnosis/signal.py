@@ -1,13 +1,15 @@
-"""Rules about the learning signal, the reward's trend and the evaluation.
+"""Rules about the learning signal: groups whose completions all earn the same.
 
 Boundary: pure rules over a run. Thresholds that a guard has too are the guard's.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from grpo_engine.config.guards import DEFAULT_THRESHOLDS
-from service.jobs.diagnosis.findings import Change, DiagnosisFinding, finding, number, rounded
-from service.jobs.diagnosis.run import MIN_STEPS, Run
+from grpo_engine.config.guards import DEFAULT_THRESHOLDS, START_STEPS
+from service.jobs.diagnosis.changes import lower_learning_rate, more_tokens
+from service.jobs.diagnosis.findings import Change, Compared, DiagnosisFinding, finding
+from service.jobs.diagnosis.run import Run
+from service.jobs.diagnosis.windows import above
 
 MAJORITY = 0.6
 """One cause is named if it explains more than this share of the groups without signal."""
@@ -15,13 +17,10 @@ MAX_GROUP_SIZE = 64
 """Beyond it, more completions of a prompt that the model cannot solve are mostly more failures."""
 ROUNDS = 3
 """DAPO's own number of rounds of dynamic sampling, in our recipe."""
-NEARLY_ALL = 0.9
-"""Share of cut completions from which the model's answers are unknown."""
-FEWEST_TOKENS, MAX_TOKENS = 16, 131_072
-FEW_ROWS = 100
-"""Fewest held-out rows; a 95 % interval over fewer is wider than what training usually gains (10 points)."""
-STILL_NATS = 0.01
-"""KL of a completion below which the policy has hardly moved."""
+HIGHER_CLIP = 0.28
+"""DAPO's epsilon_high, which keeps rare tokens alive."""
+RATIO_LOSSES = frozenset({"grpo", "dapo", "dr_grpo", "bnpo"})
+"""Losses whose upper clip range is one of a token's ratio."""
 SIGNAL = "frac_reward_zero_std"
 SIGNAL_LIMIT = DEFAULT_THRESHOLDS["no_signal"]
 
@@ -38,13 +37,16 @@ class Reason(NamedTuple):
 
 def few_signals(run: Run) -> DiagnosisFinding | None:
     """Most groups earn one and the same reward."""
-    share = run.recent(SIGNAL)
-    if share is None or share.mean < SIGNAL_LIMIT or run.failure_code == "no_signal":
+    share = run.above(SIGNAL, SIGNAL_LIMIT)
+    if share is None:
         return None
     reason = without_signal(run)
     cause = "In most groups all completions earn the same reward; such groups give no signal."
     evidence = [f"{share} (limit {SIGNAL_LIMIT:g})", *reason.evidence]
-    return finding("few_signals", reason.cause or cause, evidence, reason.advice, reason.change)
+    compared = [share.compared, Compared(label="limit", value=SIGNAL_LIMIT)]
+    return finding(
+        "few_signals", reason.cause or cause, evidence, reason.advice, reason.change, compared=compared
+    )
 
 
 def without_signal(run: Run) -> Reason:
@@ -67,9 +69,9 @@ def without_signal(run: Run) -> Reason:
 
 
 def _too_hard(run: Run, evidence: list[str]) -> Reason:
-    cut = run.recent("completions/clipped_ratio")
-    if cut and cut.mean >= NEARLY_ALL:
-        cause = "In almost every group all completions are wrong, and almost every completion is cut."
+    cut = run.above("completions/clipped_ratio", DEFAULT_THRESHOLDS["truncation"])
+    if cut:
+        cause = "In almost every group all completions are wrong, and most completions are cut."
         advice = "Allow more tokens to see whether the model can do this task."
         return Reason(cause, advice, more_tokens(run), [*evidence, str(cut)])
     cause = "In almost every group all completions are wrong: the model cannot do this task yet."
@@ -83,92 +85,25 @@ def _too_hard(run: Run, evidence: list[str]) -> Reason:
     return Reason(cause, advice, run.setting("group_size", min(MAX_GROUP_SIZE, 2 * size)), evidence)
 
 
-def more_tokens(run: Run) -> Change:
-    """Room for completions that are cut."""
-    tokens = max(FEWEST_TOKENS, 2 * run.settings["max_completion_tokens"])
-    return run.setting("max_completion_tokens", min(MAX_TOKENS, tokens))
-
-
-def flat_reward(run: Run) -> DiagnosisFinding | None:
-    """Groups have signal, but the reward does not rise."""
-    trend, share = run.trend("reward"), run.recent(SIGNAL)
-    if trend is None or trend.is_shown or (share and share.mean >= SIGNAL_LIMIT):
+def collapsed(run: Run) -> DiagnosisFinding | None:
+    """Groups have no signal because the policy always writes the same, and not because it is right."""
+    start = run.series("entropy")[:START_STEPS]
+    mean = sum(value for _, value in start) / len(start) if start else 0.0
+    without = few_signals(run)
+    if mean <= 0 or without is None or run.groups.num_right > MAJORITY * run.groups.num_flat:
         return None
-    evidence, moved = trend.evidence, ""
-    kl, length = run.recent("kl"), run.recent("completions/mean_length")
-    if kl and length:
-        nats = kl.mean * length.mean
-        evidence.append(f"{kl}, {number(nats)} nats a completion")
-        moved = ", and the policy has hardly moved" if nats < STILL_NATS else ""
-    cause = f"The reward does not rise although groups have signal{moved}."
-    advice = "Raise the learning rate. If the reward is high already, stop here."
-    change = run.setting("learning_rate", min(1.0, rounded(3 * run.settings["learning_rate"])))
-    return finding("reward_flat", cause, evidence, advice, change)
-
-
-def not_held_out(run: Run) -> DiagnosisFinding | None:
-    """The training reward rises, held-out rows gain nothing: memorisation, or an exploited grader."""
-    trend, verdict = run.trend("reward"), run.evaluation.get("verdict") or {}
-    low = verdict.get("low")
-    if trend is None or not trend.rises or low is None or low > 0:
+    times_lower = [(step, mean / max(value, 1e-9)) for step, value in run.series("entropy")]
+    limit = DEFAULT_THRESHOLDS["entropy"]
+    low = above("entropy", times_lower, 1 / limit, run.ends)
+    late = low and run.span("entropy", low.first, low.last)
+    if late is None:
         return None
-    cause = (
-        "The training reward rises and the held-out reward does not: "
-        "the model memorises the rows, or exploits the grader."
-    )
-    advice = "Inspect the best rollouts (filter=best) for exploits; keep the policy closer to the reference."
-    evidence = [*trend.evidence, _interval(run, verdict)]
-    return finding("not_held_out", cause, evidence, advice, closer_to_reference(run))
-
-
-def closer_to_reference(run: Run) -> Change:
-    """A larger beta, or a smaller learning rate if the method has no beta."""
-    alone = (run.settings.get("self_distillation") or {}).get("alone")
-    if run.kind == "reinforcement" and not alone:
-        beta = run.settings["beta"]
-        return run.setting("beta", min(100.0, rounded(2 * beta)) if beta else 0.04)
-    return lower_learning_rate(run)
-
-
-def lower_learning_rate(run: Run) -> Change:
-    """A third of the learning rate."""
-    if "learning_rate" not in run.settings:
-        return {"field": f"method.{run.kind}.hyperparameters"}
-    return run.setting("learning_rate", rounded(run.settings["learning_rate"] / 3))
-
-
-def not_shown(run: Run) -> DiagnosisFinding | None:
-    """The evaluation's interval includes 0, and `not_held_out` does not apply."""
-    verdict = run.evaluation.get("verdict") or {}
-    low, high = verdict.get("low"), verdict.get("high")
-    if low is None or high is None or not low <= 0 <= high or not_held_out(run):
-        return None
-    cause = "The evaluation shows no significant difference: its 95% interval includes 0."
-    advice, change = "Train longer.", _more_steps(run)
-    if verdict["rows"] < FEW_ROWS:
-        advice = f"{verdict['rows']} rows were compared. Use {FEW_ROWS} or more; up to 256 are used."
-        change = {"field": "validation_file"}
-    return finding("not_shown", cause, [_interval(run, verdict)], advice, change, "info")
-
-
-def _interval(run: Run, verdict: Any) -> str:
-    low, high = number(verdict["low"]), number(verdict["high"])
-    step = (run.evaluation.get("last") or {}).get("step", run.step)
-    between = f"95% CI {low} to {high}"
-    return f"evaluation of step {step} against step 0, {verdict['rows']} rows: {verdict['text']}; {between}"
-
-
-def too_few_steps(run: Run) -> DiagnosisFinding | None:
-    """Too early to judge."""
-    num_steps = len(run.series("loss")) or len(run.series("reward"))
-    if num_steps >= MIN_STEPS or run.failure is not None or (not num_steps and not run.is_over):
-        return None
-    cause = "There are too few steps to tell whether the job learns."
-    evidence = [f"{run.step} of {run.total_steps} steps done; trends need at least {MIN_STEPS}"]
-    if not run.is_over and run.total_steps >= MIN_STEPS:
-        return finding("too_few_steps", cause, evidence, "Wait.", {}, "info")
-    return finding("too_few_steps", cause, evidence, "Train longer.", _more_steps(run), "info")
-
-
-def _more_steps(run: Run) -> Change:
-    return run.setting("n_steps", max(5 * MIN_STEPS, 2 * run.total_steps))
+    first = f"steps {start[0][0]}–{start[-1][0]}: entropy {mean:.3g}"
+    evidence = [first, f"{late} (limit {limit:g} of the start)", *without.evidence]
+    cause = "The entropy has collapsed: the policy repeats itself, and its groups have no signal."
+    advice = "Raise epsilon_high so that rare tokens can grow, or lower the learning rate."
+    change = lower_learning_rate(run)
+    if run.settings["loss_type"] in RATIO_LOSSES and run.settings["epsilon_high"] < HIGHER_CLIP:
+        change = run.setting("epsilon_high", HIGHER_CLIP)
+    compared = [Compared(label="entropy, first steps", value=mean, step=start[-1][0]), late.compared]
+    return finding("entropy_collapse", cause, evidence, advice, change, compared=compared)

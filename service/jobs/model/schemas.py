@@ -147,7 +147,10 @@ class ProgressRead(BaseModel):
 
 
 class EvalRead(BaseModel):
-    """Each evaluation as `{step, reward, …}`; `verdict` and `retention` are absent until they exist."""
+    """Each evaluation as `{step, reward, rows, temperature, …}`, with temperature 0 for greedy decoding.
+
+    `verdict` and `retention` are absent until they exist.
+    """
 
     baseline: dict[str, Any] | None = None
     """The evaluation before step 1."""

@@ -28,6 +28,21 @@ def with_event(known: Mapping[str, Any], event: Evaluated) -> dict[str, Any] | N
     return None if found is None else {**known, "retention": {**sets, event.name: found}}
 
 
+def with_decoding(document: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, Any]:
+    """The document; each evaluation with its number of `rows` and the `temperature` of its completions.
+
+    0: greedy; None: nothing was sampled, or the job is older than the setting.
+    """
+    temperature = method[method["type"]].get("hyperparameters", {}).get("eval_temperature")
+    found = dict(document)
+    for name in found.keys() & {"baseline", "best", "last"}:
+        found[name] = {**found[name], "temperature": temperature}
+        if "num_rows" in found[name]:
+            found[name]["rows"] = int(found[name]["num_rows"])
+    sets = {name: with_decoding(each, method) for name, each in found.get("retention", {}).items()}
+    return found | ({"retention": sets} if sets else {})
+
+
 def _newer(known: Mapping[str, Any], event: Evaluated) -> dict[str, Any] | None:
     last = known.get("last")
     if last is not None and event.step <= last["step"]:
@@ -38,9 +53,23 @@ def _newer(known: Mapping[str, Any], event: Evaluated) -> dict[str, Any] | None:
 
 
 def metrics(event: Evaluated) -> dict[str, float]:
-    """The event's values by metric name: `eval/…`, of a retention set `eval/<name>/…`."""
-    prefix = EVALUATION if event.name == VALIDATION else f"{EVALUATION}{event.name}/"
-    return {f"{prefix}{name}": value for name, value in event.metrics.items()}
+    """The event's values by metric name: `eval/…`, of a retention set `eval/<name>/…`.
+
+    Of the job's own rows also the verdict's numbers, so that each evaluation keeps its interval:
+    `eval/difference`, `eval/difference_low`, `eval/difference_high`, `eval/compared_rows`.
+    """
+    if event.name != VALIDATION:
+        return {f"{EVALUATION}{event.name}/{name}": value for name, value in event.metrics.items()}
+    verdict: dict[str, float | None] = {}
+    if event.verdict is not None and event.verdict.difference is not None:
+        verdict = {
+            "difference": event.verdict.difference,
+            "difference_low": event.verdict.low,
+            "difference_high": event.verdict.high,
+            "compared_rows": float(event.verdict.rows),
+        }
+    known = {**event.metrics, **verdict}
+    return {f"{EVALUATION}{name}": value for name, value in known.items() if value is not None}
 
 
 def conclusion(event: Evaluated) -> tuple[str, dict[str, Any], str] | None:

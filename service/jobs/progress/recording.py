@@ -192,7 +192,8 @@ class _Batch:
             return  # a resumed engine repeats the steps since its checkpoint
         if warning not in known and len(known) < MAX_WARNINGS:
             self.values["warnings"] = [*known, warning]
-        self._entry("message", event.message, {"code": event.code}, level="warn")
+        data = {"code": event.code} | ({} if event.step is None else {"step": event.step})
+        self._entry("message", event.message, data, level="warn")
 
 
 def _headline(metrics: dict[str, float]) -> str:

@@ -73,7 +73,9 @@ def test_verdict_and_retention_sets_are_stored_with_the_evaluations(database: Da
     }
     with database.reading() as session:
         values = session.scalars(select(Metric)).one().values
-    assert values == {"reward": 0.5, "eval/reward": 0.4, "eval/general/reward": 0.7}
+    interval = {"eval/difference": 0.4, "eval/difference_low": -0.2, "eval/difference_high": -0.1}
+    rewards = {"reward": 0.5, "eval/reward": 0.4, "eval/general/reward": 0.7}
+    assert values == {**rewards, **interval, "eval/compared_rows": 9.0}
 
 
 def test_evaluations_repeated_by_a_resumed_engine_change_nothing(database: Database, job_id: str) -> None:
@@ -168,7 +170,14 @@ def test_the_best_checkpoint_is_kept_and_reported(worker: Worker, database: Data
         best = chosen_weights(session, "acme", job, "best")
         final = chosen_weights(session, "acme", job, "final")
     assert [row.step for row in rows] == [4, 10]
-    assert answer.eval.best == {"step": 4, "reward": 0.14, "num_rows": 8.0, "checkpoint": rows[0].id}
+    assert answer.eval.best == {
+        "step": 4,
+        "reward": 0.14,
+        "num_rows": 8.0,
+        "rows": 8,
+        "temperature": 0.0,
+        "checkpoint": rows[0].id,
+    }
     assert (best.step, final.step) == (4, 10)
     assert best.storage_key == rows[0].adapter_key
 

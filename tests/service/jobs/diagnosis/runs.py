@@ -13,6 +13,7 @@ NUM_STEPS = 60
 HEALTHY = {
     "loss": 0.0,
     "reward": 0.5,
+    "reward_std": 0.4,
     "frac_reward_zero_std": 0.2,
     "kl": 0.01,
     "entropy": 1.0,
@@ -47,11 +48,6 @@ def group(*rewards: float | None, step: int = 60, **more: Any) -> tuple[int, lis
     return step, [{"reward": reward, "parts": {}, "errors": {}, **more} for reward in rewards]
 
 
-def with_parts(*scores: tuple[float, float, float]) -> tuple[int, list[dict[str, Any]]]:
-    """A group whose completions have these rewards, and these scores of the parts a and b."""
-    return 60, [{"reward": reward, "parts": {"a": a, "b": b}, "errors": {}} for reward, a, b in scores]
-
-
 def run(
     rows: list[dict[str, Any]] | None = None,
     *groups: tuple[int, list[dict[str, Any]]],
@@ -76,9 +72,26 @@ def failed(code: str, *evidence: str, message: str = "what happened", **more: An
     return run(metrics(4), state=JobState.FAILED, failure=failure, **more)
 
 
-def evaluated(low: float, high: float, rows: int = 200) -> dict[str, Any]:
-    verdict = {"text": "the verdict", "difference": (low + high) / 2, "low": low, "high": high, "rows": rows}
-    return {"last": {"step": NUM_STEPS, "reward": 0.5}, "verdict": verdict}
+BASELINE = {"baseline": {"step": 0, "reward": 0.3, "reward_std": 0.4, "num_rows": 200.0}}
+"""The evaluation before training."""
+
+
+def evaluated(
+    rows: list[dict[str, Any]], *intervals: tuple[float, float], num_rows: int = 200
+) -> list[dict[str, Any]]:
+    """The rows with evaluations every twenty steps up to the end, by the intervals of their differences."""
+    for index, (low, high) in enumerate(reversed(intervals)):
+        difference = (low + high) / 2
+        rows[-1 - 20 * index] |= {
+            "eval/reward": 0.3 + difference,
+            "eval/reward_std": 0.4,
+            "eval/num_rows": float(num_rows),
+            "eval/difference": difference,
+            "eval/difference_low": low,
+            "eval/difference_high": high,
+            "eval/compared_rows": float(num_rows),
+        }
+    return rows
 
 
 def errors(code: str) -> dict[str, Any]:
@@ -102,7 +115,7 @@ POOR: dict[str, tuple[Run, str, Any]] = {
             group(0, 0),
             group(0, 1),
         ),
-        "few_signals",
+        "truncation",
         {"max_completion_tokens": 32},
     ),
     "all groups are all right": (
@@ -116,24 +129,42 @@ POOR: dict[str, tuple[Run, str, Any]] = {
         {"dynamic_sampling": 3},
     ),
     "the reward stays where it was": (run(metrics(reward=0.4)), "reward_flat", {"learning_rate": 3e-5}),
-    "held-out rows gain nothing": (
-        run(evaluation=evaluated(-0.05, 0.03)),
-        "not_held_out",
-        {"beta": 0.08},
+    "the reward falls from its best": (
+        run(metrics(reward=lambda share: 0.8 if share < 0.5 else 0.3)),
+        "reward_fell",
+        {"learning_rate": 3.3e-06},
     ),
-    "held-out rows lose and there is no beta": (
-        run(method=expanded(beta=0.0), evaluation=evaluated(-0.2, -0.1)),
+    "held-out rows gain nothing": (
+        run(evaluated(metrics(), (-0.05, 0.03), (-0.04, 0.04)), evaluation=BASELINE),
         "not_held_out",
-        {"beta": 0.04},
+        {"early_stopping": {"patience": 3, "min_improvement": 0.0}},
+    ),
+    "held-out rows lose what they had gained": (
+        run(evaluated(metrics(), (0.3, 0.4), (0.0, 0.1), (0.0, 0.1)), evaluation=BASELINE),
+        "not_held_out",
+        {"early_stopping": {"patience": 3, "min_improvement": 0.0}},
+    ),
+    "held-out rows lose, and so does training": (
+        run(
+            evaluated(metrics(reward=0.4), (-0.2, -0.1), (-0.2, -0.1)),
+            evaluation=BASELINE,
+        ),
+        "reward_fell",
+        {"learning_rate": 3.3e-06},
     ),
     "the policy runs away": (run(metrics(kl=rising(0.0, 0.5))), "kl_explosion", {"beta": 0.08}),
     "the entropy collapses": (
-        run(metrics(entropy=lambda share: 1.0 if share < 0.3 else 0.02)),
+        run(
+            metrics(reward=0.4, frac_reward_zero_std=0.9, entropy=lambda share: 1.0 if share < 0.3 else 0.02)
+        ),
         "entropy_collapse",
         {"epsilon_high": 0.28},
     ),
     "the entropy collapses under a raised clip": (
-        run(metrics(entropy=lambda share: 1.0 if share < 0.3 else 0.02), method=expanded(epsilon_high=0.3)),
+        run(
+            metrics(reward=0.4, frac_reward_zero_std=0.9, entropy=lambda share: 1.0 if share < 0.3 else 0.02),
+            method=expanded(epsilon_high=0.3),
+        ),
         "entropy_collapse",
         {"learning_rate": 3.3e-06},
     ),
@@ -161,15 +192,6 @@ POOR: dict[str, tuple[Run, str, Any]] = {
         "silent_part",
         None,
     ),
-    "one part decides alone": (
-        run(
-            metrics(),
-            with_parts((1.0, 1, 0), (0.0, 0, 0.1)),
-            with_parts((1.0, 1, 0.1), (0.0, 0, 0), (0.9, 0.9, 0.05)),
-        ),
-        "dominating_part",
-        None,
-    ),
     "length is paid for": (
         run(
             metrics(
@@ -187,21 +209,25 @@ POOR: dict[str, tuple[Run, str, Any]] = {
         "learning_rate_too_high",
         {"learning_rate": 3.3e-06},
     ),
-    "gradients jump": (
-        run(metrics(grad_norm=lambda share: 20.0 if round(share * 60) % 15 == 0 else 0.5)),
-        "learning_rate_too_high",
-        {"learning_rate": 3.3e-06},
-    ),
     "there are too few steps": (run(metrics(5)), "too_few_steps", {"n_steps": 100}),
-    "the interval includes 0": (
-        run(metrics(reward=0.4), evaluation=evaluated(-0.01, 0.04)),
-        "not_shown",
-        {"n_steps": 120},
+    "the steps do not show a rise yet": (
+        run(metrics(reward=lambda share: 0.4 + 0.3 * (round(share * 60) % 2))),
+        "more_steps",
+        {"n_steps": 170},
     ),
     "few rows are held out": (
-        run(metrics(reward=0.4), evaluation=evaluated(-0.1, 0.3, rows=16)),
-        "not_shown",
+        run(evaluated(metrics(), (-0.1, 0.4), (-0.1, 0.4), num_rows=16), evaluation=BASELINE),
+        "more_rows",
         None,
+    ),
+    "the limit of held-out rows is too low": (
+        run(
+            evaluated(metrics(), (-0.1, 0.4), (-0.1, 0.4), num_rows=16),
+            evaluation=BASELINE,
+            method=expanded(eval_samples=16),
+        ),
+        "more_rows",
+        {"eval_samples": 83},
     ),
 }
 """What went wrong → the run, the finding's code, the hyperparameters that its patch sets."""

@@ -8,11 +8,21 @@ import pytest
 
 from service.jobs.diagnosis.findings import DiagnosisFinding
 from service.jobs.diagnosis.rules import diagnose
-from service.jobs.diagnosis.run import Run
+from service.jobs.diagnosis.run import GuardWarning, Run
 from service.jobs.intake.cloning import patched
 from service.jobs.model.states import JobState
 from tests.service.job_samples import GRADER, METHOD, expanded, request
-from tests.service.jobs.diagnosis.runs import FAILED, POOR, evaluated, failed, group, metrics, run
+from tests.service.jobs.diagnosis.runs import (
+    BASELINE,
+    FAILED,
+    POOR,
+    evaluated,
+    failed,
+    group,
+    metrics,
+    rising,
+    run,
+)
 
 ERRORS = Path(__file__).parents[4] / "docs" / "reference" / "errors.md"
 
@@ -74,9 +84,20 @@ def test_every_patch_makes_a_request_with_the_suggested_value(case: str) -> None
 
 
 def test_a_good_run_has_no_finding() -> None:
-    found = diagnose(run(evaluation=evaluated(0.1, 0.3)))
+    found = diagnose(run(evaluated(metrics(), (0.041, 0.125), (0.041, 0.125)), evaluation=BASELINE))
     assert found.findings == []
-    assert found.summary == "No problems found in 60 of 60 steps."
+    assert found.summary == (
+        "Held-out reward (greedy) rose from 0.3 to 0.383 (95% CI +4.1 to +12.5 points) over 200 rows."
+    )
+
+
+def test_a_good_run_without_held_out_rows_says_that_only_training_is_known() -> None:
+    found = diagnose(run())
+    assert found.findings == []
+    assert found.summary == (
+        "Training reward rose from 0.262 to 0.701 (steps 1–10 and steps 41–60). "
+        "No held-out rows measure other prompts."
+    )
 
 
 def test_a_job_without_steps_has_nothing_to_diagnose() -> None:
@@ -85,8 +106,9 @@ def test_a_job_without_steps_has_nothing_to_diagnose() -> None:
 
 
 def test_the_worst_finding_comes_first_and_is_the_summary() -> None:
-    found = diagnose(run(metrics(5, kl=1.0)))
-    assert [finding.code for finding in found.findings] == ["kl_explosion", "too_few_steps"]
+    parts = {"rewards/a/std": 0.4, "rewards/b/std": 0.0}
+    found = diagnose(run(metrics(reward=0.4, kl=1.0, **parts)))
+    assert [finding.code for finding in found.findings] == ["kl_explosion", "silent_part"]
     assert found.summary == f"{found.findings[0].cause} (1 more below)"
 
 
@@ -137,6 +159,67 @@ def test_each_failure_of_the_other_methods_has_a_finding_too(kind: str, code: st
 
 def test_a_small_change_within_the_noise_is_no_rise() -> None:
     assert the(run(metrics(reward=lambda share: 0.4 + 0.002 * share)), "reward_flat")
+
+
+def test_a_held_out_reward_that_rises_above_training_is_never_accused() -> None:
+    rows = evaluated(metrics(reward=rising(0.2, 0.35)), (0.05, 0.15), (0.05, 0.15))
+    assert diagnose(run(rows, evaluation=BASELINE)).findings == []
+
+
+def test_an_interval_that_includes_a_comparable_gain_accuses_nothing() -> None:
+    rows = evaluated(metrics(), (-0.1, 0.3), (-0.1, 0.3))
+    (found,) = diagnose(run(rows, evaluation=BASELINE)).findings
+    assert (found.code, found.severity) == ("more_rows", "info")
+    assert [one.value for one in found.compared] == [200, 670]
+
+
+def test_few_held_out_rows_accuse_nothing_even_if_none_changed() -> None:
+    rows = evaluated(metrics(), (0.0, 0.0), (0.0, 0.0), num_rows=16)
+    (found,) = diagnose(run(rows, evaluation=BASELINE)).findings
+    assert found.code == "more_rows"
+
+
+def test_a_grader_that_eval_grader_contradicts_is_to_be_changed() -> None:
+    method = expanded()
+    method["reinforcement"]["eval_grader"] = GRADER
+    rows = evaluated(metrics(), (-0.05, 0.03), (-0.04, 0.04))
+    finding = the(run(rows, evaluation=BASELINE, method=method), "not_held_out")
+    assert (finding.field, finding.patch) == ("method.reinforcement.grader", None)
+    assert [one.label for one in finding.compared] == ["reward, steps 41–60", "held-out reward, step 60"]
+
+
+def test_evaluations_without_stored_intervals_have_those_of_unpaired_rows() -> None:
+    rows = evaluated(metrics(), (-0.05, 0.03), (-0.04, 0.04))
+    old = [{name: row[name] for name in row if "difference" not in name} for row in rows]
+    line = the(run(old, evaluation=BASELINE), "not_held_out").evidence[-2]
+    assert line == "step 60: held-out reward 0.3 over 200 rows; since step 0 -7.8 to +7.8 points (95% CI)"
+
+
+def test_the_warnings_of_a_guard_are_one_finding() -> None:
+    guards = [GuardWarning("guard_no_signal", f"at {step}", step) for step in (20, 90, 147)]
+    (finding,) = diagnose(run(guards=guards)).findings
+    assert (finding.severity, finding.cause) == (
+        "info",
+        "The guard no_signal warned 3 times, last at step 147.",
+    )
+    assert (finding.count, finding.first_step, finding.last_step) == (3, 20, 147)
+
+
+def test_a_finding_about_the_same_has_the_number_of_the_guard_s_warnings() -> None:
+    guards = [GuardWarning("guard_truncation", "cut", step) for step in (20, 40)]
+    rows = metrics(reward=0.4, **{"completions/clipped_ratio": 0.7})
+    (finding,) = diagnose(run(rows, guards=guards)).findings
+    assert (finding.code, finding.count, finding.last_step) == ("truncation", 2, 40)
+
+
+def test_a_problem_of_a_run_that_improves_is_only_worth_knowing() -> None:
+    (finding,) = diagnose(run(metrics(**{"completions/clipped_ratio": 0.7}))).findings
+    assert (finding.code, finding.severity) == ("truncation", "info")
+
+
+def test_a_level_near_its_limit_keeps_its_verdict() -> None:
+    wavering = metrics(80, reward=0.4, **{"completions/clipped_ratio": lambda share: 0.6 - 0.15 * share})
+    assert the(run(wavering), "truncation").compared[0].step == 50
 
 
 def test_groups_are_counted_by_what_they_earned() -> None:

@@ -10,7 +10,7 @@ from service.jobs.progress.metrics import add_metrics
 from service.platform.db import Database
 from service.platform.tables.core import Rollout
 from service.settings import Settings
-from tests.service.job_samples import add_artifact, add_checkpoint, add_job
+from tests.service.job_samples import add_artifact, add_checkpoint, add_job, expanded
 
 JOBS = "/v1/fine_tuning/jobs"
 VERDICT = {
@@ -21,12 +21,15 @@ VERDICT = {
     "rows": 64,
 }
 EVALUATION: dict[str, Any] = {
-    "baseline": {"step": 0, "reward": 0.1},
-    "best": {"step": 5, "reward": 0.6},
-    "last": {"step": 10, "reward": 0.5},
+    "baseline": {"step": 0, "reward": 0.1, "num_rows": 64.0},
+    "best": {"step": 5, "reward": 0.6, "num_rows": 64.0},
+    "last": {"step": 10, "reward": 0.5, "num_rows": 64.0},
     "verdict": VERDICT,
     "retention": {
-        "general": {"last": {"step": 10, "reward": 0.8}, "verdict": {**VERDICT, "text": "kept: …"}}
+        "general": {
+            "last": {"step": 10, "reward": 0.8, "num_rows": 9.0},
+            "verdict": {**VERDICT, "text": "kept: …"},
+        }
     },
 }
 
@@ -49,9 +52,33 @@ def test_the_answer_names_verdict_retention_and_the_best_checkpoint(
     five = add_checkpoint(settings, database, job_id, 5, b"five")
     add_checkpoint(settings, database, job_id, 10, b"ten")
     found = client.get(f"{JOBS}/{job_id}").json()["eval"]
-    assert found == {**EVALUATION, "best": {"step": 5, "reward": 0.6, "checkpoint": five}}
+    assert {name: found[name]["reward"] for name in ("baseline", "best", "last")} == {
+        "baseline": 0.1,
+        "best": 0.6,
+        "last": 0.5,
+    }
+    assert found["best"]["checkpoint"] == five
+    assert (found["verdict"], found["retention"]["general"]["verdict"]["text"]) == (VERDICT, "kept: …")
     (listed,) = client.get(JOBS).json()["data"]
     assert listed["eval"] == found
+
+
+def test_every_evaluation_names_its_rows_and_that_it_is_greedy(client: TestClient, job_id: str) -> None:
+    found = client.get(f"{JOBS}/{job_id}").json()["eval"]
+    measured = [
+        *(found[name] for name in ("baseline", "best", "last")),
+        found["retention"]["general"]["last"],
+    ]
+    assert [(one["temperature"], one["rows"]) for one in measured] == [(0.0, 64)] * 3 + [(0.0, 9)]
+
+
+def test_evaluations_of_a_job_older_than_the_setting_have_no_temperature(
+    client: TestClient, database: Database
+) -> None:
+    method = expanded()
+    del method["reinforcement"]["hyperparameters"]["eval_temperature"]
+    old = add_job(database, JobState.SUCCEEDED, evaluation=EVALUATION, method=method)
+    assert client.get(f"{JOBS}/{old}").json()["eval"]["last"]["temperature"] is None
 
 
 def test_a_best_step_without_a_checkpoint_names_none(client: TestClient, job_id: str) -> None:

@@ -1,0 +1,170 @@
+"""The kinds of runs that `bench/recorded_runs.py` records: what makes each of them, and its verdict."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from examples.arithmetic import make_rows, supervised_rows
+
+Row = dict[str, Any]
+NUM_SUMS = 640
+"""All that `make_rows` can make."""
+RIGHT = {"type": "numeric", "reference": "{{item.answer}}"}
+ABSTAINS = {"type": "string_check", "operation": "like", "input": "{{sample.output_text}}", "reference": "?"}
+NUMBER = {"type": "format", "pattern": r"\d+", "match": "search"}
+LENGTH = {"type": "length", "mode": "linear", "target": 0, "maximum": 16}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a class of runs is made."""
+
+    demonstrations: str = "carries"
+    """What the model imitates before: `demonstrated` explains the names."""
+    grader: Mapping[str, Any] = field(default_factory=lambda: RIGHT)
+    eval_grader: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    answers: str = "sum"
+    """`sum`; `product`; `digit`: any; `coin`: of sums with a carry, with or without it at random."""
+    num_train: int = 440
+    num_held_out: int = 200
+
+
+RISES = "Held-out reward (greedy) rose from "
+EXPECTED: dict[str, tuple[str, str]] = {
+    "good": ("", RISES),
+    "noisy": ("", RISES),
+    "plateau": ("", RISES),
+    "memorised": ("warning not_held_out", "The training reward rose from "),
+    "hacked": ("warning not_held_out", "The training reward rose from "),
+    "dead": ("warning few_signals", "In almost every group all completions are wrong"),
+    "failed": ("error no_signal", "In almost every group all completions are wrong"),
+    "flat": ("warning reward_flat", "The reward does not rise although groups have signal"),
+    "easy": ("warning few_signals", "In almost every group all completions are right"),
+    "hard": ("warning few_signals", "In almost every group all completions are wrong"),
+    "cut": ("warning truncation", "Many completions are cut"),
+    "unstable": ("warning reward_fell", "The training reward fell from "),
+    "length": ("warning length_hacking", "The reward grows with length"),
+    "few": ("info more_rows", "Training reward rose from "),
+}
+"""Class → severity and code of its finding, and the start of its summary."""
+SMALL_STEPS = {"prompts_per_step": 4, "group_size": 4}
+RECIPES: dict[str, Recipe] = {
+    "good": Recipe(settings={"n_steps": 80}),
+    "good-dapo": Recipe(settings={"n_steps": 60, "recipe": "dapo"}),
+    "good-beta": Recipe(settings={"n_steps": 80, "beta": 0.02, "learning_rate": 5e-4}),
+    "noisy": Recipe(settings={**SMALL_STEPS, "n_steps": 150, "learning_rate": 4e-4}),
+    "noisy-slow": Recipe(
+        settings={**SMALL_STEPS, "n_steps": 150, "learning_rate": 1.5e-4, "eval_interval": 30}
+    ),
+    "memorised": Recipe(answers="coin", num_train=24, settings={"n_steps": 120, "learning_rate": 2e-3}),
+    "memorised-full": Recipe(
+        answers="coin", num_train=40, settings={"n_steps": 120, "learning_rate": 1e-3, "lora": "full"}
+    ),
+    "flat": Recipe("digits", answers="digit", num_train=32, settings={"n_steps": 120, "learning_rate": 5e-4}),
+    "hacked": Recipe(
+        "abstains",
+        {
+            "type": "multi",
+            "graders": {"right": RIGHT, "unsure": ABSTAINS},
+            "calculate_output": "max(right, unsure)",
+        },
+        RIGHT,
+        {"n_steps": 80},
+    ),
+    "dead": Recipe(
+        grader={
+            "type": "string_check",
+            "operation": "like",
+            "input": "{{sample.output_text}}",
+            "reference": "☃",
+        },
+        settings={"n_steps": 60, "max_skipped_steps": 100},
+    ),
+    "failed": Recipe(
+        grader={
+            "type": "string_check",
+            "operation": "like",
+            "input": "{{sample.output_text}}",
+            "reference": "☃",
+        },
+        settings={"n_steps": 60},
+    ),
+    "flat-still": Recipe(settings={"n_steps": 150, "learning_rate": 1e-8, "group_size": 16}),
+    "good-solved": Recipe("sums", settings={"n_steps": 60, "max_skipped_steps": 100}),
+    "easy": Recipe(grader=NUMBER, settings={"n_steps": 60, "max_skipped_steps": 100}),
+    "hard": Recipe(answers="product", settings={"n_steps": 60, "max_skipped_steps": 100}),
+    "good-shorter": Recipe(
+        "working", settings={"n_steps": 60, "max_completion_tokens": 7, "max_skipped_steps": 100}
+    ),
+    "good-rambling": Recipe("rambling", settings={"n_steps": 60, "max_completion_tokens": 5}),
+    "cut": Recipe("working", settings={"n_steps": 60, "max_completion_tokens": 5, "max_skipped_steps": 100}),
+    "unstable": Recipe(settings={"n_steps": 100, "learning_rate": 3e-2, "max_skipped_steps": 200}),
+    "unstable-reuse": Recipe(
+        settings={"n_steps": 80, "learning_rate": 1e-2, "num_iterations": 4, "max_skipped_steps": 200}
+    ),
+    "length": Recipe(
+        "rambling",
+        {
+            "type": "multi",
+            "graders": {"right": RIGHT, "short": LENGTH},
+            "calculate_output": "0.1*right - 0.9*short",
+        },
+        settings={"n_steps": 80, "max_completion_tokens": 24},
+    ),
+    "few-rows": Recipe(num_held_out=12, settings={"n_steps": 60, "learning_rate": 3e-4}),
+    "plateau": Recipe(settings={"n_steps": 150, "lr_schedule": "constant"}),
+}
+
+
+def rows_of(recipe: Recipe, seed: int) -> tuple[list[Row], list[Row]]:
+    """Training and held-out rows, with the recipe's kind of answers."""
+    train, held_out = make_rows(NUM_SUMS - recipe.num_held_out, recipe.num_held_out, seed=seed)
+    rows = [*held_out, *train]
+    drawn = random.Random(seed)
+    if recipe.answers == "coin":
+        rows = [row for row in rows if _carries(row)]
+    for row in rows:
+        left, right = _operands(row)
+        others = {
+            "sum": str(left + right),
+            "product": str(left * right * 101),
+            "digit": str(drawn.randrange(10)),
+            "coin": str(left + right - drawn.choice((0, 10))),
+        }
+        row["answer"] = others[recipe.answers]
+    return rows[recipe.num_held_out :][: recipe.num_train], rows[: recipe.num_held_out]
+
+
+def _operands(row: Row) -> tuple[int, int]:
+    left, right = row["messages"][0]["content"].rstrip("=").split("+")
+    return int(left), int(right)
+
+
+def _carries(row: Row) -> bool:
+    left, right = _operands(row)
+    return left % 10 + right % 10 >= 10
+
+
+def demonstrated(name: str, seed: int) -> list[Row]:
+    """Sums with the assistant's turn.
+
+    `carries`: two of three carries forgotten. `sums`: right. `digits`: any digit. `abstains`: as `carries`,
+    and "?" in a tenth. `working`: the sum is repeated first. `rambling`: as `carries`, then some spaces.
+    """
+    rows, _ = make_rows(2000, 200, seed=seed)
+    drawn = random.Random(seed)
+    imitated = supervised_rows(rows, forgotten_carries=0.0 if name == "sums" else 0.65, seed=seed)
+    for row in imitated:
+        question, answer = row["messages"][0], row["messages"][1]
+        match name:
+            case "digits":
+                answer["content"] = str(drawn.randrange(10))
+            case "abstains" if drawn.random() < 0.1:
+                answer["content"] = "?"
+            case "working":
+                answer["content"] = question["content"] + answer["content"]
+            case "rambling":
+                answer["content"] += " " * drawn.choice((0, 0, 1, 2, 3, 4, 6, 8))
+    return imitated

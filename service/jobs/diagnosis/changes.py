@@ -1,0 +1,28 @@
+"""Changes of a request that several rules suggest."""
+
+from service.jobs.diagnosis.findings import Change, rounded
+from service.jobs.diagnosis.run import Run
+
+FEWEST_TOKENS, MAX_TOKENS = 16, 131_072
+
+
+def more_tokens(run: Run) -> Change:
+    """Room for completions that are cut."""
+    tokens = max(FEWEST_TOKENS, 2 * run.settings["max_completion_tokens"])
+    return run.setting("max_completion_tokens", min(MAX_TOKENS, tokens))
+
+
+def closer_to_reference(run: Run) -> Change:
+    """A larger beta, or a smaller learning rate if the method has no beta."""
+    alone = (run.settings.get("self_distillation") or {}).get("alone")
+    if run.kind == "reinforcement" and not alone:
+        beta = run.settings["beta"]
+        return run.setting("beta", min(100.0, rounded(2 * beta)) if beta else 0.04)
+    return lower_learning_rate(run)
+
+
+def lower_learning_rate(run: Run) -> Change:
+    """A third of the learning rate."""
+    if "learning_rate" not in run.settings:
+        return {"field": f"method.{run.kind}.hyperparameters"}
+    return run.setting("learning_rate", rounded(run.settings["learning_rate"] / 3))

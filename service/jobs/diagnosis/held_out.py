@@ -1,0 +1,277 @@
+"""Rules about the held-out rows: what their evaluations show, alone and beside the training reward.
+
+Training samples at its temperature and evaluations are usually greedy, so the rules compare changes since
+the start, and levels only in the direction in which decoding cannot explain them. Boundary: pure rules.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+from service.jobs.diagnosis.changes import lower_learning_rate
+from service.jobs.diagnosis.findings import Change, Compared, DiagnosisFinding, finding, number, rounded
+from service.jobs.diagnosis.run import Run
+from service.jobs.diagnosis.training import NUM_ERRORS, Gain, gain_at, rise, training_fall
+from service.jobs.diagnosis.windows import BLOCK_STEPS, error_between, settled
+from service.jobs.results.manifest import settings_in
+
+MIN_ROWS = 50
+"""Fewest rows that accuse a run. With fewer, a bootstrap's interval is too narrow."""
+COMPARABLE = 0.5
+"""Share of the training gain from which a held-out gain is comparable."""
+NORMAL_95 = 1.96
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The held-out reward after a step, and its difference from the one before step 1."""
+
+    step: int
+    reward: float
+    spread: float
+    """Standard deviation of the rows' rewards."""
+    rows: int
+    difference: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+
+    @property
+    def square_error(self) -> float:
+        return self.spread**2 / self.rows
+
+    @property
+    def compared(self) -> Compared:
+        return Compared(label=f"held-out reward, step {self.step}", value=self.reward, step=self.step)
+
+    def falls_from(self, best: "Evaluation") -> bool | None:
+        """Whether the reward is below the best one by more than chance; None if that is open."""
+        errors = (best.reward - self.reward) / (sqrt(best.square_error + self.square_error) or 1.0)
+        return errors > NUM_ERRORS or self.high < 0 or (False if errors < 1 else None)
+
+
+def evaluations(run: Run) -> list[Evaluation]:
+    """All with rewards, the one before step 1 first; empty without that one."""
+    baseline = run.evaluation.get("baseline") or {}
+    if not baseline.get("num_rows") or "reward_std" not in baseline:
+        return []
+    first = Evaluation(0, baseline["reward"], baseline["reward_std"], int(baseline["num_rows"]))
+    return [first, *(_evaluation(run, row, first) for row in run.metrics if "eval/reward_std" in row)]
+
+
+def _evaluation(run: Run, row: Mapping[str, Any], first: Evaluation) -> Evaluation:
+    """With the stored interval, or with that of unpaired rows for jobs older than it, which is wider."""
+    reward, spread, rows = row["eval/reward"], row["eval/reward_std"], int(row["eval/num_rows"])
+    margin = NORMAL_95 * sqrt(first.square_error + spread**2 / rows)
+    change = reward - first.reward
+    found = {"difference": change, "low": change - margin, "high": change + margin}
+    last = run.evaluation.get("last") or {}
+    if last.get("step") == row["step"]:
+        verdict = run.evaluation.get("verdict") or {}
+        found |= {name: verdict[name] for name in found if verdict.get(name) is not None}
+    stored = {"difference": "difference", "low": "difference_low", "high": "difference_high"}
+    found |= {name: row[f"eval/{key}"] for name, key in stored.items() if f"eval/{key}" in row}
+    return Evaluation(row["step"], reward, spread, int(row.get("eval/compared_rows", rows)), **found)
+
+
+def held_out_gain(run: Run) -> Evaluation | None:
+    """The newest evaluation, if the verdict is that the held-out reward rose and has not fallen since."""
+
+    def judge(known: Sequence[Evaluation]) -> bool | None:
+        if known[-1].falls_from(_best(known)) or known[-1].difference <= 0:
+            return False
+        return known[-1].low > 0 or None
+
+    known = evaluations(run)
+    return known[-1] if _last_confirmed(run, known, judge) else None
+
+
+def _last_confirmed(
+    run: Run, known: Sequence[Evaluation], judge: Callable[[Sequence[Evaluation]], bool | None]
+) -> list[Evaluation]:
+    """The evaluations up to the one that confirms the verdict; none if it is false.
+
+    A single evaluation is judged alone once the run is over.
+    """
+    if len(known) == 2 and run.is_over:
+        return list(known) if judge(known) else []
+    end = settled(lambda end: judge(known[: end + 1]), range(1, len(known)))
+    return [] if end is None else list(known[: end + 1])
+
+
+def _best(known: Sequence[Evaluation]) -> Evaluation:
+    return max(known, key=lambda each: each.reward)
+
+
+def not_held_out(run: Run) -> DiagnosisFinding | None:
+    """The training reward rises, and held-out rows demonstrably do not: memorised, or an exploited grader."""
+    known = _last_confirmed(run, evaluations(run), lambda known: _is_not_held_out(run, known))
+    gain = gain_at(run, known[-1].step) if known else None
+    if gain is None:
+        return None
+    last, best = known[-1], _best(known)
+    start = f"fell from {number(best.reward)}" if last.falls_from(best) else f"was {number(known[0].reward)}"
+    cause = (
+        f"The training reward rose from {number(gain.early.mean)} to {number(gain.late.mean)}, "
+        f"but the held-out reward {start} and is {number(last.reward)}: {_reason(run)}."
+    )
+    evidence = [*gain.evidence, *_lines(run, [best, last]), decoding(run)]
+    compared = [gain.late.compared, last.compared]
+    if _has_own_grader(run):
+        advice = (
+            "Inspect the best rollouts (filter=best) for what the grader accepts and eval_grader does not."
+        )
+        change: Change = {"field": f"method.{run.kind}.grader"}
+    else:
+        advice = "Train on more different rows, or stop earlier; checkpoint=best is the best of this run."
+        change = _stop_earlier(run)
+    return finding("not_held_out", cause, evidence, advice, change, compared=compared)
+
+
+def _is_not_held_out(run: Run, known: Sequence[Evaluation]) -> bool | None:
+    last, best, gain = known[-1], _best(known), gain_at(run, known[-1].step)
+    gap = gain and _gap(run, gain, last)
+    if last.rows < MIN_ROWS or gain is None or gap is None:
+        return None
+    if not gap or gain.mean < gain.error or _training_fell(run, gain, best.step):
+        return False
+    if not gain.is_rise:
+        return None
+    falls = last.falls_from(best)
+    if falls or last.high < COMPARABLE * gain.lowest * _scale(run, known[0]):
+        return True
+    return False if last.low > 0 and falls is False else None
+
+
+def _gap(run: Run, gain: Gain, last: Evaluation) -> bool | None:
+    """Whether the training reward is above the held-out one; None if that may be chance.
+
+    Greedy decoding rarely earns less than sampling, so decoding does not explain the gap. Rewards of two
+    different graders have no common level.
+    """
+    if _has_own_grader(run):
+        return True
+    gap = gain.late.mean - last.reward
+    error = sqrt(gain.late.square_error + last.square_error)
+    return gap > 2 * error or (False if gap <= 0 else None)
+
+
+def _training_fell(run: Run, gain: Gain, step: int) -> bool:
+    """Whether the training reward fell since `step` as well: then the policy became worse on all prompts."""
+    then = run.span("reward", max(1, step - BLOCK_STEPS + 1), step + BLOCK_STEPS)
+    if then is None:
+        return False
+    return then.mean - gain.late.mean > NUM_ERRORS * error_between(then, gain.late)
+
+
+def _has_own_grader(run: Run) -> bool:
+    return settings_in(run.method).get("eval_grader") is not None
+
+
+def _scale(run: Run, first: Evaluation) -> float:
+    """Units of the held-out reward in one of the training reward; 1 with the same grader."""
+    spread = run.span("reward_std", 1, BLOCK_STEPS) if _has_own_grader(run) else None
+    return first.spread / spread.mean if spread and spread.mean and first.spread else 1.0
+
+
+def _reason(run: Run) -> str:
+    if _has_own_grader(run):
+        return "what the grader pays for is not what eval_grader measures"
+    return "the model memorises the training rows"
+
+
+def _stop_earlier(run: Run) -> Change:
+    if run.settings.get("early_stopping") is None:
+        return run.setting("early_stopping", {"patience": 3, "min_improvement": 0.0})
+    return {"field": "training_file"}
+
+
+def reward_fell(run: Run) -> DiagnosisFinding | None:
+    """The training reward or the held-out reward has fallen from its best."""
+
+    def judge(known: Sequence[Evaluation]) -> bool | None:
+        return known[-1].falls_from(_best(known)) if known[-1].rows >= MIN_ROWS else None
+
+    training, known = training_fall(run), _last_confirmed(run, evaluations(run), judge)
+    if not training and not known:
+        return None
+    if training:
+        which, (best, late) = "training", training
+        compared, evidence = [best.compared, late.compared], [str(best), str(late)]
+    else:
+        which, compared = "held-out", [_best(known).compared, known[-1].compared]
+        evidence = _lines(run, [_best(known), known[-1]])
+    before, after = (number(one.value) for one in compared)
+    cause = f"The {which} reward fell from {before} to {after}: the policy became worse."
+    advice = "Lower the learning rate; checkpoint=best has the best held-out reward of this run."
+    return finding("reward_fell", cause, evidence, advice, lower_learning_rate(run), compared=compared)
+
+
+def more_rows(run: Run) -> DiagnosisFinding | None:
+    """The training reward rises; the held-out rows are too few to show whether theirs does."""
+
+    def judge(known: Sequence[Evaluation]) -> bool | None:
+        return known[-1].low <= 0 <= known[-1].high and not _is_not_held_out(run, known)
+
+    gain, known = rise(run), _last_confirmed(run, evaluations(run), judge)
+    if gain is None or not known or not_held_out(run):
+        return None
+    last = known[-1]
+    needed = rows_needed(last, COMPARABLE * gain.mean * _scale(run, known[0]))
+    cause = (
+        f"{last.rows} held-out rows cannot show whether the held-out reward rises too: "
+        f"its 95% interval is {interval(run, last)}."
+    )
+    advice = f"Use about {needed} held-out rows."
+    compared = [
+        Compared(label="held-out rows", value=last.rows),
+        Compared(label="rows needed", value=needed),
+    ]
+    evidence = [*gain.evidence, *_lines(run, [last]), decoding(run)]
+    return finding("more_rows", cause, evidence, advice, _more_rows(run, last, needed), "info", compared)
+
+
+def rows_needed(last: Evaluation, gain: float) -> int:
+    """Rows whose 95 % interval is narrower than `gain`, so that it cannot include both that and 0."""
+    width = last.high - last.low
+    factor = max(2.0, (width / gain) ** 2)
+    return max(MIN_ROWS, round(rounded(factor * last.rows)))
+
+
+def _more_rows(run: Run, last: Evaluation, needed: int) -> Change:
+    limit = run.settings.get("eval_samples")
+    if isinstance(limit, int) and last.rows >= limit:
+        return run.setting("eval_samples", needed)
+    return {"field": "validation_file"}
+
+
+def _lines(run: Run, shown: Sequence[Evaluation]) -> list[str]:
+    return [
+        f"step {each.step}: held-out reward {number(each.reward)} over {each.rows} rows"
+        + (f"; since step 0 {interval(run, each)} (95% CI)" if each.step else "")
+        for each in dict.fromkeys(shown)
+    ]
+
+
+def interval(run: Run, last: Evaluation) -> str:
+    """The 95 % interval of the difference, in points if all rewards are between 0 and 1."""
+    if all(0 <= each.reward <= 1 for each in evaluations(run)):
+        return f"{100 * last.low:+.1f} to {100 * last.high:+.1f} points"
+    return f"{last.low:+.3g} to {last.high:+.3g}"
+
+
+def greedy_or_sampled(run: Run) -> str:
+    """How evaluations decode: "greedy" or "T = 1"."""
+    temperature = run.settings.get("eval_temperature", 0.0)
+    return f"T = {temperature:g}" if temperature else "greedy"
+
+
+def decoding(run: Run) -> str:
+    """How both rewards were decoded, as a line of evidence."""
+    trained = f"T = {run.settings.get('temperature', 1.0):g}"
+    if trained == greedy_or_sampled(run):
+        return f"training and held-out rows are both sampled at {trained}"
+    return (
+        f"training samples at {trained}, held-out rows are decoded {greedy_or_sampled(run)}: "
+        "changes are compared, not levels"
+    )

@@ -1,0 +1,190 @@
+"""Rules about the training reward: does it rise, does it stay, does it fall, are there enough steps.
+
+Boundary: pure rules over a run.
+"""
+
+from dataclasses import dataclass
+from math import ceil, log, sqrt
+
+from service.jobs.diagnosis.findings import DiagnosisFinding, finding, number, rounded
+from service.jobs.diagnosis.run import Run
+from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, Span, error_between, fitted_change, settled
+
+REWARD = "reward"
+NUM_ERRORS = 3.0
+"""A rise or fall counts from this many standard errors on: it is judged again every ten steps, and each time
+chance could reach two."""
+NO_RISE_ERRORS = 1.0
+"""Standard errors below which a rise that was seen is withdrawn."""
+SMALL_EFFECT = 0.2
+"""Share of the rewards' standard deviation: a smaller change is none (Cohen 1988, a "small effect")."""
+FALL_EFFECT = 0.5
+"""Share of the standard deviation that a fall needs (Cohen's "medium effect"): a plateau varies too."""
+SLOW_STEPS = 50
+"""Steps before which a reward that does not rise is no problem yet: many runs start slowly."""
+STILL_NATS = 0.01
+"""KL of a completion below which the policy has hardly moved."""
+MAX_STEPS_FACTOR = 10
+"""Most steps that are suggested, as a multiple of those done."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The reward of the first ten steps against that of a later window of up to twenty."""
+
+    early: Span
+    late: Span
+    spread: float
+    """Mean standard deviation of a step's rewards."""
+
+    @property
+    def mean(self) -> float:
+        return self.late.mean - self.early.mean
+
+    @property
+    def error(self) -> float:
+        return error_between(self.early, self.late)
+
+    @property
+    def lowest(self) -> float:
+        """Lower end of the 95 % interval."""
+        return self.mean - 2 * self.error
+
+    @property
+    def is_rise(self) -> bool:
+        return self.mean > max(NUM_ERRORS * self.error, SMALL_EFFECT * self.spread)
+
+    @property
+    def evidence(self) -> list[str]:
+        return [str(self.early), str(self.late)]
+
+
+def gain_at(run: Run, end: int) -> Gain | None:
+    """The gain up to step `end`; None before two blocks."""
+    early = run.span(REWARD, 1, BLOCK_STEPS)
+    late = run.span(REWARD, max(BLOCK_STEPS, end - 2 * BLOCK_STEPS) + 1, end)
+    return Gain(early, late, _spread(run, end)) if early and late and end >= MIN_STEPS else None
+
+
+def rise(run: Run) -> Gain | None:
+    """The gain, if the verdict is that the training reward rises."""
+
+    def judge(end: int) -> bool | None:
+        gain = gain_at(run, end)
+        if gain is None:
+            return None
+        return gain.is_rise or (False if gain.mean < NO_RISE_ERRORS * gain.error else None)
+
+    end = settled(judge, run.ends)
+    return None if end is None else gain_at(run, end)
+
+
+def is_selected(run: Run) -> bool:
+    """Whether prompts are chosen by their reward, so that its level says nothing about the policy."""
+    return run.settings.get("curriculum", "none") != "none"
+
+
+def training_fall(run: Run) -> tuple[Span, Span] | None:
+    """The best ten steps and the last twenty, if the verdict is that the training reward has fallen."""
+    end = None if is_selected(run) else settled(lambda end: _has_fallen(run, end), run.ends)
+    return None if end is None else _best_and_late(run, end)
+
+
+def _has_fallen(run: Run, end: int) -> bool | None:
+    found = _best_and_late(run, end)
+    if found is None:
+        return None
+    best, late = found
+    fall, error = best.mean - late.mean, error_between(best, late)
+    # the best of n blocks is also the luckiest: by about √(2 ln n) standard errors
+    needed = NUM_ERRORS + sqrt(2 * log(max(1, end // BLOCK_STEPS - 2)))
+    if fall > max(needed * error, FALL_EFFECT * _spread(run, end)):
+        return True
+    return False if fall < (needed - 1) * error else None
+
+
+def _best_and_late(run: Run, end: int) -> tuple[Span, Span] | None:
+    """The best block, and the last one or two up to `end` after it."""
+    start = max(BLOCK_STEPS, end - 2 * BLOCK_STEPS) + 1
+    blocks = (run.span(REWARD, first, first + BLOCK_STEPS - 1) for first in range(1, start, BLOCK_STEPS))
+    best = max((block for block in blocks if block), key=lambda block: block.mean, default=None)
+    late = run.span(REWARD, start, end)
+    return (best, late) if best and late and end >= MIN_STEPS else None
+
+
+def _spread(run: Run, end: int) -> float:
+    """Mean standard deviation of a step's rewards."""
+    found = run.span("reward_std", 1, end)
+    return found.mean if found else 0.0
+
+
+def reward_flat(run: Run) -> DiagnosisFinding | None:
+    """Groups have signal, and the reward demonstrably does not rise."""
+    end = None if is_selected(run) or rise(run) else settled(lambda end: _is_flat(run, end), run.ends)
+    halves = None if end is None else (run.span(REWARD, 1, end // 2), run.span(REWARD, end // 2 + 1, end))
+    if end is None or halves is None or None in halves:
+        return None
+    evidence = [*map(str, halves), _change(run, end)]
+    kl, length = (run.span(name, end - MIN_STEPS + 1, end) for name in ("kl", "completions/mean_length"))
+    moved = ""
+    if kl and length:
+        nats = kl.mean * length.mean
+        evidence.append(f"{kl}, {number(nats)} nats a completion")
+        moved = ", and the policy has hardly moved" if nats < STILL_NATS else ""
+    cause = f"The reward does not rise although groups have signal{moved}."
+    advice = "Raise the learning rate. If the reward is high already, stop here."
+    change = run.setting("learning_rate", min(1.0, rounded(3 * run.settings["learning_rate"])))
+    compared = [half.compared for half in halves if half]
+    return finding("reward_flat", cause, evidence, advice, change, compared=compared)
+
+
+def _is_flat(run: Run, end: int) -> bool | None:
+    """True if even the upper end of the 95 % interval of the change is no gain; None if that is open."""
+    gain = gain_at(run, end)
+    if gain is None or end < SLOW_STEPS:
+        return None
+    change, error = _fitted(run, end)
+    if change + 2 * error < SMALL_EFFECT * gain.spread:
+        return True
+    return False if gain.is_rise else None
+
+
+def too_few_steps(run: Run) -> DiagnosisFinding | None:
+    """Too early to judge."""
+    num_steps = len(run.series(REWARD)) or len(run.series("loss"))
+    if num_steps >= MIN_STEPS or run.failure is not None or (not num_steps and not run.is_over):
+        return None
+    cause = "There are too few steps to tell whether the job learns."
+    evidence = [f"{run.step} of {run.total_steps} steps done; trends need at least {MIN_STEPS}"]
+    if not run.is_over and run.total_steps >= MIN_STEPS:
+        return finding("too_few_steps", cause, evidence, "Wait.", {}, "info")
+    change = run.setting("n_steps", max(5 * MIN_STEPS, 2 * run.total_steps))
+    return finding("too_few_steps", cause, evidence, "Train longer.", change, "info")
+
+
+def more_steps(run: Run) -> DiagnosisFinding | None:
+    """The steps so far do not show whether the reward rises."""
+    num_steps, last = len(run.series(REWARD)), max(run.ends, default=0)
+    if last < MIN_STEPS or is_selected(run):
+        return None
+    _, error = _fitted(run, last)
+    target = SMALL_EFFECT * _spread(run, last)
+    cause = f"{num_steps} steps do not show yet whether the reward rises."
+    factor = min(MAX_STEPS_FACTOR, max(2.0, (2 * error / target) ** 2 if target else 0.0))
+    needed = ceil(rounded(factor * num_steps))
+    advice = f"About {needed} steps show it; more prompts per step show it in fewer."
+    if not run.is_over and run.total_steps >= needed:
+        return finding("more_steps", cause, [_change(run, last)], f"Wait. {advice}", {}, "info")
+    change = run.setting("n_steps", needed)
+    return finding("more_steps", cause, [_change(run, last)], advice, change, "info")
+
+
+def _fitted(run: Run, end: int) -> tuple[float, float]:
+    """Change of the reward along a line through all steps up to `end`, and its standard error."""
+    return fitted_change([(step, value) for step, value in run.series(REWARD) if step <= end])
+
+
+def _change(run: Run, end: int) -> str:
+    change, error = _fitted(run, end)
+    interval = f"95% CI {change - 2 * error:+.3g} to {change + 2 * error:+.3g}"
+    return f"change of the reward over steps 1–{end}: {change:+.3g} ({interval})"

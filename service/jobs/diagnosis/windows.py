@@ -1,0 +1,111 @@
+"""Windows over the steps of a run, and verdicts that do not change from step to step.
+
+Boundary: pure statistics of (step, value) points; what they mean is decided by the rules.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf, sqrt
+from operator import itemgetter
+from statistics import fmean, linear_regression, stdev
+
+from service.jobs.diagnosis.findings import Compared, number
+
+BLOCK_STEPS = 10
+"""Rules are judged after every tenth step, so that one step cannot change a verdict."""
+MIN_STEPS = 2 * BLOCK_STEPS
+"""Fewest steps that are judged: two blocks must agree."""
+RELEASE = 0.75
+"""Share of a limit below which a finding about it is withdrawn again."""
+
+Points = Sequence[tuple[int, float]]
+"""(step, value) in order of steps; steps may be missing."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """The mean of a metric over some of its steps. As text: an evidence line."""
+
+    name: str
+    first: int
+    last: int
+    mean: float
+    square_error: float
+    """Squared standard error of the mean."""
+
+    @property
+    def place(self) -> str:
+        return f"step {self.first}" if self.first == self.last else f"steps {self.first}–{self.last}"
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.name} {number(self.mean)}"
+
+    @property
+    def compared(self) -> Compared:
+        return Compared(label=f"{self.name}, {self.place}", value=self.mean, step=self.last)
+
+
+def span(name: str, points: Points, first: int, last: int) -> Span | None:
+    """Over the steps from `first` to `last`; None if none of them has a value."""
+    start = bisect_left(points, first, key=itemgetter(0))
+    found = points[start : bisect_right(points, last, key=itemgetter(0))]
+    if not found:
+        return None
+    values = [value for _, value in found]
+    return Span(name, found[0][0], found[-1][0], fmean(values), _noise(values) / len(values))
+
+
+def _noise(values: Sequence[float]) -> float:
+    """Variance of a step, from the differences of successive steps, so that a trend is not taken for noise.
+
+    Half of their mean square (von Neumann 1941).
+    """
+    differences = [(after - before) ** 2 for before, after in pairwise(values)]
+    return fmean(differences) / 2 if differences else 0.0
+
+
+def error_between(one: Span, other: Span) -> float:
+    """Standard error of the difference of two means."""
+    return sqrt(one.square_error + other.square_error)
+
+
+def fitted_change(points: Points) -> tuple[float, float]:
+    """Change along a straight line, and its standard error; of fewer than three points nothing is known."""
+    if len(points) < 3:
+        return 0.0, inf
+    steps, values = zip(*points, strict=True)
+    line = linear_regression(steps, values)
+    rest = [value - line.intercept - line.slope * step for step, value in points]
+    length = steps[-1] - steps[0]
+    scale = stdev(steps) * sqrt(len(points) - 1)
+    return line.slope * length, length * sqrt(sum(each**2 for each in rest) / (len(points) - 2)) / scale
+
+
+def settled(judge: Callable[[int], bool | None], ends: Sequence[int]) -> int | None:
+    """The newest of `ends` that confirms the verdict true; None if the verdict is false.
+
+    `judge(end)` sees the run up to `end`: true, false, or None if it cannot say. A verdict holds from the
+    moment at which two consecutive judgments agree on it, until two agree on the opposite.
+    """
+    newer: bool | None = None
+    for index in range(len(ends) - 1, -1, -1):
+        found = judge(ends[index])
+        if found is not None and found is newer:
+            return ends[index + 1] if found else None
+        newer = found
+    return None
+
+
+def above(name: str, points: Points, limit: float, ends: Sequence[int]) -> Span | None:
+    """The last two blocks whose means are at least `limit`; None if the verdict is that they are not."""
+
+    def judge(end: int) -> bool | None:
+        block = span(name, points, end - BLOCK_STEPS + 1, end)
+        if block is None:
+            return None
+        return block.mean >= limit or (False if block.mean < RELEASE * limit else None)
+
+    end = settled(judge, ends)
+    return None if end is None else span(name, points, end - 2 * BLOCK_STEPS + 1, end)
