@@ -145,6 +145,11 @@ def test_the_same_warning_is_kept_once(database: Database, job_id: str) -> None:
     assert read_job(database, job_id).warnings == [{"code": "slow", "message": "slow disk"}]
 
 
+def test_the_history_has_the_step_of_a_guard_s_warning(database: Database, job_id: str) -> None:
+    record(database, job_id, [Warned(sequence=1, step=7, code="guard_kl", message="far")])
+    assert history_of(database, job_id, "message")[-1].data == {"code": "guard_kl", "step": 7}
+
+
 def test_evaluations_change_the_phase_and_only_the_first_is_reported(database: Database, job_id: str) -> None:
     changes = [("training", 0), ("evaluating", 0), ("training", 0), ("evaluating", 5), ("training", 5)]
     seen = []

@@ -3,6 +3,7 @@
 from fastapi.testclient import TestClient
 
 from service.jobs.model.states import JobState
+from service.jobs.store.history import HistoryEntry, append
 from service.platform.db import Database
 from service.platform.tables.core import Metric, Rollout
 from service.settings import Settings
@@ -57,6 +58,26 @@ def test_errors_of_graders_are_counted_from_the_rollouts(client: TestClient, dat
     first = client.get(f"{JOBS}/{job_id}/diagnosis").json()["findings"][0]
     expected = "1 × invalid_variable_error, in step 60 of exact: item has no field answer"
     assert first["evidence"][1] == expected
+
+
+def test_the_warnings_of_a_guard_are_one_finding_and_all_stay_in_the_history(
+    client: TestClient, database: Database
+) -> None:
+    job_id = add_job(database, JobState.SUCCEEDED, step=60, total_steps=60)
+    old = "In 97% of the groups … (limit 0.8) for 5 steps in a row, up to step 12. Such groups teach nothing."
+    with database.transaction() as session:
+        warnings = [(old, {}), ("again", {"step": 31}), ("and again", {"step": 47})]
+        for message, data in warnings:
+            entry = HistoryEntry("message", message, "warn", {"code": "guard_entropy", **data})
+            append(session, job_id, entry)
+    store(database, job_id)
+    found = client.get(f"{JOBS}/{job_id}/diagnosis").json()["findings"]
+    (guard,) = (one for one in found if one["code"] == "guard_entropy")
+    assert guard["cause"] == "The guard entropy warned 3 times, last at step 47."
+    assert (guard["severity"], guard["count"], guard["first_step"], guard["last_step"]) == ("info", 3, 12, 47)
+    kept = client.get(f"{JOBS}/{job_id}/events").json()["data"]
+    assert [event["message"] for event in kept].count("again") == 1
+    assert len([event for event in kept if event["data"].get("code") == "guard_entropy"]) == 3
 
 
 def test_another_tenants_job_is_not_there(
