@@ -8,8 +8,9 @@ from service.jobs.diagnosis.changes import more_tokens
 from service.jobs.diagnosis.failures import error_lines, slow_or_wrong_grader
 from service.jobs.diagnosis.findings import Compared, DiagnosisFinding, finding
 from service.jobs.diagnosis.run import Run
-from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, Span
+from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, above, settled
 
+CORRELATION = "completions/reward_length_correlation"
 LONGER = 1.5
 """Completions that grew by half are no variation of the prompts."""
 
@@ -43,24 +44,31 @@ def cut(run: Run) -> DiagnosisFinding | None:
 
 
 def paid_for_length(run: Run) -> DiagnosisFinding | None:
-    """Longer completions earn more, and completions become longer."""
-    limit = DEFAULT_THRESHOLDS["reward_length"]
-    correlation = run.above("completions/reward_length_correlation", limit)
-    early, late = _lengths(run)
-    if correlation is None or early is None or late is None or late.mean < LONGER * early.mean:
+    """Longer completions earned more, and completions have become longer.
+
+    Long completions keep the finding: once all are long, their length no longer correlates with the reward.
+    """
+    limit, lengths = DEFAULT_THRESHOLDS["reward_length"], run.series("completions/mean_length")
+    early = run.span("completions/mean_length", 1, BLOCK_STEPS)
+
+    def is_paid(end: int) -> bool | None:
+        block = run.span(CORRELATION, end - BLOCK_STEPS + 1, end)
+        return (block is not None and block.mean >= limit) or None
+
+    end = settled(is_paid, run.ends)
+    if end is None or early is None:
         return None
-    evidence = [f"{correlation} (limit {limit:g})", str(early), str(late)]
+    grown = above("length", [(step, value / early.mean) for step, value in lengths], LONGER, run.ends)
+    late = grown and run.span("completions/mean_length", grown.first, grown.last)
+    if late is None:
+        return None
+    paid = run.span(CORRELATION, end - MIN_STEPS + 1, end)
+    evidence = [f"{paid} (limit {limit:g})", str(early), str(late)]
     cause = "The reward grows with length, and the policy writes longer."
     advice = "Fix the grader, or penalise long completions (overlong_buffer_tokens)."
     change = run.setting("overlong_buffer_tokens", max(1, run.settings["max_completion_tokens"] // 2))
     compared = [early.compared, late.compared]
     return finding("length_hacking", cause, evidence, advice, change, compared=compared)
-
-
-def _lengths(run: Run) -> tuple[Span | None, Span | None]:
-    """Of the first ten steps, and of the last two blocks."""
-    last, name = max(run.ends, default=0), "completions/mean_length"
-    return run.span(name, 1, BLOCK_STEPS), run.span(name, last - MIN_STEPS + 1, last)
 
 
 def silent_parts(run: Run) -> DiagnosisFinding | None:

@@ -94,7 +94,7 @@ def _good(run: Run) -> str:
         return ""
     rose = f"Training reward rose from {number(gain.early.mean)} to {number(gain.late.mean)}"
     places = f"({gain.early.place} and {gain.late.place})"
-    if not held_out.evaluations(run):
+    if not run.evaluation:
         return f"{rose} {places}. No held-out rows measure other prompts."
     unclear = held_out.more_rows(run)
     return f"{rose} {places}.{f' {unclear.cause}' if unclear else ''}"
