@@ -21,6 +21,7 @@ POLICY = "; ".join(
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self' 'unsafe-inline'",  # plotly.js writes style elements
+        "font-src 'self'",
         "img-src 'self' data: blob:",
         "connect-src 'self'",
         "base-uri 'none'",

@@ -22,7 +22,7 @@ SCREENSHOTS = os.environ.get("GRPO_SCREENSHOTS")
 """Read before `clean_environment` takes the variable away."""
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 360, "height": 740}
-WAIT_MS = 60_000
+WAIT_MS = 15_000
 TOO_WIDE = "document.documentElement.scrollWidth - innerWidth"
 """Pixels."""
 SETTLED = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 150)))"

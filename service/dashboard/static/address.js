@@ -20,8 +20,11 @@ export function styled(name) {
   if (document.getElementById(id)) return Promise.resolve();
   return new Promise((resolve) => {
     const href = new URL(`./pages/${name}/page.css`, import.meta.url).href;
-    const done = { onload: resolve, onerror: resolve };
-    const link = Object.assign(document.createElement("link"), { id, rel: "stylesheet", href, ...done });
+    const link = Object.assign(document.createElement("link"), { id, rel: "stylesheet", href, onload: resolve });
+    link.onerror = () => {
+      link.remove(); // loaded again by the next visit
+      resolve();
+    };
     document.head.append(link);
   });
 }

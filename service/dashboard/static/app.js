@@ -2,32 +2,36 @@
 
 How a page is made
 ------------------
-1.  `pages/<name>/page.js` exports `async function show(root, params, signal)`.
+1.  `pages/<name>/page.js` exports `async function show(root, params, signal, onMove)`.
     root    the empty <main>; everything the page shows goes into it.
     params  the parts of the address: `#/jobs/<id>?step=3` → {id, query: URLSearchParams}.
     signal  fires when the page is left: hand it to every request, stream, pause and listener.
+    onMove  `onMove((params) => …)`: called in place of `show` when the address changes within the page;
+            returns whether it has shown the new place, such as another tab.
 2.  Its address is in `routes.js` already; give it `nav: "…"` there if the bar should lead to it.
 3.  First `root.append(heading("Title"))`, before any await if possible; the frame focuses that
     h1. Then a box per part, each with its state: `loading(box)`, then content, `empty(box, …)` or
-    `failed(box, error, retry)`. What `show` throws is shown as a failure of the whole page, with a button
+    `failed(box, error, retry)`, which also retries when the service is back. What `show` throws is shown as a failure of the whole page, with a button
     that shows the page again; a part that may fail alone catches and calls `failed` itself.
 4.  Data: `get`, `post`, `paged`, `metricsOf`, `upload`, `download`, `follow` of `api.js`. They throw ApiError
     {status, message, param, code, problems}. A 401 needs nothing: the frame shows the key form, and
     afterwards the page again.
 5.  Elements: `el(tag, props, ...children)` of `dom.js`; strings become text nodes. Never innerHTML: prompts,
     completions, names and messages are other people's text.
-6.  Charts: `lineChart`, `barChart` of `charts.js`; `figure.update(series)` draws again. Each has a table.
+6.  Charts: `lineChart`, `barChart` of `charts.js`; `figure.update(series)` draws again. Each has a table. Those
+    of one `ChartGroup` share smoothing, scale, zoom and the step under the pointer; `group.root` has the controls.
 7.  Looks: `style.css` has the tokens (`--ink`, `--faint`, `--line`, `--accent`, `--good`, `--warn`, `--bad`,
-    `--series-1…8`, `--space-1…6`) and the frame; `parts.css` what pages share (.panel, .grid, .facts, .badge,
-    table.list, .bar, .field). A page that needs more has `pages/<name>/page.css` and calls `styled("<name>")`.
+    `--series-1…8`, `--space-1…6`) and the frame; `parts.css` what pages share (.panel, .grid, .strip, .facts,
+    .badge, .tabs, table.list, .bar, .field). A page that needs more has `pages/<name>/page.css` and calls `styled("<name>")`.
     Look at it light, dark and at 360 px.
 8.  Keyboard: real <button>, <a href="#/…">, <label>; `announce("…")` informs screen readers of changes.
 9.  Change the address with `location.hash = "#/…"`; `replaceQuery({step: 4})` keeps the page.
 10. Test in `tests/browser/`: the fixture `page` is logged in, `deployment` has finished and running jobs; a
-    console error fails the test; `shots("name")` keeps light, dark and phone screenshots.
+    console error fails the test; `shots("name")` checks accessibility and keeps light, dark and phone screenshots.
 */
 
-import { key } from "./api.js";
+import { key, unanswered } from "./api.js";
+import { installBanner } from "./connection.js";
 import { el, failed, heading, loading } from "./dom.js";
 import { loginForm } from "./login.js";
 import { ROUTES, matched } from "./routes.js";
@@ -38,11 +42,19 @@ const forget = document.getElementById("forget");
 const nav = document.getElementById("nav");
 let current = new AbortController();
 let isFirst = true;
+let here = {}; // {page, id, moved} of the page that is shown
+
+async function moved() {
+  const found = matched(location.hash);
+  const isSame = key.get() && found?.page === here.page && found?.params.id === here.id;
+  if (!isSame || !here.moved?.(found.params)) await show();
+}
 
 async function show() {
   current.abort(new DOMException("the page was left", "AbortError"));
   const mine = (current = new AbortController());
   const found = matched(location.hash);
+  const place = (here = { page: found?.page, id: found?.params.id });
   mark(found);
   root.replaceChildren();
   if (!key.get()) return showLogin();
@@ -51,12 +63,12 @@ async function show() {
     const page = await moduleOf(found);
     if (mine.signal.aborted) return;
     whenTitled(mine.signal);
-    await page.show(root, found.params, mine.signal);
+    await page.show(root, found.params, mine.signal, (handler) => (place.moved = handler));
   } catch (error) {
     if (mine.signal.aborted) return;
     if (error.status === undefined) console.error(error);
     if (error.status === 404) nothingThere(error);
-    else failed(root, error, show);
+    else failed(root, error, error.isModule ? () => location.reload() : show);
   }
 }
 
@@ -68,9 +80,15 @@ function nothingThere(error) {
 async function moduleOf(found) {
   if (!found) throw Object.assign(new Error("No page at this address."), { status: 404 });
   loading(root);
-  const page = await import(`./pages/${found.page}/page.js`);
+  const page = await import(`./pages/${found.page}/page.js`).catch(unloaded);
   root.replaceChildren();
   return page;
+}
+
+// Browsers remember a module that could not be loaded, so that only a reload of the page helps.
+function unloaded(error) {
+  if (error instanceof TypeError && /module/i.test(error.message)) throw Object.assign(unanswered(), { isModule: true });
+  throw error;
 }
 
 // Focuses the title as soon as the page has one, except on the first page, where focus starts at the top.
@@ -115,7 +133,8 @@ function start() {
   });
   forget.addEventListener("click", () => showLogin());
   window.addEventListener("key-refused", (event) => showLogin(event.detail));
-  window.addEventListener("hashchange", show);
+  window.addEventListener("hashchange", moved);
+  installBanner(document.getElementById("banner"));
   installTheme(document.getElementById("theme"));
   show();
 }

@@ -1,13 +1,18 @@
 // Charts: a thin wrapper around plotly.js, which is loaded with the first chart.
-// A chart is a <figure>: title and newest value, the drawing with a sentence for screen readers, and a table of
-// the same numbers. Boundary: series in, drawing out; pages choose the metrics.
+// A chart is a <figure>: title, its series with their newest value (or that of the step under the pointer), the
+// drawing with a sentence for screen readers, and a table of the same numbers. Boundary: series in, drawing out;
+// pages choose the metrics.
 // A series: {name, x: [], y: [], low: [], high: [], color: 1…8, dash: "dot", text: [], markers: true}.
 
+import { ChartGroup, smoothed, within } from "./chart_group.js";
+import { legend, markerOf } from "./chart_legend.js";
 import { el, number, svg, table } from "./dom.js";
+import { unanswered } from "./http.js";
 
 const calm = window.matchMedia("(prefers-reduced-motion: reduce)");
 const coarse = window.matchMedia("(pointer: coarse)");
 const MARKED = 60; // more dots than this hide the line
+const MOST_BARS = 100; // more are drawn as areas, which look the same and are faster
 let library = null;
 
 // The global Plotly, loaded once.
@@ -16,94 +21,139 @@ export function plotly() {
     const script = document.createElement("script");
     script.src = new URL("./vendor/plotly.min.js", import.meta.url).href;
     script.onload = () => resolve(window.Plotly);
-    script.onerror = () => reject(new Error("The chart library could not be loaded."));
+    script.onerror = () => {
+      library = null;
+      reject(unanswered());
+    };
     document.head.append(script);
   });
   return library;
 }
 
-// Lines over steps, a band where a series has `low` and `high`. → {root, update(series), ready}
-// options: {title, describe: (series) → sentence, format: (y) → text, xTitle, range: [low, high], height}
+// Lines over steps, a band where a series has `low` and `high`. → {root, plot, update(series), ready, isStale}; it is
+// stale if it could not be drawn because it is not on the page.
+// options: {title, describe: (series) → sentence, format: (y) → text, xTitle, range: [low, high], height,
+// group: the ChartGroup whose zoom, pointer and settings it shares}
 export function lineChart(options) {
-  return figure(options, (series) => series.flatMap((one, at) => lineTraces(one, at)), {});
+  return figure(options, lineTraces, {});
 }
 
 // Bars; several series stack unless `grouped`. The same options and series.
 export function barChart(options) {
   const mode = options.grouped ? "group" : "stack";
-  return figure(options, (series) => series.map(barTrace), { barmode: mode, bargap: 0.15 });
+  return figure(options, options.grouped ? barTrace : stackedTrace, { barmode: mode, bargap: 0.15 });
 }
 
-function figure(options, traces, layout) {
-  const value = el("span", { class: "newest" });
+function figure(options, tracesOf, layout) {
+  const group = options.group ?? new ChartGroup();
   const plot = el("div", { class: "plot", role: "img" });
   const numbers = el("div");
   const details = el("details", {}, el("summary", {}, "Show as table"), numbers);
+  const format = formatOf(options);
+  const names = legend(format, () => chart.draw());
   const root = el("figure", { class: "chart" },
-    el("figcaption", {}, el("span", {}, options.title), value), plot, details);
+    el("figcaption", {}, el("span", {}, options.title), names.root), plot, details);
   if (options.height) plot.style.height = `${options.height}px`;
+  const marker = markerOf(plot, group, options.xTitle ?? "step");
   let series = [];
   const fillTable = () => details.open && numbers.replaceChildren(tableOf(series, options));
   details.addEventListener("toggle", fillTable);
-  const draw = async () => {
+  const chart = { root, plot, ready: Promise.resolve() };
+  chart.draw = async () => {
+    chart.isStale = true;
     const library = await plotly();
     if (!root.isConnected || !series.length) return;
-    await library.react(plot, traces(series), { ...layoutOf(options, series), ...layout }, config());
+    const drawn = series.map((one, at) => ({ ...within(one, group.range), color: one.color ?? at + 1, isHidden: names.hidden.has(one.name) }));
+    const traces = drawn.filter((one) => !one.isHidden).flatMap((one) => tracesOf(one, group.settings.smoothing));
+    await library.react(plot, traces, layoutOf(options, series, group, layout), config());
+    marker.listen();
+    chart.isStale = false;
   };
-  onTheme(root, draw);
-  const chart = { root, plot, ready: Promise.resolve() };
+  chart.showAt = (step) => {
+    marker.show(step);
+    names.showAt(step);
+  };
+  onTheme(root, chart.draw);
+  group.add(chart);
   chart.update = (next) => {
     series = next;
-    const newest = series.length === 1 ? series[0].y.findLast((y) => y !== null && y !== undefined) : undefined;
-    value.textContent = newest === undefined ? "" : formatOf(options)(newest);
+    marker.steps = [...new Set(series.flatMap((one) => one.x))].sort((a, b) => a - b);
+    names.update(series);
     plot.setAttribute("aria-label", (options.describe ?? described)(series, options));
     fillTable();
-    return (chart.ready = draw());
+    return (chart.ready = chart.draw());
   };
   return chart;
 }
 
-function lineTraces(series, at) {
-  const color = seriesColor(series.color ?? at + 1);
+function lineTraces(series, smoothing) {
+  const color = seriesColor(series.color);
   const x = series.x;
+  const isSmooth = smoothing > 0 && !series.markers && x.length > 2;
+  const flat = (values) => (isSmooth ? smoothed(values, smoothing) : values);
   const line = {
     type: "scatter", mode: (series.markers && x.length <= MARKED) || x.length < 2 ? "lines+markers" : "lines", name: series.name,
-    x, y: series.y, text: series.text, connectgaps: true, hovertemplate: series.hover,
-    line: { color, width: 1.75, dash: series.dash }, marker: { size: 5, color },
+    x, y: flat(series.y), connectgaps: true, hoverinfo: "skip",
+    line: { color, width: 2, dash: series.dash }, marker: { size: 6, color },
   };
-  if (!series.low) return [line];
-  const edge = { type: "scatter", mode: "lines", x, line: { width: 0 }, hoverinfo: "skip", showlegend: false };
-  const band = { ...edge, y: series.high, fill: "tonexty", fillcolor: faded(color, 0.16), name: `${series.name} ±` };
-  return [{ ...edge, y: series.low }, band, line];
+  const raw = { ...line, y: series.y, name: `${series.name} (raw)`, line: { color: faded(color, 0.3), width: 1 } };
+  const lines = isSmooth ? [raw, line] : [line];
+  if (!series.low) return lines;
+  const edge = { type: "scatter", mode: "lines", x, line: { width: 0 }, hoverinfo: "skip" };
+  const band = { ...edge, y: flat(series.high), fill: "tonexty", fillcolor: faded(color, 0.13), name: `${series.name} ±` };
+  return [{ ...edge, y: flat(series.low) }, band, ...lines];
 }
 
-function barTrace(series, at) {
-  const color = seriesColor(series.color ?? at + 1);
+function barTrace(series) {
+  const color = series.colors ?? seriesColor(series.color);
   return {
-    type: "bar", name: series.name, x: series.x, y: series.y, text: series.text, hovertemplate: series.hover,
-    marker: { color: series.colors ?? color, line: { width: 0 } }, textposition: "outside", cliponaxis: false,
+    type: "bar", name: series.name, x: series.x, y: series.y, text: series.text, hoverinfo: "skip",
+    marker: { color, line: { width: 0 } }, textposition: "outside", cliponaxis: false,
   };
 }
 
-function layoutOf(options, series) {
+function stackedTrace(series) {
+  if (series.x.length <= MOST_BARS) return barTrace(series);
+  const color = seriesColor(series.color);
+  return {
+    type: "scatter", mode: "lines", stackgroup: "all", name: series.name, x: series.x, y: series.y, hoverinfo: "skip",
+    line: { width: 0, color }, fillcolor: color,
+  };
+}
+
+function layoutOf(options, series, group, layout) {
   const ink = token("--ink-2");
   const axis = {
     gridcolor: token("--line"), zerolinecolor: token("--line-2"), linecolor: token("--line-2"),
-    tickfont: { color: ink, size: 11 }, automargin: true, nticks: 6, fixedrange: coarse.matches,
+    tickfont: { color: ink, size: 11 }, automargin: true, nticks: 6,
   };
+  const isLog = group.settings.isLog && series.every((one) => one.y.every((y) => y === null || y > 0));
+  const range = group.range ?? (layout.barmode ? null : around(series.flatMap((one) => one.x)));
+  const steps = range ? { range } : { autorange: true };
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, color: ink, size: 11 },
-    margin: { l: 8, r: 10, t: 6, b: 8 }, autosize: true, hovermode: "x unified",
-    hoverlabel: { bgcolor: token("--panel"), bordercolor: token("--line-2"), font: { color: token("--ink"), size: 12 } },
-    showlegend: series.length > 1,
-    legend: { orientation: "h", traceorder: "normal", x: 0, y: -0.12, yanchor: "top", font: { size: 11 }, itemwidth: 30 },
-    xaxis: { ...axis, showgrid: false, zeroline: false, title: titleOf(options.xTitle), dtick: wholeSteps(series), ...options.xaxis },
-    yaxis: { ...axis, range: options.range, rangemode: options.fromZero ? "tozero" : "normal", ...options.yaxis },
+    margin: { l: 8, r: 10, t: 8, b: 8 }, autosize: true, hovermode: false, showlegend: false,
+    xaxis: {
+      ...axis, showgrid: false, zeroline: false, title: titleOf(options.xTitle), dtick: wholeSteps(series),
+      fixedrange: coarse.matches, ...steps, ...options.xaxis,
+    },
+    yaxis: {
+      ...axis, type: isLog ? "log" : "linear", fixedrange: true, range: isLog ? undefined : options.range,
+      rangemode: options.fromZero ? "tozero" : "normal", ...options.yaxis,
+    },
     transition: calm.matches ? undefined : { duration: 0 },
     dragmode: coarse.matches ? false : "zoom",
+    ...layout,
     ...options.layout,
   };
+}
+
+// All steps, with a little room for the markers at both ends.
+function around(steps) {
+  const [first, last] = [Math.min(...steps), Math.max(...steps)];
+  const room = 0.012 * (last - first) || 1;
+  return [first - room, last + room];
 }
 
 // Whole steps only while there are few; plotly chooses the ticks otherwise.
@@ -113,7 +163,7 @@ function wholeSteps(series) {
 }
 
 const titleOf = (text) => (text ? { text, font: { size: 11 }, standoff: 6 } : undefined);
-const config = () => ({ displayModeBar: false, responsive: true, displaylogo: false, doubleClick: "reset" });
+const config = () => ({ displayModeBar: false, responsive: true, displaylogo: false, doubleClick: false });
 const formatOf = (options) => options.format ?? ((value) => number(value));
 
 // "Reward: 3 points from step 1 to step 3, first 0.1, last 0.4, lowest 0.1, highest 0.4."

@@ -59,14 +59,18 @@ export function empty(root, title, hint, ...actions) {
   root.replaceChildren(el("div", { class: "state" }, el("h3", {}, title), hint && el("p", {}, hint), actions));
 }
 
-// `retry`: the button's action; none if it would fail again.
+// `retry`: the button's action; none if it would fail again. Without a connection it also runs when that is back.
 export function failed(root, error, retry) {
-  root.replaceChildren(el("div", { class: "state error", role: "alert" },
+  const shown = el("div", { class: "state error", role: "alert" },
     el("h3", {}, titleOf(error)),
     el("p", {}, error.message),
     problems(error),
     error.requestId && el("p", { class: "faint" }, "Request ", el("code", {}, error.requestId)),
-    retry && button("Try again", retry)));
+    retry && button("Try again", retry));
+  root.replaceChildren(shown);
+  if (error.status === 0 && retry) {
+    window.addEventListener("service-back", () => shown.isConnected && retry(), { once: true });
+  }
 }
 
 // An ApiError's list of {param, message}, or nothing.
@@ -116,6 +120,12 @@ export function number(value, digits = 4) {
   const [whole, fraction] = text.split(".");
   const grouped = whole.replace("-", "−").replace(/\B(?=(\d{3})+(?!\d))/g, "\u202f");
   return fraction === undefined ? grouped : `${grouped}.${fraction}`;
+}
+
+// Three decimals, so that the numbers of a column line up; `number` for very small and large ones.
+export function decimals(value) {
+  const size = Math.abs(value);
+  return Number.isFinite(value) && size < 1000 && (size >= 1e-3 || size === 0) ? value.toFixed(3).replace("-", "−") : number(value);
 }
 
 export const percent = (value) => (value === null || value === undefined ? "–" : `${number(100 * value, 3)} %`);

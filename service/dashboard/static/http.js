@@ -28,7 +28,9 @@ export function refuseKey(error) {
   return error;
 }
 
+// Notifies the frame, which shows the banner until the service responds again; also thrown.
 export function unanswered() {
+  window.dispatchEvent(new Event("service-away"));
   return new ApiError({ status: 0, code: "unanswered", message: "The service does not respond. Is it running?" });
 }
 
@@ -73,7 +75,16 @@ export async function request(path, options = {}) {
   }
   if (response.ok) return response;
   const error = await errorOf(response);
+  if (isFromProxy(error)) throw unanswered();
   throw error.status === 401 ? refuseKey(error) : error;
+}
+
+// A gateway's own response in place of the service's, which has a code.
+const isFromProxy = ({ status, code }) => [502, 503, 504].includes(status) && code === undefined;
+
+// Resolves when the service responds again after `unanswered`; never after `signal` fires.
+export function serviceBack(signal) {
+  return new Promise((resolve) => window.addEventListener("service-back", resolve, { once: true, signal }));
 }
 
 // GET → JSON. Retried a few times if the service is busy, after the delay that it requests.

@@ -5,20 +5,23 @@ import { duration, el } from "./dom.js";
 const OVER = new Set(["succeeded", "failed", "cancelled"]);
 
 export const isOver = (job) => OVER.has(job.status);
-export const jobName = (job) => job.suffix ?? job.id;
+export const jobName = (job) => job.name ?? job.suffix ?? job.id;
 export const kindOf = (job) => KINDS[job.method.type] ?? job.method.type;
 const KINDS = { reinforcement: "GRPO", supervised: "Supervised", training_free: "Training-free" };
 
-// The pages of one job, in order.
-const JOB_PAGES = [
-  { page: "job", path: "", label: "Overview" },
-  { page: "rollouts", path: "/rollouts", label: "Rollouts" },
-];
+// The tabs of one job, in order; `rollouts` has a page of its own, the others are `pages/job/<tab>.js` or part of
+// `pages/job/page.js`.
+export const JOB_TABS = {
+  metrics: "Metrics",
+  rollouts: "Rollouts",
+  checkpoints: "Checkpoints",
+  configuration: "Configuration",
+  history: "History",
+};
 
 export function jobPages(id, here) {
-  if (JOB_PAGES.length < 2) return null;
-  return el("nav", { class: "tabs", "aria-label": "Pages of this job" }, JOB_PAGES.map((one) =>
-    el("a", { href: `#/jobs/${id}${one.path}`, "aria-current": one.page === here && "page" }, one.label)));
+  return el("nav", { class: "tabs", "aria-label": "Pages of this job" }, Object.entries(JOB_TABS).map(([tab, label]) =>
+    el("a", { href: `#/jobs/${id}/${tab}`, "data-tab": tab, "aria-current": tab === here && "page" }, label)));
 }
 
 // Stopping jobs have the status `running` too; the phase distinguishes them.

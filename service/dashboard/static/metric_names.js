@@ -46,27 +46,48 @@ const one = (name, more) => (rows, names) => (names.has(name) ? [seriesOf(rows, 
 const middle = (name) => name.split("/").slice(1, -1).join("/");
 
 // The held-out rows' values, preceded by the evaluation before training, which belongs to no step.
-function heldOut(rows, names, name, baseline) {
+function heldOut(rows, names, name, { baseline, last }) {
   if (!names.has(`eval/${name}`)) return [];
-  const line = seriesOf(rows, `eval/${name}`, { name: "Held-out", markers: true, color: 2 });
+  const line = seriesOf(rows, `eval/${name}`, { name: heldOutName(last), markers: true, color: 2 });
   if (baseline?.[name] === undefined || line.x[0] === 0) return [line];
   return [{ ...line, x: [0, ...line.x], y: [baseline[name], ...line.y] }];
 }
 
-function rewards(rows, names, { baseline }) {
+// "Held-out (greedy)": how the rows of an evaluation were sampled, if it says so.
+export function heldOutName(measured, name = "Held-out") {
+  const temperature = measured?.temperature;
+  if (temperature === undefined || temperature === null) return name;
+  return `${name} (${temperature === 0 ? "greedy" : `T = ${number(temperature)}`})`;
+}
+
+// mean ± deviation, cut at 0 and 1 if no reward can have been outside: the deviation of values between 0 and 1 is at
+// most √(mean × (1 − mean)), but for the correction of a small sample.
+function band(means, deviations) {
+  const isShare = means.every((mean, at) => mean >= 0 && mean <= 1 && deviations[at] ** 2 <= 1.2 * mean * (1 - mean) + 1e-6);
+  const [lowest, highest] = isShare ? [0, 1] : [-Infinity, Infinity];
+  return {
+    low: means.map((mean, at) => Math.max(lowest, mean - deviations[at])),
+    high: means.map((mean, at) => Math.min(highest, mean + deviations[at])),
+  };
+}
+
+// One part alone is the reward, drawn already.
+function parts(rows, names) {
+  const found = lines(/^rewards\/.+\/mean$/, middle)(rows, names);
+  return found.length > 1 ? found : [];
+}
+
+function rewards(rows, names, evaluated) {
   if (!names.has("reward")) return [];
   const line = seriesOf(rows, "reward", { color: 1 });
   const spread = seriesOf(rows, "reward_std").y;
-  if (spread.length === line.y.length) {
-    line.low = line.y.map((value, at) => value - spread[at]);
-    line.high = line.y.map((value, at) => value + spread[at]);
-  }
-  const held = heldOut(rows, names, "reward", baseline);
+  if (spread.length === line.y.length) Object.assign(line, band(line.y, spread));
+  const held = heldOut(rows, names, "reward", evaluated);
   return [{ ...line, name: held.length ? "Training" : "Reward" }, ...held];
 }
 
-function losses(rows, names, { baseline }) {
-  const held = heldOut(rows, names, "loss", baseline);
+function losses(rows, names, evaluated) {
+  const held = heldOut(rows, names, "loss", evaluated);
   return [...one("loss", held.length ? { name: "Training" } : {})(rows, names), ...held];
 }
 
@@ -91,10 +112,10 @@ const speeds = lines(/^perf\/.+_tokens_per_second$/, (name) => name.slice(5).spl
 const tiny = { yaxis: { exponentformat: "e" } }; // a loss of 60n is no loss of 60
 const share = { format: percent, fromZero: true, yaxis: { tickformat: ".2~%" } };
 
-// In the order of the page. `series(rows, names, job.eval)`; `hint`: how to read it.
+// In the order of the page; the first one with values is the large one. `series(rows, names, job.eval)`; `hint`: how to read it.
 export const CHARTS = [
-  { title: "Reward", series: rewards, isWide: true, hint: "Mean per step. The band is one standard deviation of the rewards." },
-  { title: "Reward by grader", series: lines(/^rewards\/.+\/mean$/, middle) },
+  { title: "Reward", series: rewards, hint: "Mean per step. The band is one standard deviation of the step's rewards." },
+  { title: "Reward by grader", series: parts },
   { title: "Loss", series: losses, ...tiny },
   { title: "KL divergence to the reference", series: one("kl"), fromZero: true, ...tiny },
   { title: "Entropy", series: one("entropy"), fromZero: true },

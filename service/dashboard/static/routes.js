@@ -5,6 +5,7 @@ export const ROUTES = [
   { path: "/jobs", page: "jobs", nav: "Jobs" },
   { path: "/jobs/:id", page: "job" },
   { path: "/jobs/:id/rollouts", page: "rollouts" },
+  { path: "/jobs/:id/:tab", page: "job" },
   { path: "/compare", page: "compare" },
   { path: "/files", page: "files", nav: "Files" },
   { path: "/files/:id", page: "files" },

@@ -1,7 +1,7 @@
 // A job's live stream, read with fetch because EventSource cannot send the key in a header.
 // Boundary: server-sent events in, objects out; pages interpret them.
 
-import { errorOf, key, pause, refuseKey, unanswered, url } from "./http.js";
+import { errorOf, key, pause, refuseKey, serviceBack, unanswered, url } from "./http.js";
 import { jobPath } from "./paths.js";
 
 const LONGEST_WAIT = 15;
@@ -26,7 +26,8 @@ export async function follow(jobId, { after, signal, onEvent, onConnection }) {
     } catch (error) {
       if (!isPassing(error)) throw error;
       onConnection?.(false);
-      await pause(error.retryAfter ?? Math.min(LONGEST_WAIT, 2 ** failures), signal);
+      const longest = pause(error.retryAfter ?? Math.min(LONGEST_WAIT, 2 ** failures), signal);
+      await Promise.race([longest, serviceBack(signal)]);
     }
   }
 }

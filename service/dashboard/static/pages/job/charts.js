@@ -1,46 +1,66 @@
-// A job's curves: those of `metric_names.js` for which it has metrics, and any other metric on request.
+// A job's curves: the first of `metric_names.js` that it has metrics for is the large one, the others and any other
+// metric on request are in the tab of metrics.
 
+import { ChartGroup } from "../../chart_group.js";
 import { barChart, lineChart } from "../../charts.js";
-import { el, empty, section } from "../../dom.js";
+import { el, empty } from "../../dom.js";
 import { isOver } from "../../job_parts.js";
 import { CHARTS, formatOf, labelOf, seriesOf } from "../../metric_names.js";
 
+const HEIGHT = 300;
+
 export class Charts {
   constructor() {
+    this.group = new ChartGroup();
     this.drawn = new Map();
+    this.main = el("section", { class: "main-chart waiting", "aria-label": "Curve" });
     this.grid = el("div", { class: "grid charts" });
     this.choice = el("select", { id: "metric", onchange: (event) => this.choose(event.target.value) });
     this.chooser = el("div", { class: "row" }, el("label", { for: "metric" }, "Another metric"), this.choice);
     this.extra = el("div", { class: "grid charts" });
-    this.nothing = el("div");
-    this.root = section("Curves", this.nothing, this.grid, this.chooser, this.extra);
+    this.root = el("div", { class: "pile" }, this.grid, this.chooser, this.extra);
     this.chosen = "";
+    this.rows = [];
   }
 
   // → a promise that resolves when everything is drawn.
-  update(job, rows) {
+  async update(job, rows) {
     this.job = job;
     this.rows = rows;
     const names = new Set(rows.flatMap(Object.keys));
     names.delete("step");
     this.chooser.hidden = !names.size;
+    this.main.classList.remove("waiting");
     if (!names.size) return this.showNothing();
-    this.nothing.replaceChildren();
     this.offer(names);
-    const drawings = CHARTS.map((spec) => this.draw(spec, spec.series(rows, names, this.job.eval)));
-    return Promise.all([...drawings, this.drawChosen()]);
+    const present = CHARTS.map((spec) => [spec, spec.series(rows, names, job.eval)]).filter(([, series]) => series.length);
+    this.place(present.map(([spec]) => spec));
+    for (const [spec, series] of present) {
+      await this.drawn.get(spec).update(series);
+      await new Promise((done) => setTimeout(done)); // the page stays responsive between two charts
+    }
+    await this.drawChosen();
   }
 
-  draw(spec, series) {
-    if (!series.length) return null;
-    if (!this.drawn.has(spec.title)) {
-      const chart = (spec.bars ? barChart : lineChart)(spec);
-      chart.root.classList.toggle("wide", Boolean(spec.isWide));
-      if (spec.hint) chart.plot.after(el("p", { class: "hint" }, spec.hint));
-      this.drawn.set(spec.title, chart);
-      this.grid.replaceChildren(...CHARTS.flatMap((one) => this.drawn.get(one.title)?.root ?? []));
-    }
-    return this.drawn.get(spec.title).update(series);
+  // Draws what was updated while its tab was not shown.
+  async load() {
+    for (const chart of this.group.charts) if (chart.isStale) await chart.draw();
+  }
+
+  // The charts in their order; those that are new get their elements.
+  place(specs) {
+    const [main, ...others] = specs;
+    if (specs.every((spec) => this.drawn.has(spec)) && this.drawn.get(main)?.root.parentNode === this.main) return;
+    for (const spec of specs) if (!this.drawn.has(spec)) this.drawn.set(spec, this.make(spec, spec === main));
+    this.main.replaceChildren(...(main ? [this.drawn.get(main).root] : []));
+    this.grid.replaceChildren(...others.map((spec) => this.drawn.get(spec).root));
+  }
+
+  make(spec, isMain) {
+    const chart = (spec.bars ? barChart : lineChart)({ ...spec, group: this.group, height: isMain ? HEIGHT : undefined });
+    if (spec.hint) chart.plot.after(el("p", { class: "hint" }, spec.hint));
+    if (isMain) chart.root.querySelector("figcaption").append(this.group.root);
+    return chart;
   }
 
   offer(names) {
@@ -53,9 +73,9 @@ export class Charts {
 
   choose(name) {
     this.chosen = name;
-    this.other = name && lineChart({ title: labelOf(name), format: formatOf(name) });
+    this.other = name && lineChart({ title: labelOf(name), format: formatOf(name), group: this.group });
     this.extra.replaceChildren(...(name ? [this.other.root] : []));
-    this.drawChosen();
+    return this.drawChosen();
   }
 
   drawChosen() {
@@ -64,6 +84,6 @@ export class Charts {
 
   showNothing() {
     const hint = isOver(this.job) ? "The job ended before its first step." : "Metrics appear with the first step.";
-    empty(this.nothing, "No metrics yet", hint);
+    empty(this.main, "No metrics yet", hint);
   }
 }

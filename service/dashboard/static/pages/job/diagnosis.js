@@ -1,55 +1,80 @@
-// Why a job failed or learns poorly, by the service's rules: cause, evidence, and a retry with a change.
+// Why a job failed or learns poorly, by the service's rules. Errors are shown in full with the failure; other findings
+// and warnings are one line each, with their evidence and a retry on a click.
 
 import { get, jobPath, post } from "../../api.js";
-import { announce, button, confirmed, el, failed, section } from "../../dom.js";
+import { announce, button, confirmed, el, failed, number, section } from "../../dom.js";
 
 const KINDS = { error: "bad", warning: "warn", info: "" };
 
 export class Diagnosis {
-  constructor(id, signal) {
+  // `counted(n)`: called with the number of findings that are no errors.
+  constructor(id, signal, counted) {
     this.id = id;
     this.signal = signal;
+    this.counted = counted;
     this.problem = el("div");
-    this.list = el("div");
-    this.root = section("Diagnosis", this.problem, this.list);
-    this.root.hidden = true;
+    this.errors = el("div");
+    this.failure = section("Failure", this.errors);
+    this.list = el("div", { class: "findings" });
+    this.root = section("Findings", this.problem, this.list);
+    this.failure.hidden = this.root.hidden = true;
     this.readAt = 0;
   }
 
   // Rendered again only if the findings differ, as the user may be reading one.
-  // `failure`: is shown above already, and not repeated.
-  async load(failure) {
+  async load(job) {
     this.readAt = Date.now();
-    this.shown = [failure?.hint, ...(failure?.evidence ?? [])];
-    const found = await get(jobPath(this.id, "/diagnosis"), { signal: this.signal });
-    const drawn = JSON.stringify(found.findings);
-    if (drawn === this.drawn) return;
-    this.drawn = drawn;
-    this.list.replaceChildren(...found.findings.map((one) => this.finding(one)));
-    this.root.hidden = !found.findings.length;
+    this.show(job, this.findings ?? []);
+    this.findings = (await get(jobPath(this.id, "/diagnosis"), { signal: this.signal })).findings;
+    this.show(job, this.findings);
   }
 
-  finding(one) {
-    return el("article", { class: `note ${KINDS[one.severity]}` },
-      el("p", {}, el("strong", {}, one.cause), " ", el("code", { class: "faint" }, one.code)),
-      el("ul", { class: "small" }, one.evidence.filter((line) => !this.shown.includes(line))
-        .map((line) => el("li", { class: "text" }, line))),
-      one.advice && !this.shown.includes(one.advice) && el("p", {}, one.advice),
-      one.field && el("p", { class: "small" }, el("code", {}, one.field), this.change(one)),
+  show(job, findings) {
+    const drawn = JSON.stringify([findings, job.failure, job.warnings]);
+    if (drawn === this.drawn) return;
+    this.drawn = drawn;
+    const errors = findings.filter((one) => one.severity === "error");
+    const others = [...findings.filter((one) => one.severity !== "error"), ...warningsOf(job, findings)];
+    this.failure.hidden = !job.failure && !errors.length;
+    this.errors.replaceChildren(this.failed(job.failure, errors));
+    const open = new Set([...this.list.querySelectorAll("details[open]")].map((one) => one.dataset.code));
+    this.list.replaceChildren(...others.map((one) => this.line(one, open.has(one.code))));
+    this.root.hidden = !others.length;
+    this.counted(others.length);
+  }
+
+  // The failure as it was reported, and its findings without what the report says already.
+  failed(failure, errors) {
+    const shown = [failure?.hint, ...(failure?.evidence ?? [])];
+    return el("div", { class: "note bad", role: "alert" }, failure && failureReport(failure), errors.map((one) => {
+      const evidence = one.evidence.filter((line) => !shown.includes(line));
+      return el("article", {}, el("p", {}, el("strong", {}, one.cause)),
+        this.details({ ...one, evidence, advice: shown.includes(one.advice) ? null : one.advice }));
+    }));
+  }
+
+  line(one, isOpen) {
+    return el("details", { class: `finding ${KINDS[one.severity]}`, open: isOpen, "data-code": one.code },
+      el("summary", {}, el("strong", {}, one.cause), el("span", { class: "compared" }, comparedIn(one)), el("span", { class: "times" }, times(one))),
+      el("div", { class: "details" }, this.details(one)));
+  }
+
+  details(one) {
+    return [
+      one.evidence.length > 0 && el("ul", { class: "small" }, one.evidence.map((line) => el("li", { class: "text" }, line))),
+      one.advice && el("p", {}, one.advice),
+      one.field && el("p", { class: "small" }, el("code", {}, one.field), change(one)),
       el("div", { class: "row" },
-        one.patch && button(one.field ? "Clone with this change" : "Run again", (event) => this.clone(one, event.target)),
+        one.patch && button(one.field ? "Clone with this change" : "Run again", (event) => this.clone(one, event.target), { kind: "small" }),
         this.form(one),
-        one.field?.endsWith(".grader") && el("a", { class: "small", href: `#/grader?job=${this.id}` }, "Open in the grader bench")));
+        one.field?.endsWith(".grader") && el("a", { class: "small", href: `#/grader?job=${this.id}` }, "Open in the grader bench")),
+    ];
   }
 
   form({ field, patch }) {
     if (!field && !patch) return null;
     const query = new URLSearchParams({ from: this.id, ...(field && patch && { patch: JSON.stringify(patch) }) });
     return el("a", { class: "small", href: `#/new?${query}` }, query.has("patch") ? "Edit with this change" : "Edit in the form");
-  }
-
-  change({ current, suggested }) {
-    return suggested === null ? null : ` ${JSON.stringify(current)} → ${JSON.stringify(suggested)}`;
   }
 
   async clone(one, pressed) {
@@ -66,4 +91,42 @@ export class Diagnosis {
     }
     pressed.disabled = false;
   }
+}
+
+const change = ({ current, suggested }) =>
+  suggested === null || suggested === undefined ? null : ` ${JSON.stringify(current)} → ${JSON.stringify(suggested)}`;
+
+// "held-out 0.862 · training 0.79 at step 40"
+const comparedIn = ({ compared = [] }) => compared.map(({ label, value, step }, at) =>
+  [at > 0 && " · ", `${label} `, el("b", {}, number(value, 3)), step === undefined || step === null ? null : ` at step ${number(step, 7)}`]);
+
+function times({ count, first_step: first, last_step: last }) {
+  const at = last === undefined || last === null ? "" : `at step ${number(last, 7)}`;
+  if (count > 1) return [`${number(count)} times`, at && `last ${at}`].filter(Boolean).join(", ");
+  return at || (first ? `since step ${number(first, 7)}` : "");
+}
+
+// The job's warnings as findings, one for each code, unless the diagnosis has it.
+function warningsOf(job, findings) {
+  const found = new Map();
+  for (const warning of job.warnings) {
+    const code = warning.code ?? "warning";
+    const same = found.get(code) ?? { code, severity: "warning", count: 0, evidence: [], cause: "" };
+    same.count += 1;
+    same.last_step = warning.step ?? same.last_step;
+    same.cause = warning.message ?? JSON.stringify(warning);
+    same.evidence = [...new Set([...same.evidence, same.cause])];
+    found.set(code, same);
+  }
+  for (const one of found.values()) if (one.evidence.length === 1) one.evidence = [];
+  return [...found.values()].filter((one) => !findings.some((finding) => finding.code === one.code));
+}
+
+function failureReport({ code, message, hint, evidence }) {
+  const lines = evidence.map((one) => (typeof one === "string" ? one : JSON.stringify(one)));
+  return [
+    el("p", {}, el("strong", {}, message), " ", el("code", {}, code)),
+    hint && el("p", {}, hint),
+    lines.length > 0 && el("pre", { class: "code", tabindex: 0 }, lines.join("\n")),
+  ];
 }

@@ -1,30 +1,37 @@
-// One job: its status, results, failure, curves, checkpoints, configuration and history.
-// Each stream event triggers requests for the job, its newest metrics and its newest events.
+// One job: its results, its main curve and findings, and a tab each for more. Each stream event triggers requests for
+// the job, its newest metrics and its newest events.
 
 import { styled } from "../../address.js";
-import { follow, get, jobPath, metricsOf, pause } from "../../api.js";
+import { ApiError, follow, get, jobPath, metricsOf, pause } from "../../api.js";
 import { announce, el, failed, loading } from "../../dom.js";
-import { isOver } from "../../job_parts.js";
+import { JOB_TABS, isOver, jobPages } from "../../job_parts.js";
 import { Charts } from "./charts.js";
+import { Checkpoints } from "./checkpoints.js";
+import { Configuration } from "./configuration.js";
 import { Diagnosis } from "./diagnosis.js";
-import { Events } from "./events.js";
-import { Checkpoints, configuration } from "./files.js";
+import { History } from "./history.js";
 import { Summary } from "./summary.js";
-import { Use } from "./use.js";
+import { Tabs } from "./tabs.js";
 
 const POINTS = 500;
 const REST_SECONDS = 1;
 const QUIET_SECONDS = 5;
 const DIAGNOSIS_MS = 10_000;
 
-export async function show(root, params, signal) {
+export async function show(root, params, signal, onMove) {
+  const tab = params.tab ?? "metrics";
+  if (!JOB_TABS[tab]) throw new ApiError({ status: 404, message: "No page at this address." });
   const page = new JobPage(params.id, signal);
   loading(root, "Loading the job");
   await Promise.all([styled("job"), page.load()]);
+  onMove((next) => page.move(next.tab ?? "metrics"));
   root.replaceChildren(...page.parts());
-  await Promise.all([
-    page.charts.update(page.job, page.rows), page.checkpoints.load(page.job), page.use.load(page.job), page.events.load(), page.diagnosis.load(page.job.failure),
-  ]);
+  await page.tabs.show(tab, page.job);
+  const reveal = () => params.tab && tab !== "metrics" && page.tabs.nav.scrollIntoView();
+  reveal();
+  const place = window.scrollY;
+  await page.fill();
+  if (window.scrollY === place) reveal(); // what was filled in may have moved the tab
   if (!isOver(page.job)) await page.stayFresh();
 }
 
@@ -36,28 +43,44 @@ class JobPage {
   }
 
   async load() {
+    this.newRows = this.fetchRows();
+    this.newRows.catch(() => {}); // awaited in `fill`
     this.job = await get(jobPath(this.id), { signal: this.signal });
-    this.rows = await metricsOf(this.id, { points: POINTS, signal: this.signal });
     this.summary = new Summary(this.job, { changed: (job) => this.replace(job), signal: this.signal });
     this.charts = new Charts();
-    this.diagnosis = new Diagnosis(this.id, this.signal);
-    this.checkpoints = new Checkpoints(this.id, this.signal);
-    this.use = new Use(this.id, this.signal);
-    this.events = new Events(this.id, this.signal);
+    this.diagnosis = new Diagnosis(this.id, this.signal, (findings) => this.summary.update(this.job, { findings }));
+    this.history = new History(this.id, this.signal);
+    this.tabs = new Tabs(jobPages(this.id, "metrics"), {
+      metrics: this.charts,
+      checkpoints: new Checkpoints(this.id, this.signal),
+      configuration: new Configuration(this.signal),
+      history: this.history,
+    }, this.signal);
   }
 
   parts() {
     this.trouble = el("div");
-    return [
-      ...this.summary.parts, this.diagnosis.root, ...this.summary.findings, this.trouble, this.charts.root,
-      el("div", { class: "split" }, el("div", { class: "pile" }, this.checkpoints.root, this.use.root, this.summary.cost), configuration(this.job)), this.events.root,
-    ];
+    return [...this.summary.parts, this.diagnosis.failure, this.trouble, this.charts.main, this.diagnosis.root, this.tabs.nav, this.tabs.root];
+  }
+
+  // What follows the results, which are shown first.
+  async fill() {
+    const diagnosis = this.diagnosis.load(this.job);
+    this.rows = await this.newRows;
+    this.summary.update(this.job, { rows: this.rows });
+    await Promise.all([diagnosis, this.charts.update(this.job, this.rows)]);
+  }
+
+  move(tab) {
+    if (!JOB_TABS[tab]) return false;
+    this.tabs.show(tab, this.job);
+    return true;
   }
 
   replace(job) {
     if (job.status !== this.job.status) announce(`The job is ${job.status}`);
     this.job = job;
-    this.summary.update(job);
+    this.summary.update(job, { rows: this.rows });
   }
 
   // ---- live
@@ -66,8 +89,9 @@ class JobPage {
     const bell = new Bell();
     const stop = new AbortController();
     const either = AbortSignal.any([this.signal, stop.signal]);
+    window.addEventListener("service-back", () => bell.ring(), { signal: either });
     const stream = follow(this.id, {
-      after: this.events.newest, signal: either, onEvent: () => bell.ring(), onConnection: () => bell.ring(),
+      after: await this.history.newest(), signal: either, onEvent: () => bell.ring(), onConnection: () => bell.ring(),
     }).catch((error) => (either.aborted ? null : this.failed(error)));
     while (!isOver(this.job)) {
       await bell.heard(QUIET_SECONDS, this.signal);
@@ -81,10 +105,10 @@ class JobPage {
   async refresh() {
     try {
       const job = await get(jobPath(this.id), { signal: this.signal });
-      await this.readMetrics();
+      this.rows = await this.fetchRows();
       this.replace(job);
-      await Promise.all([this.charts.update(job, this.rows), this.checkpoints.load(job), this.use.load(job), this.events.refresh()]);
-      if (isOver(job) || Date.now() - this.diagnosis.readAt > DIAGNOSIS_MS) await this.diagnosis.load(job.failure);
+      await Promise.all([this.charts.update(job, this.rows), this.tabs.refresh(job)]);
+      if (isOver(job) || Date.now() - this.diagnosis.readAt > DIAGNOSIS_MS) await this.diagnosis.load(job);
       this.trouble.replaceChildren();
     } catch (error) {
       if (this.signal.aborted) throw error;
@@ -94,17 +118,18 @@ class JobPage {
 
   // New rows, and the last one again, because its step's evaluation follows it. All rows, thinned, once there
   // are too many.
-  async readMetrics() {
+  async fetchRows() {
     const isShort = this.rows.length > 0 && this.rows.length < 2 * POINTS;
     const afterStep = isShort ? this.rows.at(-1).step - 1 : undefined;
     const fresh = await metricsOf(this.id, { points: POINTS, afterStep, signal: this.signal });
     const first = fresh[0]?.step ?? Infinity;
-    this.rows = [...this.rows.filter((row) => row.step < first), ...fresh];
+    return [...this.rows.filter((row) => row.step < first), ...fresh];
   }
 
+  // Without a connection the frame's banner says so, and the next refresh follows by the stream.
   failed(error) {
     if (error.status === undefined) console.error(error);
-    failed(this.trouble, error);
+    if (error.status !== 0) failed(this.trouble, error);
   }
 }
 

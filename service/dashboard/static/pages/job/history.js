@@ -6,7 +6,7 @@ import { button, el, empty, failed, loading, moment, section } from "../../dom.j
 const PAGE = 50;
 const PAGES_AT_ONCE = 4;
 
-export class Events {
+export class History {
   constructor(id, signal) {
     this.id = id;
     this.signal = signal;
@@ -16,18 +16,25 @@ export class Events {
     this.list = el("ol", { class: "events" });
     this.more = button("Load older events", () => this.older());
     this.box = el("div");
-    this.root = section("Events",
+    this.root = section("History",
       el("div", { class: "row" }, this.withSteps, el("label", { for: "steps" }, "Show every step")), this.box, this.more);
   }
 
   // The number of the newest event, after which the stream continues.
-  get newest() {
-    return this.all.length ? Number(this.all[0].id.split("-").at(-1)) : 0;
+  async newest() {
+    const newest = this.all[0] ?? (await this.page({ limit: 1 })).data[0];
+    return newest ? Number(newest.id.split("-").at(-1)) : 0;
   }
 
-  async load() {
-    loading(this.box, "Loading events");
+  // All of it at first, then what is new.
+  load() {
+    return this.isLoaded ? this.refresh() : this.reload();
+  }
+
+  async reload() {
+    if (!this.isLoaded) loading(this.box, "Loading events");
     const page = await this.page();
+    this.isLoaded = true;
     this.all = page.data;
     this.hasMore = page.has_more;
     this.show();
@@ -46,7 +53,7 @@ export class Events {
       }
       this.show();
     } catch (error) {
-      if (!this.signal.aborted) failed(this.box, error, () => this.load());
+      if (!this.signal.aborted) failed(this.box, error, () => this.reload());
     }
     this.more.disabled = false;
   }
@@ -64,7 +71,7 @@ export class Events {
       }
       after = page.last_id;
     }
-    await this.load(); // too many new events: reload the list
+    await this.reload(); // too many new events: reload the list
   }
 
   // Keeps the other rows, as the user may be reading them.

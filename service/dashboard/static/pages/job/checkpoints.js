@@ -1,0 +1,87 @@
+// A job's results: checkpoints, weights, metrics, rollouts, each with a download; and the commands that use them.
+
+import { download, exported, get, jobPath } from "../../api.js";
+import { ago, announce, button, bytes, decimals, el, empty, number, percent, section, table } from "../../dom.js";
+import { heldOutName } from "../../metric_names.js";
+import { downloads } from "./downloads.js";
+import { Use } from "./use.js";
+
+export class Checkpoints {
+  constructor(id, signal) {
+    this.id = id;
+    this.signal = signal;
+    this.box = el("div");
+    this.rows = new Map();
+    this.files = el("div", { class: "row files" });
+    this.use = new Use(id, signal);
+    this.root = el("div", { class: "pile" }, section("Checkpoints", this.box), section("Downloads", this.files), this.use.root);
+  }
+
+  // Reads the list again if there is a new step; `job` determines the other files.
+  async load(job) {
+    this.offer(job);
+    if (this.step === job.progress.step && this.status === job.status) return;
+    [this.step, this.status] = [job.progress.step, job.status];
+    const page = await get(jobPath(this.id, "/checkpoints"), { query: { limit: 100 }, signal: this.signal });
+    this.show(page.data, job.eval);
+    await this.use.load(job);
+  }
+
+  offer(job) {
+    const wanted = downloads(job);
+    const names = wanted.map((one) => one.label).join();
+    if (names === this.offered) return;
+    this.offered = names;
+    this.files.replaceChildren(...wanted.map((one) =>
+      downloadButton(one.label, one.path, one.query, this.signal, undefined, one.isExport)));
+  }
+
+  show(checkpoints, evaluated) {
+    if (!checkpoints.length) return empty(this.box, "No checkpoint yet", "A checkpoint is saved every checkpoint_interval steps.");
+    const measure = checkpoints.some((one) => one.metrics.reward !== undefined) ? "reward" : "loss";
+    const heldOut = `eval/${measure}`;
+    const isEvaluated = checkpoints.some((one) => one.metrics[heldOut] !== undefined);
+    const columns = [isEvaluated && heldOutName(evaluated.last, `Held-out ${measure}`), `Training ${measure}`].filter(Boolean);
+    const rows = checkpoints.map((one) => this.rowOf(one, isEvaluated ? [heldOut, measure] : [measure]));
+    this.box.replaceChildren(table("Checkpoints, newest first", ["Step", ...columns, "Saved", "Size", ""], rows, "tight"));
+  }
+
+  // Keeps the row of a checkpoint, as a download may be running in it.
+  rowOf(checkpoint, measures) {
+    const state = JSON.stringify([checkpoint.id, checkpoint.is_best, measures, checkpoint.metrics]);
+    if (!this.rows.has(state)) this.rows.set(state, this.row(checkpoint, measures));
+    return this.rows.get(state);
+  }
+
+  row(checkpoint, measures) {
+    const step = checkpoint.step_number;
+    return el("tr", { class: checkpoint.is_best ? "best" : "" },
+      el("th", { scope: "row" }, number(step, 7), checkpoint.is_best && [" ", el("span", { class: "badge succeeded" }, "best")]),
+      measures.map((name) => el("td", {}, decimals(checkpoint.metrics[name]))),
+      el("td", {}, ago(checkpoint.created_at)), el("td", {}, bytes(checkpoint.bytes)),
+      el("td", {}, downloadButton("Download",
+        jobPath(this.id, `/checkpoints/${checkpoint.id}/content`), {}, this.signal, `Download the checkpoint of step ${step}`)));
+  }
+}
+
+// The button shows the progress. An export is created first unless it exists.
+function downloadButton(label, path, query, signal, title, isExport = false) {
+  const problem = el("span", { class: "problem small", role: "alert" });
+  const pressed = button(label, async () => {
+    pressed.disabled = true;
+    problem.textContent = "";
+    try {
+      const onPhase = (phase) => { pressed.textContent = `${label}: ${phase}`; };
+      const place = isExport ? await exported(path, { signal, onPhase }) : path;
+      await download(place, { query, signal, onProgress: (fraction, received) => {
+        pressed.textContent = fraction === null ? bytes(received) : percent(fraction);
+      } });
+      announce(`${label}: done`);
+    } catch (error) {
+      if (!signal.aborted) problem.textContent = error.message;
+    }
+    pressed.textContent = label;
+    pressed.disabled = false;
+  }, { kind: "small", "aria-label": title });
+  return el("span", { class: "row" }, pressed, problem);
+}

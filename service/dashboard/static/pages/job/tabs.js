@@ -1,0 +1,38 @@
+// The tabs inside a job's page: links, of which the address names one. A tab is loaded when it is first shown.
+
+import { el, failed } from "../../dom.js";
+
+export class Tabs {
+  // nav: the links, each with `data-tab`; views: name → {root, load(job)}, which is called again for a changed job.
+  constructor(nav, views, signal) {
+    this.nav = nav;
+    this.views = views;
+    this.signal = signal;
+    this.trouble = el("div");
+    this.box = el("div");
+    this.root = el("section", { class: "tab" }, this.trouble, this.box);
+  }
+
+  async show(name, job) {
+    this.name = name;
+    for (const link of this.nav.children) {
+      if (link.dataset.tab === name) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    }
+    this.root.setAttribute("aria-label", this.nav.querySelector(`[data-tab="${name}"]`).textContent);
+    this.trouble.replaceChildren();
+    this.box.replaceChildren(this.views[name].root);
+    await this.refresh(job);
+  }
+
+  async refresh(job) {
+    const { name } = this;
+    try {
+      await this.views[name].load(job);
+    } catch (error) {
+      if (this.signal.aborted) throw error;
+      if (error.status === undefined) console.error(error);
+      if (name === this.name) failed(this.trouble, error, () => this.show(name, job));
+    }
+  }
+}

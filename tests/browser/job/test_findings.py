@@ -1,0 +1,123 @@
+"""The findings on a job's page: the API's, a line each, and the retry button."""
+
+import json
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.charts import drawn
+from tests.browser.deployment import JOBS, Deployment
+
+
+def test_a_failed_job_shows_its_reason_and_the_api_s_diagnosis(page: Page, deployment: Deployment) -> None:
+    found = deployment.get(f"{JOBS}/{deployment.jobs['failed']}/diagnosis")["findings"]
+    page.goto(f"/#/jobs/{deployment.jobs['failed']}")
+    panel = page.get_by_role("region", name="Failure")
+    errors = [finding for finding in found if finding["severity"] == "error"]
+    expect(panel.get_by_role("article")).to_have_count(len(errors))
+    failure = deployment.job("failed")["failure"]
+    for text in (failure["message"], failure["code"], failure["hint"], *failure["evidence"]):
+        expect(panel).to_contain_text(text)
+    for finding in errors:
+        new = [line for line in finding["evidence"] if line not in failure["evidence"]]
+        for text in (finding["cause"], *new):
+            expect(panel).to_contain_text(text)
+
+
+def repeated(**more: Any) -> dict[str, Any]:
+    """A finding as the API reports it."""
+    texts = {"code": "low_signal", "cause": "Groups have no signal.", "advice": "Raise the temperature."}
+    unset = dict.fromkeys(("field", "current", "suggested", "patch"))
+    return {**texts, "severity": "warning", "evidence": ["9 of 16 groups"], **unset, **more}
+
+
+def test_a_finding_is_one_line_with_its_numbers_and_opens_on_a_click(
+    page: Page, deployment: Deployment
+) -> None:
+    path = f"{JOBS}/{deployment.jobs['first']}/diagnosis"
+    compared = [{"label": "held-out", "value": 0.862}, {"label": "training", "value": 0.7792, "step": 140}]
+    finding = repeated(count=7, first_step=12, last_step=147, compared=compared)
+    answer = {**deployment.get(path), "findings": [finding]}
+    page.route(f"**{path}", lambda route: route.fulfill(json=answer))
+    page.goto(f"/#/jobs/{deployment.jobs['first']}")
+    line = page.get_by_role("region", name="Findings").locator("summary").filter(has_text=finding["cause"])
+    expect(line).to_have_text(
+        "Groups have no signal.held-out 0.862 · training 0.779 at step 1407 times, last at step 147"
+    )
+    expect(page.get_by_text("Raise the temperature.")).to_be_hidden()
+    line.press("Enter")
+    expect(page.get_by_text("Raise the temperature.")).to_be_visible()
+    expect(page.get_by_text("9 of 16 groups", exact=True)).to_be_visible()
+
+
+def test_repeated_warnings_are_one_line_with_their_number(page: Page, deployment: Deployment) -> None:
+    job = deployment.job("guarded")
+    job["warnings"] = [{"code": "guard_kl", "message": f"far at {step}", "step": step} for step in (3, 9)]
+    page.route(f"**{JOBS}/{job['id']}", lambda route: route.fulfill(json=job))
+    page.goto(f"/#/jobs/{job['id']}")
+    line = page.get_by_role("region", name="Findings").locator("summary").filter(has_text="far at 9")
+    expect(line).to_contain_text("2 times, last at step 9")
+    line.click()
+    expect(page.get_by_text("far at 3")).to_be_visible()
+
+
+def test_the_failure_shown_above_is_not_repeated(page: Page, deployment: Deployment) -> None:
+    failure = deployment.job("failed")["failure"]
+    reported = deployment.get(f"{JOBS}/{deployment.jobs['failed']}/diagnosis")["findings"][0]
+    assert set(failure["evidence"]) <= set(reported["evidence"])
+    page.goto(f"/#/jobs/{deployment.jobs['failed']}")
+    expect(page.get_by_role("region", name="Failure")).to_contain_text(failure["evidence"][0])
+    listed = page.get_by_role("region", name="Failure").get_by_role("listitem")
+    expect(listed.first).to_be_visible()
+    assert not set(failure["evidence"]) & set(listed.all_inner_texts())
+
+
+def test_a_job_is_cloned_with_the_change_only_after_confirmation(page: Page, deployment: Deployment) -> None:
+    job_id = deployment.jobs["failed"]
+    (finding, *_) = deployment.get(f"{JOBS}/{job_id}/diagnosis")["findings"]
+    num_jobs = len(deployment.get(JOBS, limit=100)["data"])
+    page.goto(f"/#/jobs/{job_id}")
+    press = page.get_by_role("article").first.get_by_role("button")
+    press.click()
+    page.get_by_role("dialog").get_by_role("button", name="Not now").click()
+    assert len(deployment.get(JOBS, limit=100)["data"]) == num_jobs
+    press.click()
+    page.get_by_role("dialog").get_by_role("button", name="Run again").click()
+    page.wait_for_url(lambda url: "#/jobs/" in url and job_id not in url)
+    new_id = page.url.rpartition("/")[2]
+    events = deployment.get(f"{JOBS}/{new_id}/events", limit=100)["data"]
+    assert events[-1]["message"].endswith(f"a clone of {job_id}")
+    deployment.client.post(f"{JOBS}/{new_id}/cancel").raise_for_status()
+    assert finding["patch"] is not None
+
+
+def test_a_job_without_findings_has_no_list_of_them(page: Page, deployment: Deployment) -> None:
+    assert deployment.get(f"{JOBS}/{deployment.jobs['first']}/diagnosis")["findings"] == []
+    job = {**deployment.job("first"), "warnings": []}
+    page.route(f"**{JOBS}/{job['id']}", lambda route: route.fulfill(json=job))
+    page.goto(f"/#/jobs/{job['id']}")
+    drawn(page, "Reward")
+    expect(page.get_by_role("heading", name="Findings")).to_have_count(0)
+    expect(page.get_by_role("heading", name="Failure")).to_have_count(0)
+
+
+@pytest.mark.parametrize("name", ["failed", "supervised"])
+def test_the_form_with_the_change_has_the_request_of_the_clone(
+    page: Page, deployment: Deployment, name: str
+) -> None:
+    path = f"{JOBS}/{deployment.jobs[name]}"
+    (finding, *_) = deployment.get(f"{path}/diagnosis")["findings"]
+    page.goto(f"/#/jobs/{deployment.jobs[name]}")
+    if name == "supervised":
+        page.locator("summary").filter(has_text=finding["cause"]).click()
+    page.get_by_role("link", name="Edit with this change").click()
+    shown = page.get_by_text("with this change:").locator("code").inner_text()
+    assert json.loads(shown) == finding["patch"]
+    body = json.loads(page.get_by_label("Request as JSON").input_value())
+    checked = deployment.client.post(f"{JOBS}/validate", json=body).json()
+    clone = deployment.client.post(f"{path}/clone", json=finding["patch"]).json()
+    deployment.client.post(f"{JOBS}/{clone['id']}/cancel").raise_for_status()
+    own = deployment.client.post(f"{JOBS}/validate", json={**body, "method": clone["method"]}).json()
+    assert checked["problems"] == []
+    assert checked["method"] == own["method"]
