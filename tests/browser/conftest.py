@@ -9,11 +9,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from service.platform.migrate import upgrade
+from tests.browser.accessibility import violations
 from tests.browser.deployment import Deployment
 from tests.browser.deployment import deployment as deployed
 from tests.conftest import settings_for
@@ -22,7 +24,7 @@ SCREENSHOTS = os.environ.get("GRPO_SCREENSHOTS")
 """Read before `clean_environment` takes the variable away."""
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 360, "height": 740}
-WAIT_MS = 15_000
+WAIT_MS = 60_000
 TOO_WIDE = "document.documentElement.scrollWidth - innerWidth"
 """Pixels."""
 SETTLED = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 150)))"
@@ -107,8 +109,23 @@ def log_in(place: Page | BrowserContext, key: str) -> None:
 
 
 @pytest.fixture
+def accessible() -> Callable[[Page], None]:
+    """axe-core finds nothing on the page, light or dark: `accessible(page)`."""
+
+    def check(page: Page) -> None:
+        schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+        for scheme in schemes:
+            page.emulate_media(color_scheme=scheme)
+            page.evaluate(SETTLED)
+            found = "\n".join(violations(page))
+            assert not found, f"{scheme}:\n{found}"
+
+    return check
+
+
+@pytest.fixture
 def shots() -> Callable[[Page, str], None]:
-    """A page fits its window: `shots(page, "jobs")`; with screenshots jobs-{light,dark,phone}.png."""
+    """A page fits its window and is accessible: `shots(page, "jobs")`; may write jobs-{light,dark,phone}.png."""
 
     def take(page: Page, name: str) -> None:
         views = (("light", "light", DESKTOP), ("dark", "dark", DESKTOP), ("phone", "light", PHONE))
@@ -120,5 +137,7 @@ def shots() -> Callable[[Page, str], None]:
                 page.screenshot(path=Path(SCREENSHOTS, f"{name}-{view}.png"), full_page=True)
             wide = page.evaluate(TOO_WIDE)
             assert wide <= 0, f"{name} is {wide} px wider than the {view} window"
+            found = "\n".join(violations(page))
+            assert not found, f"{name}, {view}:\n{found}"
 
     return take

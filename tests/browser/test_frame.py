@@ -1,11 +1,13 @@
 """The frame: the key, navigation, themes, an unreachable service, and the static files' headers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.browser.charts import drawn, figure
 from tests.browser.conftest import log_in
 from tests.browser.deployment import Deployment
 
@@ -49,14 +51,67 @@ def test_signing_out_removes_the_key_from_the_browser(blank: Page, deployment: D
     assert blank.evaluate("localStorage.getItem('grpo.key')") is None
 
 
-def test_an_unreachable_service_is_reported_and_retried(page: Page, expected_errors: list[str]) -> None:
+def test_an_unreachable_service_is_reported_and_the_page_recovers(
+    page: Page, expected_errors: list[str], accessible: Callable[[Page], None]
+) -> None:
     expected_errors.append("ERR_CONNECTION_REFUSED")
     page.route("**/v1/**", lambda route: route.abort("connectionrefused"))
     page.goto("/")
     expect(page.get_by_role("alert")).to_contain_text("The service does not respond. Is it running?")
+    expect(page.locator("#banner")).to_contain_text("No connection to the service.")
+    accessible(page)
     page.unroute("**/v1/**")
-    page.get_by_role("button", name="Try again").click()
     expect(page.get_by_role("link", name="first-try")).to_be_visible()
+    expect(page.locator("#banner")).to_be_hidden()
+
+
+@contextmanager
+def stopped(deployment: Deployment) -> Iterator[None]:
+    """The API's process does not run in the block; afterwards it runs at the same address."""
+    deployment.api.kill()
+    try:
+        yield
+    finally:
+        deployment.api.start()
+
+
+def test_a_page_of_a_running_job_goes_on_after_the_service_was_away(
+    page: Page, deployment: Deployment, expected_errors: list[str]
+) -> None:
+    expected_errors += ["ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_EMPTY_RESPONSE"]
+    expected_errors += ["ERR_CONNECTION_RESET"]
+    page.goto(f"/#/jobs/{deployment.jobs['running']}")
+    heading(page, "long")
+    drawn(page, "Reward")
+    page.evaluate("document.querySelector('h1').dataset.kept = 'yes'")
+    banner = page.locator("#banner")
+    with stopped(deployment):
+        expect(banner).to_contain_text("This page continues when it is back.")
+        drawn(page, "Reward")
+    expect(banner).to_be_hidden()
+    before = int(deployment.job("running")["progress"]["step"])
+    shown = figure(page, "Reward").locator(".plot").element_handle()
+    page.wait_for_function(
+        "([plot, step]) => plot.data.some(({ x }) => x.at(-1) > step)", arg=[shown, before]
+    )
+    assert page.evaluate("document.querySelector('h1').dataset.kept") == "yes"
+
+
+def test_a_page_opened_while_the_service_is_away_is_shown_in_full_once_it_is_back(
+    page: Page, deployment: Deployment, expected_errors: list[str]
+) -> None:
+    expected_errors += ["ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET"]
+    page.goto("/")
+    heading(page, "Jobs")
+    expect(page.get_by_role("link", name="first-try")).to_be_visible()
+    with stopped(deployment):
+        page.get_by_role("link", name="first-try").click()
+        expect(page.locator("#banner")).to_contain_text("No connection to the service.")
+        expect(page.get_by_role("alert")).to_contain_text("The service does not respond.")
+    heading(page, "first-try")
+    assert drawn(page, "Reward")["Training"]["x"][-1] == 40
+    expect(page.locator("#banner")).to_be_hidden()
+    expect(page.get_by_role("alert")).to_have_count(0)
 
 
 PARTS = "main :is(section, aside, table, .panel, .field)"

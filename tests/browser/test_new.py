@@ -86,6 +86,7 @@ def test_from_an_upload_to_a_succeeded_job(
     page.wait_for_url("**/#/jobs/ftjob-*")
     job_id = page.url.rpartition("/")[2]
     expect(page.get_by_text("succeeded").first).to_be_visible(timeout=RUN_MS)
+    page.get_by_role("link", name="Configuration").click()
     steps = page.get_by_role("row", name="Steps")
     expect(steps).to_have_text("Steps1212")
     job = deployment.get(f"{JOBS}/{job_id}")

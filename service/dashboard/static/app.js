@@ -68,7 +68,7 @@ async function show() {
     if (mine.signal.aborted) return;
     if (error.status === undefined) console.error(error);
     if (error.status === 404) nothingThere(error);
-    else failed(root, error, error.isModule ? () => location.reload() : show);
+    else failed(root, error, error.isModule ? () => location.reload() : show, "h1");
   }
 }
 

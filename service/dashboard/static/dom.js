@@ -43,7 +43,7 @@ export function button(text, onclick, { kind = "", ...props } = {}) {
 
 // A list as a horizontally scrolling table; `rows` are <tr>.
 export function table(caption, columns, rows, kind = "") {
-  const head = columns.map((name) => el("th", { scope: "col" }, name));
+  const head = columns.map((name) => el(name ? "th" : "td", { scope: name ? "col" : null }, name));
   return el("div", { class: "panel flush scroll", role: "region", "aria-label": caption, tabindex: 0 },
     el("table", { class: `list ${kind}` },
       el("caption", { class: "unseen" }, caption), el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
@@ -56,13 +56,13 @@ export function loading(root, what = "Loading") {
 }
 
 export function empty(root, title, hint, ...actions) {
-  root.replaceChildren(el("div", { class: "state" }, el("h3", {}, title), hint && el("p", {}, hint), actions));
+  root.replaceChildren(el("div", { class: "state" }, el("h2", {}, title), hint && el("p", {}, hint), actions));
 }
 
 // `retry`: the button's action; none if it would fail again. Without a connection it also runs when that is back.
-export function failed(root, error, retry) {
+export function failed(root, error, retry, title = "h2") {
   const shown = el("div", { class: "state error", role: "alert" },
-    el("h3", {}, titleOf(error)),
+    el(title, {}, titleOf(error)),
     el("p", {}, error.message),
     problems(error),
     error.requestId && el("p", { class: "faint" }, "Request ", el("code", {}, error.requestId)),

@@ -91,7 +91,10 @@ export function serviceBack(signal) {
 export async function get(path, { query, signal } = {}) {
   for (let attempt = 1; ; attempt += 1) {
     try {
-      return await (await request(path, { query, signal })).json();
+      const response = await request(path, { query, signal });
+      return await response.json().catch((error) => {
+        throw error.name === "AbortError" ? error : unanswered(); // the connection was lost within the body
+      });
     } catch (error) {
       if (error.status !== 429 || attempt === BUSY_TRIES) throw error;
       await pause(Math.min(error.retryAfter ?? attempt, 5), signal);

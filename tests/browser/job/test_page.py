@@ -114,7 +114,7 @@ def test_checkpoints_show_the_held_out_reward_first_and_mark_the_best(
     reported = deployment.get(f"{JOBS}/{deployment.jobs['first']}/checkpoints")["data"]
     listed = page.get_by_role("region", name="Checkpoints, newest first")
     expect(listed.get_by_role("columnheader")).to_have_text(
-        ["Step", "Held-out reward", "Training reward", "Saved", "Size", ""]
+        ["Step", "Held-out reward", "Training reward", "Saved", "Size"]
     )
     held_out = listed.locator("tbody td:nth-child(2)").all_inner_texts()
     assert held_out == [f"{one['metrics']['eval/reward']:.3f}" for one in reported]
@@ -207,19 +207,25 @@ def test_a_running_job_grows_without_a_reload(page: Page, deployment: Deployment
     assert dict(shown) == {step: reported[step] for step, _ in shown}
 
 
-def test_a_waiting_job_has_a_place_and_no_curves_yet(page: Page, deployment: Deployment) -> None:
+def test_a_waiting_job_has_a_place_and_no_curves_yet(
+    page: Page, deployment: Deployment, accessible: Callable[[Page], None]
+) -> None:
     job = open_job(page, deployment, "queued")
     expect(page.get_by_text(job["queue"]["reason"])).to_be_visible()
     expect(page.get_by_role("heading", name="No metrics yet")).to_be_visible()
     with page.expect_response("**/metrics?*") as asked_again:
         pass
     assert asked_again.value.ok
+    accessible(page)
 
 
-def test_a_job_is_cancelled_only_after_confirmation(page: Page, deployment: Deployment) -> None:
+def test_a_job_is_cancelled_only_after_confirmation(
+    page: Page, deployment: Deployment, accessible: Callable[[Page], None]
+) -> None:
     job_id = deployment.create(upload(deployment.client))
     page.goto(f"/#/jobs/{job_id}")
     page.get_by_role("button", name="Cancel job").click()
+    accessible(page)
     page.get_by_role("dialog").get_by_role("button", name="Keep running").click()
     assert deployment.get(f"{JOBS}/{job_id}")["status"] == "queued"
     page.get_by_role("button", name="Cancel job").click()
@@ -240,10 +246,13 @@ def test_a_job_is_paused_and_resumed(page: Page, deployment: Deployment) -> None
     deployment.client.post(f"{JOBS}/{job_id}/cancel")
 
 
-def test_a_missing_job_shows_an_error(page: Page, expected_errors: list[str]) -> None:
+def test_a_missing_job_shows_an_error(
+    page: Page, expected_errors: list[str], accessible: Callable[[Page], None]
+) -> None:
     expected_errors.append("404")
     page.goto("/#/jobs/ftjob-gone")
     expect(page.get_by_role("heading", name="Not found")).to_be_visible()
+    accessible(page)
 
 
 def test_a_long_model_name_is_broken_on_a_phone(

@@ -86,8 +86,8 @@ class Comparison {
       this.choice.replaceChildren(...names.map((name) => el("option", { value: name, selected: name === this.metric }, name)));
     }
     this.tables.replaceChildren(
-      section("Results", outcomes(this.runs, (id) => this.without(id))),
-      section("Differences", differences(this.runs)));
+      section("Results per job", outcomes(this.runs, (id) => this.without(id))),
+      section("Different settings", differences(this.runs)));
     await this.draw();
   }
 

@@ -80,7 +80,7 @@ class Bench {
     const grader = this.grader.get();
     if (grader === undefined) return this.notRun();
     const showValid = (answer) => this.result.replaceChildren(
-      el("div", { class: "note good" }, el("h3", {}, "Valid grader"),
+      el("div", { class: "note good" }, el("h2", {}, "Valid grader"),
         el("p", {}, "The grader with all defaults:")),
       el("pre", { class: "code", tabindex: 0 }, JSON.stringify(answer.grader, null, 2)));
     await this.send("/validate", { grader }, showValid, "Valid grader");

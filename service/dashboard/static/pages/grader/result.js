@@ -24,7 +24,7 @@ const took = (seconds) => (seconds < 1 ? `${number(1000 * seconds, 2)} ms` : dur
 function verdict(answer) {
   if (answer.scorable) return el("h2", {}, "Scored");
   return el("div", { class: "note bad", role: "alert" },
-    el("h3", {}, "Not scorable"),
+    el("h2", {}, "Not scorable"),
     el("p", {}, "Training leaves such a completion out. It never counts as 0."));
 }
 
@@ -36,7 +36,7 @@ function parts(rewards) {
   const rows = Object.entries(rewards);
   if (!rows.length) return null;
   return el("div", { class: "scroll" }, el("table", { class: "list parts" },
-    el("thead", {}, el("tr", {}, ["Part", "Reward", ""].map((name) => el("th", { scope: "col" }, name)))),
+    el("thead", {}, el("tr", {}, ["Part", "Reward", ""].map((name) => el(name ? "th" : "td", {}, name)))),
     el("tbody", {}, rows.map(([name, reward]) => el("tr", {},
       el("th", { scope: "row" }, name), el("td", { class: "numeric" }, reward === null ? "none" : number(reward)),
       el("td", { class: "shown", "aria-hidden": "true" }, bar(reward)))))));
@@ -55,7 +55,7 @@ function errors(answer) {
   const details = DETAILS.map((name) => flags[name]).filter((text) => text && !messages.includes(text));
   if (!named.length && !details.length) return null;
   return el("div", {},
-    el("h3", {}, "Errors"),
+    el("h2", {}, "Errors"),
     el("ul", { class: "problems" }, named.map(([part, error]) =>
       el("li", { class: "text" }, part && [el("strong", {}, part), " "], quoted(error.message), " ", el("code", { class: "faint" }, error.code)))),
     details.map((text) => el("pre", { class: "code", tabindex: 0 }, text)));

@@ -15,7 +15,7 @@ export function cost(job) {
   if (!job.estimate) return [];
   const cell = (text) => el("td", {}, text);
   return [section("Cost", el("div", { class: "panel scroll" }, el("table", { class: "list" },
-    el("thead", {}, el("tr", {}, ["", "expected", job.finished_at ? "actual" : "so far"].map((name) => el("th", { scope: "col" }, name)))),
+    el("thead", {}, el("tr", {}, ["Measure", "Expected", job.finished_at ? "Actual" : "So far"].map((name) => el("th", { scope: "col" }, name)))),
     el("tbody", {}, ROWS.map(([label, name, unit]) => el("tr", {}, el("th", { scope: "row" }, label),
       cell(between(job.estimate[name], unit)), cell(shown(job.actual?.[name], unit)))))),
   job.actual?.machine && el("p", { class: "hint" }, `On ${job.actual.machine}.`)))];

@@ -2,7 +2,7 @@
 // the job, its newest metrics and its newest events.
 
 import { styled } from "../../address.js";
-import { ApiError, follow, get, jobPath, metricsOf, pause } from "../../api.js";
+import { ApiError, follow, get, jobPath, metricsOf, pause, serviceBack } from "../../api.js";
 import { announce, el, failed, loading } from "../../dom.js";
 import { JOB_TABS, isOver, jobPages } from "../../job_parts.js";
 import { Charts } from "./charts.js";
@@ -44,7 +44,7 @@ class JobPage {
 
   async load() {
     this.newRows = this.fetchRows();
-    this.newRows.catch(() => {}); // awaited in `fill`
+    this.newRows.catch(() => {}); // awaited in `fillOnce`
     this.job = await get(jobPath(this.id), { signal: this.signal });
     this.summary = new Summary(this.job, { changed: (job) => this.replace(job), signal: this.signal });
     this.charts = new Charts();
@@ -63,11 +63,24 @@ class JobPage {
     return [...this.summary.parts, this.diagnosis.failure, this.trouble, this.charts.main, this.diagnosis.root, this.tabs.nav, this.tabs.root];
   }
 
-  // What follows the results, which are shown first.
+  // What follows the results, which are shown first. If the service is away, again when it is back.
   async fill() {
+    for (let isFilled = false; !isFilled; ) {
+      isFilled = await this.fillOnce().then(() => true, (error) => {
+        if (this.signal.aborted || error.status !== 0) throw error;
+        return false;
+      });
+      if (!isFilled) await serviceBack(this.signal);
+      if (!isFilled) this.newRows = this.fetchRows();
+    }
+  }
+
+  async fillOnce() {
     const diagnosis = this.diagnosis.load(this.job);
+    diagnosis.catch(() => {}); // awaited below
     this.rows = await this.newRows;
     this.summary.update(this.job, { rows: this.rows });
+    if (!isOver(this.job)) this.newest = await this.history.newest();
     await Promise.all([diagnosis, this.charts.update(this.job, this.rows)]);
   }
 
@@ -91,7 +104,7 @@ class JobPage {
     const either = AbortSignal.any([this.signal, stop.signal]);
     window.addEventListener("service-back", () => bell.ring(), { signal: either });
     const stream = follow(this.id, {
-      after: await this.history.newest(), signal: either, onEvent: () => bell.ring(), onConnection: () => bell.ring(),
+      after: this.newest, signal: either, onEvent: () => bell.ring(), onConnection: () => bell.ring(),
     }).catch((error) => (either.aborted ? null : this.failed(error)));
     while (!isOver(this.job)) {
       await bell.heard(QUIET_SECONDS, this.signal);

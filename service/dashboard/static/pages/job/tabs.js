@@ -10,7 +10,7 @@ export class Tabs {
     this.signal = signal;
     this.trouble = el("div");
     this.box = el("div");
-    this.root = el("section", { class: "tab" }, this.trouble, this.box);
+    this.root = el("div", { class: "tab" }, this.trouble, this.box);
   }
 
   async show(name, job) {
@@ -19,7 +19,6 @@ export class Tabs {
       if (link.dataset.tab === name) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }
-    this.root.setAttribute("aria-label", this.nav.querySelector(`[data-tab="${name}"]`).textContent);
     this.trouble.replaceChildren();
     this.box.replaceChildren(this.views[name].root);
     await this.refresh(job);

@@ -84,7 +84,7 @@ function comparison({ before, after, ...summary }) {
   ];
   return [
     el("table", { class: "list" },
-      el("thead", {}, el("tr", {}, ["", "Before", "After"].map((name) => el("th", { scope: "col" }, name)))),
+      el("thead", {}, el("tr", {}, ["Measure", "Before", "After"].map((name) => el("th", { scope: "col" }, name)))),
       el("tbody", {}, rows.map(([name, ...values]) => el("tr", {}, el("th", { scope: "row" }, name),
         values.map((value) => el("td", { class: "numeric" }, value)))))),
     el("dl", { class: "figures" },
