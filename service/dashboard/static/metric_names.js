@@ -1,7 +1,7 @@
 // The engine's metrics: their labels, the format of their values, and which ones share a
 // chart. A chart is left out if the job has none of its metrics.
 
-import { duration, number, percent } from "./dom.js";
+import { decimals, duration, number, percent } from "./dom.js";
 
 const SHARES = new Set(["frac_reward_zero_std", "completions/clipped_ratio", "pass_at_1", "pass_at_group"]);
 const LABELS = {
@@ -114,8 +114,8 @@ const share = { format: percent, fromZero: true, yaxis: { tickformat: ".2~%" } }
 
 // In the order of the page; the first one with values is the large one. `series(rows, names, job.eval)`; `hint`: how to read it.
 export const CHARTS = [
-  { title: "Reward", series: rewards, hint: "Mean per step. The band is one standard deviation of the step's rewards." },
-  { title: "Reward by grader", series: parts },
+  { title: "Reward", series: rewards, format: decimals, hint: "Mean per step. The band is one standard deviation of the step's rewards." },
+  { title: "Reward by grader", series: parts, format: decimals },
   { title: "Loss", series: losses, ...tiny },
   { title: "KL divergence to the reference", series: one("kl"), fromZero: true, ...tiny },
   { title: "Entropy", series: one("entropy"), fromZero: true },

@@ -14,7 +14,7 @@ const ROWS = [
 export function cost(job) {
   if (!job.estimate) return [];
   const cell = (text) => el("td", {}, text);
-  return [section("Cost", el("div", { class: "panel scroll" }, el("table", { class: "list" },
+  return [section("Cost and estimate", el("div", { class: "panel flush scroll" }, el("table", { class: "list" },
     el("thead", {}, el("tr", {}, ["Measure", "Expected", job.finished_at ? "Actual" : "So far"].map((name) => el("th", { scope: "col" }, name)))),
     el("tbody", {}, ROWS.map(([label, name, unit]) => el("tr", {}, el("th", { scope: "row" }, label),
       cell(between(job.estimate[name], unit)), cell(shown(job.actual?.[name], unit)))))),

@@ -3,6 +3,7 @@
 
 import { styled } from "../../address.js";
 import { ApiError, follow, get, jobPath, metricsOf, pause, serviceBack } from "../../api.js";
+import { plotly } from "../../charts.js";
 import { announce, el, failed, loading } from "../../dom.js";
 import { JOB_TABS, isOver, jobPages } from "../../job_parts.js";
 import { Charts } from "./charts.js";
@@ -76,6 +77,7 @@ class JobPage {
   }
 
   async fillOnce() {
+    plotly().catch(() => {}); // while the rows are read
     const diagnosis = this.diagnosis.load(this.job);
     diagnosis.catch(() => {}); // awaited below
     this.rows = await this.newRows;
