@@ -125,7 +125,7 @@ def accessible() -> Callable[[Page], None]:
 
 @pytest.fixture
 def shots() -> Callable[[Page, str], None]:
-    """A page fits its window and is accessible: `shots(page, "jobs")`; may write jobs-light.png and others."""
+    """A page fits its window and is accessible: `shots(page, "jobs")` writes jobs-{light,dark,phone}.png."""
 
     def take(page: Page, name: str) -> None:
         views = (("light", "light", DESKTOP), ("dark", "dark", DESKTOP), ("phone", "light", PHONE))

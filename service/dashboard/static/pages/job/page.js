@@ -12,7 +12,7 @@ import { Configuration } from "./configuration.js";
 import { Diagnosis } from "./diagnosis.js";
 import { History } from "./history.js";
 import { Summary } from "./summary.js";
-import { Tabs } from "./tabs.js";
+import { Tabs, lazily } from "./tabs.js";
 
 const POINTS = 500;
 const REST_SECONDS = 1;
@@ -55,6 +55,8 @@ class JobPage {
       metrics: this.charts,
       checkpoints: new Checkpoints(this.id, this.signal),
       configuration: new Configuration(this.signal),
+      logs: lazily("logs", ({ Logs }) => new Logs(this.id, this.signal)),
+      system: lazily("system", ({ System }) => new System(this.id, this.signal)),
       history: this.history,
     }, this.signal);
   }

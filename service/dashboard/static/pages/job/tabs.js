@@ -2,6 +2,19 @@
 
 import { el, failed } from "../../dom.js";
 
+// A view whose module, `pages/job/<name>.js`, is loaded when its tab is first shown.
+export function lazily(name, make) {
+  const view = { root: el("div") };
+  view.load = async (job) => {
+    if (!view.shown) {
+      view.shown = make(await import(`./${name}.js`));
+      view.root.replaceChildren(view.shown.root);
+    }
+    await view.shown.load(job);
+  };
+  return view;
+}
+
 export class Tabs {
   // nav: the links, each with `data-tab`; views: name → {root, load(job)}, which is called again for a changed job.
   constructor(nav, views, signal) {
