@@ -65,7 +65,7 @@ def list_metrics(
     max_points: MaxPoints = None,
     limit: RowLimit = 1000,
 ) -> MetricPage:
-    """Flat rows in order of steps; `max_points` thins them evenly and keeps the first and the last."""
+    """Flat rows in order of steps; `max_points` thins them evenly and keeps both ends and the evaluations."""
     chosen = _split_names(names)
     with database.reading() as session:
         require_job(session, principal.tenant, job_id)

@@ -5,7 +5,7 @@ import io
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, or_, select
 from sqlalchemy.orm import Session
 
 from service.platform.tables.core import Job, Metric
@@ -13,6 +13,8 @@ from service.platform.tables.core import Job, Metric
 MetricRow = dict[str, Any]
 EVALUATION = "eval/"
 """Prefix of the metrics of held-out rows."""
+EVALUATED = ("eval/reward", "eval/loss")
+"""Every evaluation has one of them."""
 
 
 def add_metrics(session: Session, job_id: str, measured: Sequence[tuple[int, Mapping[str, float]]]) -> None:
@@ -70,9 +72,19 @@ def thinned_rows(
     names: Collection[str] | None,
     max_points: int,
 ) -> list[MetricRow]:
-    """At most `max_points` rows, evenly spread over all after `after_step`."""
+    """At most `max_points` rows, evenly spread over all after `after_step`; up to half of them are evaluations.
+
+    Evaluations are rare: thinned with the other rows, most of them would be missing.
+    """
     query = _owned(tenant, job_id).where(Metric.step > after_step).order_by(Metric.step)
-    steps = thinned(session.scalars(query.with_only_columns(Metric.step)).all(), max_points)
+    all_steps = query.with_only_columns(Metric.step)
+    steps = session.scalars(all_steps).all()
+    if len(steps) > max_points >= 4:
+        evaluated = or_(*(Metric.values[name].as_string().is_not(None) for name in EVALUATED))
+        kept = thinned(session.scalars(all_steps.where(evaluated)).all(), max_points // 2)
+        steps = [*kept, *thinned(steps, max_points - len(kept))]
+    else:
+        steps = thinned(steps, max_points)
     return [_flat(metric, names) for metric in session.scalars(query.where(Metric.step.in_(steps)))]
 
 

@@ -133,6 +133,16 @@ def test_metrics_are_thinned_evenly(client: TestClient, measured: str) -> None:
     )
 
 
+def test_thinned_metrics_keep_the_evaluations(client: TestClient, database: Database, job_id: str) -> None:
+    with database.transaction() as session:
+        for step in range(1, 101):
+            values = {"reward": 0.5} | ({"eval/reward": step / 100} if step % 30 == 0 else {})
+            session.add(Metric(job_id=job_id, step=step, values=values))
+    rows = get(client, f"{job_id}/metrics", max_points=10)["data"]
+    assert [row["step"] for row in rows] == [1, 17, 30, 34, 51, 60, 67, 83, 90, 100]
+    assert [row["eval/reward"] for row in rows if "eval/reward" in row] == [0.3, 0.6, 0.9]
+
+
 @pytest.mark.parametrize(("num", "max_points"), [(10_000, 200), (3, 2), (2, 2), (0, 5), (201, 200)])
 def test_thinning_keeps_the_ends(num: int, max_points: int) -> None:
     kept = thinned(range(num), max_points)

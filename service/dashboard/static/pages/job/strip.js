@@ -44,7 +44,7 @@ function heldOut(baseline, last, best, verdict) {
   const name = heldOutName(last, `Held-out ${measure}`);
   if (last[measure] === undefined) return cell(name, "–", "No row could be scored", "wide");
   const isFirst = last.step === 0;
-  const peak = best?.step !== last.step && best?.step > 0 && `Best: ${decimals(best[measure])} at step ${number(best.step)}`;
+  const peak = best?.step !== last.step && best?.step > 0 && decimals(best[measure]) !== decimals(last[measure]) && `Best: ${decimals(best[measure])} at step ${number(best.step)}`;
   const about = isFirst ? ["Before training"] : [verdict && change(verdict), peak];
   return cell(name, arrow(isFirst ? [last[measure]] : [baseline[measure], last[measure]]), about, "wide held-out");
 }
