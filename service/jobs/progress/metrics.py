@@ -72,7 +72,7 @@ def thinned_rows(
     names: Collection[str] | None,
     max_points: int,
 ) -> list[MetricRow]:
-    """At most `max_points` rows, evenly spread over all after `after_step`; up to half of them are evaluations.
+    """At most `max_points` rows, evenly spread over all after `after_step`; up to half are evaluations.
 
     Evaluations are rare: thinned with the other rows, most of them would be missing.
     """
