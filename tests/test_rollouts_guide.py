@@ -33,14 +33,23 @@ def shell(settings: Settings, database: Database, tmp_path: Path) -> Iterator[di
     """Environment of a user with a job of two steps."""
     make_model(settings.home)
     job_id = add_graded_job(settings, database)
-    formed = scored("<answer>9</answer>", 0.0, 1.0)
-    add_group(database, job_id, 1, 0, [scored("<answer>2</answer>", 1.0, 1.0), formed], row=1)
+    failed = {"label": "test 1 of 2: f(1)", "passed": False, "got": "9", "expected": "2"}
+    formed = scored("<answer>9</answer>", 0.0, 1.0, explanations={"accuracy": [failed]})
+    add_group(
+        database,
+        job_id,
+        1,
+        0,
+        [scored("<answer>2</answer>", 1.0, 1.0), formed],
+        row=1,
+        reference={"answer": 2},
+    )
     add_group(database, job_id, 2, 0, [scored("4", 0.0, 0.0, finish="length"), formed], row=2)
     with database.transaction() as session:
         key = create_key(session, "tenant-a")
     with serving(create_app(settings)) as url:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        given = {"PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "COLUMNS": "200"}
+        given = {"PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "COLUMNS": "240"}
         yield given | {"GRPO_URL": url, "GRPO_API_KEY": key, "JOB": job_id}
 
 
@@ -53,7 +62,10 @@ def run(block: str, shell: dict[str, str], folder: Path) -> str:
 
 def test_the_commands_of_the_guide_print_what_it_shows(shell: dict[str, str], tmp_path: Path) -> None:
     look, ask, export, again, rescore = BLOCKS
-    assert run(look, shell, tmp_path).count("<answer>9</answer>") == 2 + 2 + 2
+    listed = run(look, shell, tmp_path)
+    assert listed.count("<answer>9</answer>") == 2 + 2 + 2
+    assert "answer=2" in listed
+    assert "test 1 of 2: f(1): got 9" in listed
     assert '"parts":["accuracy","format"]' in run(ask, shell, tmp_path)
     run(export, shell, tmp_path)
     best, pairs = ((tmp_path / name).read_text().splitlines() for name in ("best.jsonl", "pairs.jsonl"))

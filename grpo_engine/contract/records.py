@@ -4,7 +4,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Strict
+from pydantic import BaseModel, ConfigDict, Field, Strict
 
 from grpo_engine.contract.described import Described
 
@@ -87,6 +87,24 @@ class StepScore(Record):
     reward: float
 
 
+MAX_EXPLANATION_CHARACTERS = 200
+ExplanationText = Annotated[str, Field(max_length=MAX_EXPLANATION_CHARACTERS)]
+
+
+class Explanation(Record):
+    """One check inside a grader, for people only: no prompt has it, because it may hold hidden results."""
+
+    label: ExplanationText
+    """Such as `test 2 of 5: add(1, 2)` and `step 3 of 4`."""
+    passed: bool | None = None
+    score: float | None = None
+    """Reward of a step; None for a test."""
+    got: ExplanationText = ""
+    expected: ExplanationText = ""
+    detail: ExplanationText = ""
+    """Why there is no result, such as a time-out; of a step its feedback."""
+
+
 class Score(Record):
     """A grader's result for one completion."""
 
@@ -100,6 +118,8 @@ class Score(Record):
     """Why the reward is not full; empty if nothing is known."""
     steps: tuple[StepScore, ...] = ()
     """Rewards of the completion's reasoning steps, for graders that score steps."""
+    explanations: dict[str, tuple[Explanation, ...]] = {}
+    """Part → its tests or steps, a bounded number of them."""
 
 
 class CompletionRecord(Record):
@@ -112,6 +132,7 @@ class CompletionRecord(Record):
     parts: dict[str, float | None] = {}
     errors: dict[str, GradeError] = {}
     feedback: str = ""
+    explanations: dict[str, tuple[Explanation, ...]] = {}
     advantage: float
     """0 without signal and for an unscorable completion; with step rewards the mean over tokens."""
     finish_reason: FinishReason
@@ -124,12 +145,28 @@ OVERLONG = "overlong"
 """Part of a completion's reward under which the soft overlong punishment is shown."""
 
 
+class PromptMessage(Record):
+    """A message of a prompt. Its content is a part of the rendered prompt, so it is not stored twice."""
+
+    role: str
+    start: int = 0
+    end: int = 0
+    """Characters `start` to `end` of the prompt."""
+    content: str = ""
+    """The content, cut, if the chat template changed it."""
+
+
 class GroupRecord(Record):
     """One prompt of a step with its G completions."""
 
     row: int
     """Index of the prompt's row in the dataset, from 0."""
     prompt: str
+    """As the model read it, rendered by its chat template."""
+    messages: tuple[PromptMessage, ...] = ()
+    """The prompt's messages; empty for a prompt without a template."""
+    reference: dict[str, Any] = {}
+    """The row's other fields, which graders compare with; long values are cut."""
     completions: tuple[CompletionRecord, ...]
     has_signal: bool
     """False if all scored rewards are equal: nothing to learn from."""

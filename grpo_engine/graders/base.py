@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from grpo_engine.contract.records import GradeError, GradeErrorCode, Input, Sample, Score
+from grpo_engine.contract.records import Explanation, GradeError, GradeErrorCode, Input, Sample, Score
 from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.feedback import bounded_feedback
 from grpo_engine.graders.template import check, render, unresolved, uses_sample
@@ -79,6 +79,7 @@ class Graded(NamedTuple):
     reward: float
     feedback: str = ""
     """What would improve the completion; empty if nothing is known."""
+    explanations: tuple[Explanation, ...] = ()
 
 
 class RewardGrader(GraderBase):
@@ -90,13 +91,18 @@ class RewardGrader(GraderBase):
 
     def grade(self, sample: Sample, item: Mapping[str, Any]) -> Score:
         try:
-            reward, feedback = self.evaluate(sample, item)
+            reward, feedback, explanations = self.evaluate(sample, item)
         except UnscorableError as error:
             return self.unscorable(error.code, error.message)
         if not math.isfinite(reward):
             return self.unscorable("other_error", f"the reward is {reward}, not a finite number")
         reward = float(reward)
-        return Score(reward=reward, parts={self.label: reward}, feedback=bounded_feedback(feedback))
+        return Score(
+            reward=reward,
+            parts={self.label: reward},
+            feedback=bounded_feedback(feedback),
+            explanations={self.label: explanations} if explanations else {},
+        )
 
 
 def row_value(text: str, item: Mapping[str, Any]) -> str | None:

@@ -9,8 +9,9 @@ from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.objective.metrics import PhaseTimer, completion_metrics, finite, reward_metrics
 from grpo_engine.objective.significance import held_out_verdict, retention_verdict
 from grpo_engine.objective.types import Prompt, ScoredGroup
+from grpo_engine.rollout.recording import rollouts
 from grpo_engine.rollout.sampler.base import Sampler, Sampling
-from grpo_engine.rollout.scoring import rollouts, sample_and_grade, with_zero_advantages
+from grpo_engine.rollout.scoring import sample_and_grade, with_zero_advantages
 
 Rewards = dict[str, float]
 """Row number (as text, for JSON) → reward; unscorable rows are left out."""

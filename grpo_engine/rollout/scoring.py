@@ -9,8 +9,7 @@ from concurrent.futures import Future
 
 from grpo_engine.config.job import ReinforcementHyperparameters
 from grpo_engine.contract.errors import GraderError, MachineError
-from grpo_engine.contract.events import RolloutsRecorded, Split
-from grpo_engine.contract.records import OVERLONG, CompletionRecord, GradeError, GroupRecord, Sample, Score
+from grpo_engine.contract.records import OVERLONG, GradeError, Sample, Score
 from grpo_engine.graders import make_sample
 from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.objective.advantages import GroupAdvantages, GroupRewards, advantages
@@ -228,55 +227,3 @@ def step_ends(completion: Completion, score: Score, decode: Decode) -> tuple[tup
         return before + bisect_left(range(len(turn)), end, key=lambda count: len(decode(turn[:count])))
 
     return tuple((tokens(step.end), step.reward) for step in score.steps)
-
-
-EVENT_TOKENS = 200_000
-"""Completion tokens per rollouts event: a few MiB of JSON, well below `MAX_LINE_BYTES`."""
-
-
-def rollouts(
-    step: int, scored: Sequence[ScoredGroup], split: Split = "train", *, name: str = "", offset: int = 0
-) -> Iterator[RolloutsRecorded]:
-    """A step's groups as events of bounded size. `name`: a retention set, whose first group is `offset`."""
-    groups: list[GroupRecord] = []
-    first = tokens = 0
-
-    def event() -> RolloutsRecorded:
-        place = first + offset
-        return RolloutsRecorded(step=step, split=split, name=name, first=place, groups=tuple(groups))
-
-    for position, group in enumerate(scored):
-        size = sum(len(completion.token_ids) for completion in group.group.completions)
-        if groups and tokens + size > EVENT_TOKENS:
-            yield event()
-            groups, first, tokens = [], position, 0
-        groups.append(record(group))
-        tokens += size
-    yield event()
-
-
-def record(scored: ScoredGroup) -> GroupRecord:
-    """The group as it is stored and displayed."""
-    group = scored.group
-    return GroupRecord(
-        row=group.prompt.row,
-        prompt=group.prompt.text,
-        has_signal=scored.has_signal,
-        completions=tuple(
-            CompletionRecord(
-                text=completion.text,
-                token_ids=completion.token_ids,
-                reward=score.reward,
-                parts=score.parts,
-                errors=score.errors,
-                feedback=score.feedback,
-                advantage=advantage,
-                finish_reason=completion.finish_reason,
-                policy_version=completion.policy_version,
-                turns=completion.turns,
-            )
-            for completion, score, advantage in zip(
-                group.completions, scored.scores, scored.advantages, strict=True
-            )
-        ),
-    )

@@ -16,8 +16,9 @@ from grpo_engine.objective.metrics import PASS_REWARD, PhaseTimer, finite, peak_
 from grpo_engine.objective.types import Prompt, ScoredGroup
 from grpo_engine.rollout.collector import Collector, sampling_of
 from grpo_engine.rollout.prompt_source import PromptSource
+from grpo_engine.rollout.recording import rollouts
 from grpo_engine.rollout.sampler.base import Sampler
-from grpo_engine.rollout.scoring import grader_complaints, rollouts, with_advantages
+from grpo_engine.rollout.scoring import grader_complaints, with_advantages
 from grpo_engine.training.method import Method, MethodState
 
 

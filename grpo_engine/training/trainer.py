@@ -24,8 +24,9 @@ from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.evaluation import HeldOutSet, Rewards, evaluate_sets
 from grpo_engine.rollout.overlap.one_step_ahead import open_rollouts
 from grpo_engine.rollout.prompt_source import CurriculumSource, PromptSource
+from grpo_engine.rollout.recording import rollouts
 from grpo_engine.rollout.sampler.base import Sampler
-from grpo_engine.rollout.scoring import prompt_outcomes, rollouts, with_advantages, with_zero_advantages
+from grpo_engine.rollout.scoring import prompt_outcomes, with_advantages, with_zero_advantages
 from grpo_engine.training.gradients import LossTerm, PolicyGradient, kl_penalties
 from grpo_engine.training.method import Method, MethodState
 from grpo_engine.training.micro_batch_budget import longest_group

@@ -21,8 +21,9 @@ from grpo_engine.objective.types import GradedGroup, Prompt, ScoredGroup
 from grpo_engine.rollout.dataset import item_of
 from grpo_engine.rollout.evaluation import Rewards, evaluation_events
 from grpo_engine.rollout.prompt_source import PromptSource
+from grpo_engine.rollout.recording import rollouts
 from grpo_engine.rollout.sampler.base import Sampling
-from grpo_engine.rollout.scoring import refuse_broken_grader, rollouts
+from grpo_engine.rollout.scoring import refuse_broken_grader
 from grpo_engine.training.method import Method, MethodState
 from grpo_engine.training_free import library_files
 from grpo_engine.training_free.attempts import Attempts, unanswered, with_advantages

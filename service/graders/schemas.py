@@ -1,13 +1,14 @@
 """Bodies of the grader endpoints, in OpenAI's shape. Graders are the engine's own classes.
 
-Added to OpenAI's: `num_tokens` in requests, `scorable` and `grader_errors` in responses.
+Added to OpenAI's: `num_tokens` in requests; `scorable`, `grader_errors`, `feedback` and `explanations` in
+responses.
 """
 
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from grpo_engine.contract.records import GradeError
+from grpo_engine.contract.records import Explanation, GradeError
 from grpo_engine.graders import Grader
 from service.jobs.model.openai_terms import own_rule
 from service.web.validation import RequestBody
@@ -77,4 +78,8 @@ class RunResponse(BaseModel):
     """Reward by part of a multi; null if a part could not be scored."""
     grader_errors: dict[str, GradeError]
     """Part → code and message."""
+    feedback: str
+    """The reason why the reward is not full; empty if the grader gave none."""
+    explanations: dict[str, list[Explanation]]
+    """Part → the tests of a `code_tests` or the steps of a `process`."""
     model_grader_token_usage_per_model: dict[str, Any] = {}

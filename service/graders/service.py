@@ -92,6 +92,8 @@ def _response(
         ),
         sub_rewards=parts,
         grader_errors=score.errors,
+        feedback=score.feedback,
+        explanations={part: list(found) for part, found in score.explanations.items()},
         model_grader_token_usage_per_model={model: each.model_dump() for model, each in spent.items()},
     )
 

@@ -33,7 +33,7 @@ def all_lines(database: Database, job: Job, selection: Selection) -> Iterator[st
         for group in batch:
             if repository.is_selected(group, selection):
                 place = {"step": group.step, "split": group.split, "position": group.position}
-                yield json.dumps(place | group.data, ensure_ascii=False) + "\n"
+                yield json.dumps(place | repository.readable(group), ensure_ascii=False) + "\n"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from itertools import chain, islice
 from statistics import fmean
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Select, and_, or_, select, tuple_
+from sqlalchemy import ColumnElement, Select, and_, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from service.jobs.model import names
@@ -124,11 +124,15 @@ def at_places(session: Session, job_id: str, split: str, places: Iterable[tuple[
 
 def steps(session: Session, job_id: str) -> list[SplitSteps]:
     """The steps that have rollouts, by split."""
-    query = select(Rollout.split, Rollout.step).where(Rollout.job_id == job_id).distinct()
-    found: dict[str, list[int]] = {}
-    for split, step in session.execute(query.order_by(Rollout.split, Rollout.step)):
-        found.setdefault(split, []).append(step)
-    return [SplitSteps(split=split, steps=numbers) for split, numbers in found.items()]
+    place = Rollout.split, Rollout.step
+    query = select(*place, func.count()).where(Rollout.job_id == job_id).group_by(*place).order_by(*place)
+    found: dict[str, list[tuple[int, int]]] = {}
+    for split, step, num_groups in session.execute(query):
+        found.setdefault(split, []).append((step, num_groups))
+    return [
+        SplitSteps(split=split, steps=[step for step, _ in each], groups=[num for _, num in each])
+        for split, each in found.items()
+    ]
 
 
 def rollout_read(entry: RolloutEntry) -> RolloutRead:
@@ -146,6 +150,16 @@ def completion_read(entry: RolloutEntry) -> CompletionRead:
     }
     completion = group.data["completions"][index]
     return CompletionRead.model_validate({**_group_fields(group), **completion, **own})
+
+
+def readable(group: Rollout) -> dict[str, Any]:
+    """The group as the API shows it: the messages with their content instead of places in the prompt."""
+    data = group.data
+    return {**data, "messages": [_message(each, data["prompt"]) for each in data.get("messages", ())]}
+
+
+def _message(stored: Mapping[str, Any], prompt: str) -> dict[str, str]:
+    return {"role": stored["role"], "content": stored["content"] or prompt[stored["start"] : stored["end"]]}
 
 
 def mean_reward(group: Mapping[str, Any]) -> float | None:
@@ -168,6 +182,8 @@ def _group_fields(group: Rollout) -> dict[str, Any]:
         "mean_reward": mean_reward(group.data),
         "row": group.data["row"],
         "prompt": group.data["prompt"],
+        "messages": readable(group)["messages"],
+        "reference": group.data.get("reference", {}),
     }
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from grpo_engine.contract.records import FinishReason, GradeError
+from grpo_engine.contract.records import Explanation, FinishReason, GradeError
 from service.graders.schemas import SentGrader
 from service.web.pagination import MAX_NUMBER
 from service.web.validation import RequestBody
@@ -27,12 +27,20 @@ class CompletionFields(BaseModel):
     errors: dict[str, GradeError] = {}
     """Part → why it could not be scored."""
     feedback: str = ""
+    """The reason why the reward is not full, if the grader gave one."""
+    explanations: dict[str, list[Explanation]] = {}
+    """Part → the tests of a `code_tests` or the steps of a `process`: at most 12, the worst ones."""
     advantage: float = 0.0
     finish_reason: FinishReason
     """`length`: cut at `max_completion_tokens`."""
     policy_version: int = 0
     turns: int = 1
     """Turns of the model: more than one if it called tools."""
+
+
+class MessageRead(BaseModel):
+    role: str
+    content: str
 
 
 class GroupFields(BaseModel):
@@ -51,6 +59,10 @@ class GroupFields(BaseModel):
     """Index of the prompt in the dataset, from 0."""
     prompt: str
     """The prompt as the model read it, rendered by its chat template."""
+    messages: list[MessageRead] = []
+    """The prompt's messages; empty for a prompt without a template and for jobs before this field."""
+    reference: dict[str, Any] = {}
+    """The row's other fields, such as the right answer; long values are cut."""
 
 
 class RolloutRead(GroupFields):
@@ -76,6 +88,8 @@ class SplitSteps(BaseModel):
     split: str
     steps: list[int]
     """Steps with rollouts, in ascending order."""
+    groups: list[int]
+    """Number of groups of each of these steps."""
 
 
 class RolloutOverview(BaseModel):

@@ -4,15 +4,17 @@ The sandbox gets the code and one input at a time, never the expected result. Va
 and are compared here. An exit code, a printed PASS or an early end never means passed.
 """
 
+import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field
 
-from grpo_engine.contract.records import Sample
+from grpo_engine.contract.records import Explanation, Sample
 from grpo_engine.graders.base import Graded, RewardGrader, Template, row_value
 from grpo_engine.graders.errors import UnscorableError
+from grpo_engine.graders.explanations import explanation, shown
 from grpo_engine.graders.numbers import tagged
 from grpo_engine.graders.rules.code_verdict import Test, code_of, read_tests
 from grpo_engine.graders.rules.numeric import Tag
@@ -21,6 +23,8 @@ from grpo_engine.sandbox import Limits, Outcome, PythonServer, SandboxUnavailabl
 
 MAX_CODE_CHARACTERS = 256_000
 _LIMITS = Limits(memory_bytes=2**30, processes=32)
+_MEMORY = re.compile(r"processes used more than [0-9,]+ bytes")
+"""The sandbox's own sentence."""
 
 
 class CodeTests(RewardGrader):
@@ -74,13 +78,13 @@ class CodeTests(RewardGrader):
             return Graded(0.0, f"the code is longer than {MAX_CODE_CHARACTERS:,} characters")
         try:
             with PythonServer(code, _LIMITS, filename="<code>") as server:
-                failures = list(self._failures(server, tests))
+                results = list(self._results(server, tests))
         except SandboxUnavailable as error:
             raise UnscorableError("python_grader_server_error", str(error)) from None
-        if not any(failures):
-            return Graded(1.0)
-        reward = 0.0 if self.scoring == "all" else failures.count("") / len(tests)
-        return Graded(reward, next(filter(None, failures)))
+        failed = [result for result in results if not result.passed]
+        share = (len(tests) - len(failed)) / len(tests)
+        reward = share if self.scoring == "fraction" else float(not failed)
+        return Graded(reward, _feedback(failed[0]) if failed else "", shown(results))
 
     def _tests(self, sample: Sample, item: Mapping[str, Any]) -> list[Test]:
         try:
@@ -88,29 +92,44 @@ class CodeTests(RewardGrader):
         except ValueError as error:
             raise UnscorableError("invalid_variable_error", f"the tests do not parse: {error}") from None
 
-    def _failures(self, server: PythonServer, tests: list[Test]) -> Iterator[str]:
-        """For each test the reason why it failed; empty if it passed."""
+    def _results(self, server: PythonServer, tests: list[Test]) -> Iterator[Explanation]:
+        """Each test with its result."""
         deadline = time.monotonic() + self.total_timeout_seconds
         for number, test in enumerate(tests, 1):
+            label = f"test {number} of {len(tests)}: {test.shown}"
             seconds = min(self.timeout_seconds, deadline - time.monotonic())
-            outcome = server.request(seconds, **test.request) if seconds > 0 else Outcome(timed_out=True)
-            reason = _failure(test, outcome, self.tolerance)
-            yield f"test {number} of {len(tests)}: {reason}" if reason else ""
+            if seconds > 0:
+                outcome = server.request(seconds, **test.request)
+                yield _result(label, test, outcome, self.tolerance, seconds)
+            else:
+                detail = f"not run: the tests together took {self.total_timeout_seconds:g} s"
+                yield explanation(label, passed=False, expected=test.expectation, detail=detail)
 
 
-def _failure(test: Test, outcome: Outcome, tolerance: float) -> str:
-    """Why the test failed; empty if the answer is right."""
-    claim = f"{_short(test.shown)} should give {_short(test.expectation)}"
+def _result(label: str, test: Test, outcome: Outcome, tolerance: float, seconds: float) -> Explanation:
+    """The test's result; `got` is empty if there is none or it is right."""
     if outcome.value is None:
-        return f"{claim}: {'took too long' if outcome.timed_out else _last_line(outcome.error)}"
+        detail = _reason(outcome, seconds)
+        return explanation(label, passed=False, expected=test.expectation, detail=detail)
     got = test.judge(outcome.value, outcome.output, tolerance)
-    return f"{claim}, got {_short(got)}" if got else ""
+    return explanation(label, passed=not got, got=got, expected=test.expectation if got else "")
 
 
-def _last_line(error: str) -> str:
-    """Last line of a traceback, such as `ZeroDivisionError: division by zero`."""
-    return _short((error.strip().splitlines() or ["no answer"])[-1])
+def _reason(outcome: Outcome, seconds: float) -> str:
+    """Why a test has no result."""
+    if outcome.timed_out:
+        return f"no result within {seconds:.3g} s: the code may loop"
+    last_line = (outcome.error.strip().splitlines() or ["no answer"])[-1]
+    if last_line.startswith("MemoryError") or _MEMORY.search(last_line):
+        return f"out of memory: more than {_LIMITS.memory_bytes // 2**20:,} MiB"
+    return last_line
+
+
+def _feedback(failed: Explanation) -> str:
+    """Why the test failed, in a sentence."""
+    claim = f"{_short(failed.label)} should give {_short(failed.expected)}"
+    return f"{claim}, got {_short(failed.got)}" if failed.got else f"{claim}: {_short(failed.detail)}"
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:50]}...{text[-27:]}"
+    return text if len(text) <= 90 else f"{text[:60]}...{text[-27:]}"

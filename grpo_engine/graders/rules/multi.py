@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 from grpo_engine.contract.records import GradeError, Sample, Score
 from grpo_engine.graders import formula as formulas
 from grpo_engine.graders.base import Execution, GraderBase
+from grpo_engine.graders.explanations import joined
 from grpo_engine.graders.registry import LeafGrader
 from grpo_engine.graders.rules.process import Process
 
@@ -129,7 +130,8 @@ class Multi(GraderBase):
             total = None
         feedback = "\n".join(f"{key}: {scores[key].feedback}" for key in parts if scores[key].feedback)
         reward = self.invalid_grade if total is None else total
-        return Score(reward=reward, parts=parts, errors=errors, feedback=feedback)
+        explanations = joined((key, scores[key].explanations) for key in parts)
+        return Score(reward=reward, parts=parts, errors=errors, feedback=feedback, explanations=explanations)
 
     def _total(self, parts: Mapping[str, float | None]) -> float | GradeError | None:
         """The formula's value; None if a part that it needs is unscorable."""

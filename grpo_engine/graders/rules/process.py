@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from grpo_engine.contract.records import Sample, Score, StepScore
+from grpo_engine.contract.records import Explanation, Sample, Score, StepScore
 from grpo_engine.graders.base import Execution, GraderBase
+from grpo_engine.graders.explanations import explanation, shown
 from grpo_engine.graders.feedback import bounded_feedback, excerpt
 from grpo_engine.graders.registry import LeafGrader
 from grpo_engine.graders.samples import make_sample
@@ -83,7 +84,24 @@ class Process(GraderBase):
             parts={self.label: total},
             feedback=_feedback(steps, scores, rewards),
             steps=tuple(StepScore(end=s.end, reward=r) for s, r in zip(steps, rewards, strict=True)),
+            explanations={self.label: _explained(steps, scores)},
         )
+
+
+def _explained(steps: Sequence[Step], scores: Sequence[Score]) -> tuple[Explanation, ...]:
+    """Each step's text and reward; if there are many, the lowest."""
+    return shown(
+        [
+            explanation(
+                f"step {number} of {len(steps)}",
+                passed=score.reward is not None and score.reward >= 1.0,
+                score=score.reward,
+                got=step.text,
+                detail=score.feedback,
+            )
+            for number, (step, score) in enumerate(zip(steps, scores, strict=True), 1)
+        ]
+    )
 
 
 def _feedback(steps: Sequence[Step], scores: Sequence[Score], rewards: Sequence[float]) -> str:

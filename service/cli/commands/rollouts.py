@@ -24,6 +24,10 @@ from service.cli.terminal.output import (
 )
 
 SHOWN_GROUPS = 10
+COLUMNS = (
+    *("step", "split", "row", "reward", "advantage", "tokens", "ended", "parts"),
+    *("text", "reference", "why"),
+)
 
 Filter = Literal["no_signal", "truncated", "grader_error", "best", "worst"]
 Export = Literal["jsonl", "sft", "dpo"]
@@ -68,8 +72,7 @@ def rollouts(
         _export(client, path, output, selection | limits)
         return
     found = list(client.pages(f"{path}/completions", limit, **selection))
-    columns = ("step", "split", "row", "reward", "advantage", "tokens", "ended", "parts", "text")
-    print_table(found, columns, map(_row, found), as_json=as_json)
+    print_table(found, COLUMNS, map(_row, found), as_json=as_json)
 
 
 def _refuse_absent_steps(client: Client, path: str, selection: dict[str, Any]) -> None:
@@ -176,8 +179,19 @@ def _copy(client: Client, path: str, file: IO[bytes], params: dict[str, Any]) ->
 
 def _row(one: dict[str, Any]) -> tuple[Any, ...]:
     parts = " ".join(f"{name}={short_number(score)}" for name, score in one["parts"].items())
+    reference = " ".join(f"{name}={value}" for name, value in one["reference"].items())
     rewards = (short_number(one["reward"]), short_number(one["advantage"]))
     return (
         *(one["step"], one["split"], one["row"] + 1, *rewards),
-        *(one["num_tokens"], one["finish_reason"], parts, excerpt(one["text"])),
+        *(one["num_tokens"], one["finish_reason"], parts),
+        *map(excerpt, (one["text"], reference, _why(one))),
     )
+
+
+def _why(one: dict[str, Any]) -> str:
+    """Why the reward is not full: the grader's feedback, otherwise its first test or step that failed."""
+    entries = (entry for part in one["explanations"].values() for entry in part)
+    failed = next((entry for entry in entries if entry["passed"] is False), None)
+    if one["feedback"] or failed is None:
+        return str(one["feedback"])
+    return f"{failed['label']}: {failed['detail'] or 'got ' + failed['got']}"

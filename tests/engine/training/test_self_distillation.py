@@ -10,7 +10,7 @@ import torch
 
 from grpo_engine.config.job import ReinforcementHyperparameters, RunConfig
 from grpo_engine.contract.events import StepFinished, StepSkipped
-from grpo_engine.contract.records import FinishReason, Score
+from grpo_engine.contract.records import Explanation, FinishReason, Score
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.packing import pack
 from grpo_engine.objective.types import Completion, Group, ScoredGroup
@@ -98,6 +98,16 @@ def test_gradients_are_those_of_a_plain_dense_implementation(
     assert metrics["self_distillation/kl"] == pytest.approx(kl, abs=1e-6)
     assert metrics["loss"] == pytest.approx(0.5 * kl, abs=1e-6)
     assert metrics["self_distillation/attempts"] == 4
+
+
+def test_explanations_with_hidden_results_never_reach_the_teacher(
+    make_policy: Callable[..., Policy],
+) -> None:
+    policy = make_policy()
+    group = scored(policy, (0.0, 1.0), feedback="wrong")
+    hidden = {"code": (Explanation(label="test 1 of 1", passed=False, got="1", expected="hidden"),)}
+    explained = tuple(score.model_copy(update={"explanations": hidden}) for score in group.scores)
+    assert lesson_of(policy, [replace(group, scores=explained)]) == lesson_of(policy, [group])
 
 
 @pytest.mark.parametrize("budget", [10_000, 200, 40, 1])

@@ -19,7 +19,7 @@ from grpo_engine.contract.events import (
     StepSkipped,
 )
 from grpo_engine.models.policy import Policy
-from grpo_engine.rollout import scoring
+from grpo_engine.rollout import recording
 from grpo_engine.run.build import build_loop
 from tests.engine.conftest import FAMILIES, cut, largest_difference, parameters_of, trained
 
@@ -93,7 +93,7 @@ def test_a_group_without_signal_leaves_the_others_update_as_it_was(
 def test_a_large_steps_rollouts_take_several_events(
     make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "EVENT_TOKENS", 40)
+    monkeypatch.setattr(recording, "EVENT_BYTES", 2500)
     events = list(build_loop(make_config(prompts_per_step=5), tmp_path).method.step(1))
     found = [event for event in events if isinstance(event, RolloutsRecorded)]
     assert len(found) > 2

@@ -83,6 +83,24 @@ def test_code_and_math_are_judged_apart(client: TestClient) -> None:
     assert run(client, both, "$0.5$", item)["sub_rewards"] == {"code": 0.0, "math": 1.0}
 
 
+def test_a_run_names_the_failing_test_and_what_it_got(client: TestClient) -> None:
+    tests = {"type": "code_tests", "tests": "{{item.tests}}", "timeout_seconds": 0.5}
+    item = {"tests": [{"call": "f", "args": [n], "expected": 4} for n in (2, 3, 0)]}
+    body = run(client, tests, "def f(n):\n    while not n: pass\n    return n * n", item)
+    assert body["feedback"] == "test 2 of 3: f(3) should give 4, got 9"
+    right, wrong, loops = body["explanations"]["code_tests"]
+    assert (right["label"], right["passed"]) == ("test 1 of 3: f(2)", True)
+    assert (wrong["passed"], wrong["got"], wrong["expected"]) == (False, "9", "4")
+    assert (loops["passed"], loops["detail"]) == (False, "no result within 0.5 s: the code may loop")
+
+
+def test_a_run_shows_the_steps_of_a_process_with_their_rewards(client: TestClient) -> None:
+    inner = {"type": "format", "pattern": "[0-9]", "match": "search"}
+    body = run(client, {"type": "process", "name": "steps", "grader": inner}, "4 apples\nso four")
+    found = [(one["label"], one["got"], one["score"]) for one in body["explanations"]["steps"]]
+    assert found == [("step 1 of 2", "4 apples", 1.0), ("step 2 of 2", "so four", 0.0)]
+
+
 def test_a_grader_that_hangs_ends_at_the_deadline(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,8 @@ def test_a_run_of_a_multi_answers_in_openais_shape(client: TestClient) -> None:
         },
         "sub_rewards": {"right": 1.0, "shape": 1.0},
         "grader_errors": {},
+        "feedback": "",
+        "explanations": {},
         "model_grader_token_usage_per_model": {},
     }
 

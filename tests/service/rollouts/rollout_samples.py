@@ -39,10 +39,12 @@ def add_group(
     *,
     split: str = "train",
     row: int = 0,
+    **extra: Any,
 ) -> None:
     rewards = {one["reward"] for one in completions if one["reward"] is not None}
     has_signal = len(rewards) > 1
     data = {"row": row, "prompt": f"<user> {row}", "completions": completions, "has_signal": has_signal}
+    data |= extra
     place = {"split": split, "step": step, "position": position}
     with database.transaction() as session:
         session.add(Rollout(job_id=job_id, has_signal=has_signal, data=data, **place))

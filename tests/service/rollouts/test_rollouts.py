@@ -53,6 +53,32 @@ def places(page: dict[str, Any]) -> list[tuple[str, int, int]]:
     return [(group["split"], group["step"], group["position"]) for group in page["data"]]
 
 
+def test_messages_are_read_from_their_places_in_the_prompt(
+    client: TestClient, settings: Settings, database: Database
+) -> None:
+    job_id = add_graded_job(settings, database)
+    entry = {"label": "test 1 of 1: f(0)", "passed": False, "got": "2", "expected": "1"}
+    explained = scored("a", 0.0, 0.0, explanations={"accuracy": [entry]})
+    places = [
+        {"role": "system", "start": 1, "end": 5, "content": ""},
+        {"role": "user", "start": 0, "end": 0, "content": "changed"},
+    ]
+    extra = {"messages": places, "reference": {"answer": "2", "tests": [1]}}
+    add_group(database, job_id, 1, 0, [explained], **extra)
+    add_group(database, job_id, 1, 1, [scored("from before these fields", 0.0, 0.0)])
+    group, old = get(client, f"{job_id}/rollouts")["data"]
+    messages = [{"role": "system", "content": "user"}, {"role": "user", "content": "changed"}]
+    assert (group["prompt"], group["messages"]) == ("<user> 0", messages)
+    assert group["reference"] == {"answer": "2", "tests": [1]}
+    shown = group["completions"][0]["explanations"]["accuracy"]
+    assert shown == [{**entry, "score": None, "detail": ""}]
+    assert (old["messages"], old["reference"], old["completions"][0]["explanations"]) == ([], {}, {})
+    single = get(client, f"{job_id}/rollouts/completions", limit=1)["data"][0]
+    assert (single["messages"], single["explanations"]["accuracy"]) == (messages, shown)
+    exported = client.get(f"{JOBS}/{job_id}/rollouts.jsonl").text.splitlines()
+    assert json.loads(exported[0])["messages"] == messages
+
+
 def test_rollouts_are_newest_first_page_by_page(client: TestClient, sampled: str) -> None:
     first = get(client, f"{sampled}/rollouts", limit=4)
     second = get(client, f"{sampled}/rollouts", limit=4, after=first["last_id"])
@@ -242,7 +268,10 @@ def test_the_overview_names_steps_and_parts(client: TestClient, sampled: str, gr
     assert get(client, f"{sampled}/rollouts/overview") == {
         "object": "fine_tuning.job.rollout_overview",
         "parts": ["exact"],
-        "data": [{"split": "train", "steps": [1, 2, 3]}, {"split": "validation", "steps": [3]}],
+        "data": [
+            {"split": "train", "steps": [1, 2, 3], "groups": [2, 2, 2]},
+            {"split": "validation", "steps": [3], "groups": [1]},
+        ],
     }
     assert get(client, f"{graded}/rollouts/overview")["parts"] == ["accuracy", "format"]
 

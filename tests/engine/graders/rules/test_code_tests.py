@@ -77,7 +77,46 @@ def test_feedback_names_an_exception_and_a_time_out() -> None:
     tests = [{"call": "f", "args": [0], "expected": 1}]
     assert run("def f(n):\n    return 1 / n", tests).feedback.endswith("ZeroDivisionError: division by zero")
     slow = run("def f(n):\n    while True: pass", tests, timeout_seconds=0.3)
-    assert slow.feedback == "test 1 of 1: f(0) should give 1: took too long"
+    assert slow.feedback == "test 1 of 1: f(0) should give 1: no result within 0.3 s: the code may loop"
+
+
+def test_every_test_is_explained_with_what_it_got_and_should_have_got() -> None:
+    code = """
+def f(n):
+    if n == 2:
+        return n / 0
+    if n == 3:
+        while True: pass
+    if n == 4:
+        return bytearray(2**31)
+    return n
+"""
+    tests = [{"call": "f", "args": [n], "expected": 0} for n in range(5)]
+    right, wrong, raises, loops, large = run(code, tests, timeout_seconds=1.0).explanations["code_tests"]
+    assert (right.label, right.passed, right.got, right.expected) == ("test 1 of 5: f(0)", True, "", "")
+    assert (wrong.label, wrong.passed, wrong.got, wrong.expected) == ("test 2 of 5: f(1)", False, "1", "0")
+    assert (raises.detail, raises.expected) == ("ZeroDivisionError: division by zero", "0")
+    assert loops.detail == "no result within 1 s: the code may loop"
+    assert large.detail == "out of memory: more than 1,024 MiB"
+
+
+def test_tests_after_the_total_time_are_explained_as_not_run() -> None:
+    tests = [{"call": "f", "args": [n], "expected": n} for n in range(4)]
+    code = "def f(n):\n    while n: pass\n    return n"
+    found = run(code, tests, timeout_seconds=0.5, total_timeout_seconds=0.8).explanations["code_tests"]
+    assert [entry.passed for entry in found] == [True, False, False, False]
+    assert found[-1].detail == "not run: the tests together took 0.8 s"
+
+
+def test_explanations_are_bounded_whatever_the_code_prints_and_keep_the_failures() -> None:
+    tests = [{"call": "f", "args": [n], "expected": "x" * 9000} for n in range(50)]
+    found = run("def f(n):\n    return 'x' * 9000 if n < 30 else '\\ud800' * 900_00", tests)
+    entries = found.explanations["code_tests"]
+    assert [entry.passed for entry in entries] == [*[False] * 11, None]
+    assert [entry.label[:8] for entry in entries[:2]] == ["test 31 ", "test 32 "]
+    assert (entries[-1].label, entries[-1].detail) == ("39 more", "30 passed, 9 did not")
+    assert all(len(text) <= 200 for one in entries for text in (one.label, one.got, one.expected, one.detail))
+    assert len(found.model_dump_json().encode()) < 10_000
 
 
 def test_a_test_that_hangs_fails_alone() -> None:

@@ -49,6 +49,16 @@ def test_a_single_grader_object_is_keyed_by_its_name_or_type(name: str) -> None:
     assert grader.grade(make_sample("5"), {"answer": 5}).reward == 2.0
 
 
+def test_explanations_keep_the_keys_of_their_parts_and_at_most_four_parts_have_them() -> None:
+    steps = {"type": "process", "grader": RIGHT}
+    graders = {"right": RIGHT, **{f"steps{n}": steps for n in range(6)}}
+    found = score(
+        {"type": "multi", "graders": graders, "calculate_output": "steps0"}, "5\n6", {"answer": 5}
+    ).explanations
+    assert list(found) == ["steps0", "steps1", "steps2", "steps3"]
+    assert [one.score for one in found["steps3"]] == [1.0, 0.0]
+
+
 def test_an_unscorable_part_makes_the_whole_unscorable_and_is_named() -> None:
     found = score(multi("right + shape"), "5", {})
     assert found.reward is None

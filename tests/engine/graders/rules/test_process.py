@@ -68,6 +68,22 @@ def test_the_reward_is_an_aggregate_of_the_steps_rewards(aggregate: str, expecte
     assert [(step.end, step.reward) for step in found.steps] == [(2, 1.0), (7, 0.0), (10, 0.0), (12, 1.0)]
 
 
+def test_each_step_is_explained_with_its_text_and_reward() -> None:
+    found = score(process(), "1\nnone\nno\n4\n").explanations["process"]
+    assert [(one.label, one.got, one.score, one.passed) for one in found] == [
+        ("step 1 of 4", "1", 1.0, True),
+        ("step 2 of 4", "none", 0.0, False),
+        ("step 3 of 4", "no", 0.0, False),
+        ("step 4 of 4", "4", 1.0, True),
+    ]
+
+
+def test_of_many_steps_the_lowest_are_explained() -> None:
+    found = score(process(), "1\n" * 40 + "no\n").explanations["process"]
+    assert len(found) == 12
+    assert [one.label for one in found if not one.passed] == ["step 41 of 41", "30 more"]
+
+
 def test_a_product_multiplies() -> None:
     length = {"type": "length", "mode": "linear", "unit": "characters", "target": 0, "maximum": 4}
     found = score(process(grader=length, aggregate="product"), "a\nbb\nccc")

@@ -1,0 +1,114 @@
+"""Scored groups → the records and events that people read.
+
+A group grows by its prompt's messages, which point into the rendered prompt, and by its row's other fields,
+whose long values are cut: `MAX_REFERENCE_CHARACTERS` together.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from grpo_engine.contract.events import RolloutsRecorded, Split
+from grpo_engine.contract.records import CompletionRecord, GroupRecord, PromptMessage
+from grpo_engine.objective.types import Prompt, ScoredGroup
+from grpo_engine.rollout.dataset import text_of
+
+EVENT_BYTES = 4 * 2**20
+"""JSON of a rollouts event, unless its first group alone is larger; well below `MAX_LINE_BYTES`."""
+MAX_REFERENCE_CHARACTERS, MAX_VALUE_CHARACTERS = 8000, 2000
+"""Of all fields of a row together, and of each."""
+MAX_FIELDS, MAX_NAME_CHARACTERS = 32, 64
+MAX_CONTENT_CHARACTERS = 4000
+"""Of a message that its chat template changed."""
+
+
+def rollouts(
+    step: int, scored: Sequence[ScoredGroup], split: Split = "train", *, name: str = "", offset: int = 0
+) -> Iterator[RolloutsRecorded]:
+    """A step's groups as events of bounded size. `name`: a retention set, whose first group is `offset`."""
+    groups: list[GroupRecord] = []
+    first = num_bytes = 0
+
+    def event() -> RolloutsRecorded:
+        place = first + offset
+        return RolloutsRecorded(step=step, split=split, name=name, first=place, groups=tuple(groups))
+
+    for position, group in enumerate(scored):
+        recorded = record(group)
+        size = len(recorded.model_dump_json().encode())
+        if groups and num_bytes + size > EVENT_BYTES:
+            yield event()
+            groups, first, num_bytes = [], position, 0
+        groups.append(recorded)
+        num_bytes += size
+    yield event()
+
+
+def record(scored: ScoredGroup) -> GroupRecord:
+    """The group as it is stored and displayed."""
+    group = scored.group
+    return GroupRecord(
+        row=group.prompt.row,
+        prompt=group.prompt.text,
+        messages=tuple(messages_of(group.prompt)),
+        reference=reference_of(group.prompt.item),
+        has_signal=scored.has_signal,
+        completions=tuple(
+            CompletionRecord(
+                text=completion.text,
+                token_ids=completion.token_ids,
+                reward=score.reward,
+                parts=score.parts,
+                errors=score.errors,
+                feedback=score.feedback,
+                explanations=score.explanations,
+                advantage=advantage,
+                finish_reason=completion.finish_reason,
+                policy_version=completion.policy_version,
+                turns=completion.turns,
+            )
+            for completion, score, advantage in zip(
+                group.completions, scored.scores, scored.advantages, strict=True
+            )
+        ),
+    )
+
+
+def messages_of(prompt: Prompt) -> Iterator[PromptMessage]:
+    """The prompt's messages as places in its rendered text; none for a prompt without a template."""
+    place = 0
+    for message in prompt.conversation.get("messages", ()):
+        role, content = str(message["role"]), text_of(message) or _calls(message)
+        start = prompt.text.find(content, place)
+        if start < 0:  # most templates strip
+            content = content.strip()
+            start = prompt.text.find(content, place)
+        if start < 0:
+            yield PromptMessage(role=role, content=_cut(content, MAX_CONTENT_CHARACTERS))
+        else:
+            place = start + len(content)
+            yield PromptMessage(role=role, start=start, end=place)
+
+
+def _calls(message: Mapping[str, Any]) -> str:
+    """The tool calls of a message without content."""
+    calls = message.get("tool_calls")
+    return json.dumps(calls, ensure_ascii=False) if calls else ""
+
+
+def reference_of(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The row's fields beside its prompt; a value that is too long becomes the beginning of its text."""
+    found: dict[str, Any] = {}
+    left = MAX_REFERENCE_CHARACTERS
+    for name, value in list(item.items())[:MAX_FIELDS]:
+        if name == "prompt":
+            continue
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        limit = min(left, MAX_VALUE_CHARACTERS)
+        found[name[:MAX_NAME_CHARACTERS]] = value if len(text) <= limit else _cut(text, limit)
+        left -= min(len(text), limit)
+    return found
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text):,} characters)"
