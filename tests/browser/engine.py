@@ -9,10 +9,18 @@ import random
 import statistics
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from grpo_engine.config.job import Reinforcement, RunConfig
 from grpo_engine.contract.events import Evaluated, RolloutsRecorded, StepFinished, Verdict, Warned
-from grpo_engine.contract.records import CompletionRecord, FinishReason, GradeError, GroupRecord
+from grpo_engine.contract.records import (
+    CompletionRecord,
+    Explanation,
+    FinishReason,
+    GradeError,
+    GroupRecord,
+    PromptMessage,
+)
 from tests.support import fake_engine
 
 PARTS = ("correct", "format")
@@ -54,9 +62,13 @@ class LearningEngine(fake_engine.FakeEngine):
             else one
             for one in drawn
         ]
-        prompt = f"What is {row + 12} + {3 * row + 7}? Think first, then answer in <answer> tags."
+        question = f"What is {row + 12} + {3 * row + 7}? Think first, then answer in <answer> tags."
         return GroupRecord(
-            row=row, prompt=prompt, completions=tuple(completions), has_signal=len(set(rewards)) > 1
+            row=row,
+            **_rendered(("system", "You are careful with numbers."), ("user", question)),
+            reference={"answer": 4 * row + 19, "level": "easy", "tests": [{"call": "total", "args": [0, 0]}]},
+            completions=tuple(completions),
+            has_signal=len(set(rewards)) > 1,
         )
 
     def _completion(self, chance: random.Random, row: int) -> CompletionRecord:
@@ -74,6 +86,7 @@ class LearningEngine(fake_engine.FakeEngine):
             reward=None if is_broken else 0.8 * is_right + 0.2 * is_formed,
             parts=parts,
             errors={"format": NO_TAG} if is_broken else {},
+            explanations={"correct": _tests(row, answer, loops=is_cut)},
             advantage=0.0,
             finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,
             policy_version=self.step - 1,
@@ -134,6 +147,29 @@ class LearningEngine(fake_engine.FakeEngine):
         metrics = {"reward": reward, "reward_std": 0.3, "num_rows": 8.0}
         is_final = self.step == self.total_steps
         self._emit(Evaluated(step=self.step, metrics=metrics, verdict=verdict, is_final=is_final))
+
+
+def _rendered(*messages: tuple[str, str]) -> dict[str, Any]:
+    """The prompt of a chat template, and where its messages are in it."""
+    prompt, places = "", []
+    for role, content in messages:
+        prompt += f"<|im_start|>{role}\n"
+        places.append(PromptMessage(role=role, start=len(prompt), end=len(prompt) + len(content)))
+        prompt += f"{content}<|im_end|>\n"
+    return {"prompt": f"{prompt}<|im_start|>assistant\n", "messages": tuple(places)}
+
+
+def _tests(row: int, answer: int, *, loops: bool) -> tuple[Explanation, ...]:
+    """What a test of the answer reports, and one that always passes."""
+    label = f"test 2 of 2: total({row + 12}, {3 * row + 7})"
+    right = 4 * row + 19
+    outcome: dict[str, Any] = {"passed": answer == right and not loops}
+    if loops:
+        outcome |= {"expected": str(right), "detail": "no result within 5 s: the code may loop"}
+    elif answer != right:
+        outcome |= {"got": str(answer), "expected": str(right)}
+    first = Explanation(label="test 1 of 2: total(0, 0)", passed=True)
+    return (first, Explanation(label=label, **outcome))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 // The result of a grader run as elements. Boundary: rendering only; no requests.
 
 import { duration, el, number, quoted } from "../../dom.js";
+import { explanations } from "../../explanations.js";
 
 const DETAILS = ["python_grader_runtime_error_details", "model_grader_server_error_details"];
 
@@ -15,6 +16,8 @@ export function scored(answer) {
       figure("Duration", took(metadata.execution_time)),
       metadata.token_usage ? figure("Judge tokens", number(metadata.token_usage)) : null),
     parts(answer.sub_rewards),
+    ...explanations(answer.explanations),
+    answer.feedback && !Object.keys(answer.explanations).length ? el("p", { class: "hint text" }, answer.feedback) : null,
     errors(answer),
   ].filter(Boolean);
 }

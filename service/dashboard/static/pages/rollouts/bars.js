@@ -43,9 +43,8 @@ export class Bars {
   column(one, at, { level, isDim, after }) {
     const isScored = one.reward !== null;
     const [low, high] = isScored ? [Math.min(0, one.reward), Math.max(0, one.reward)] : [0, 0];
-    const kind = !isScored ? "unscored" : one.advantage > 0 ? "above" : one.advantage < 0 ? "below" : "level";
     return el("button", {
-      type: "button", class: `column ${kind}${isDim ? " dim" : ""}${one.finish_reason === "length" ? " truncated" : ""}`,
+      type: "button", class: `column ${kindOf(one)}${isDim ? " dim" : ""}${one.finish_reason === "length" ? " truncated" : ""}`,
       "aria-label": spoken(one, at), "data-reward": one.reward, "data-advantage": one.advantage,
       onclick: () => this.pick(at),
     },
@@ -76,6 +75,12 @@ export class Bars {
     this.columns[to].focus();
     this.pick(to);
   }
+}
+
+// A completion beside its group: above, below or level with the mean, or unscored.
+export function kindOf({ reward, advantage }) {
+  if (reward === null) return "unscored";
+  return advantage > 0 ? "above" : advantage < 0 ? "below" : "level";
 }
 
 // "+1.21", "−0.4", "0"

@@ -39,6 +39,14 @@ export class Controls {
     return this.stepsOf(this.state.split);
   }
 
+  // Groups of the selection, if that is known without reading them.
+  get numGroups() {
+    const { split, step, filter, fired, not_fired: notFired } = this.state;
+    if (filter || fired || notFired) return null;
+    const { steps = [], groups = [] } = this.overview.data.find((one) => one.split === split) ?? {};
+    return step === "all" ? groups.reduce((sum, count) => sum + count, 0) : groups[steps.indexOf(step)];
+  }
+
   stepsOf(split) {
     return this.overview.data.find((one) => one.split === split)?.steps ?? [];
   }
@@ -98,7 +106,9 @@ export class Controls {
       (split) => this.set({ split, step: this.state.step === "all" ? "all" : this.nearest(split, this.state.step) }));
     this.slider = el("input", { type: "range", id: "step", min: 0, step: 1,
       oninput: () => this.set({ step: this.steps[this.slider.value] }) });
-    this.shown = el("output", { for: "step", class: "numeric" });
+    this.number = el("input", { type: "number", id: "step-number", class: "jump", min: 0, "aria-label": "Step number",
+      onchange: () => this.jump(this.number.value) });
+    this.shown = el("span", { class: "numeric" });
     this.back = button("‹", () => this.move(-1), { kind: "small", "aria-label": "Previous step" });
     this.forth = button("›", () => this.move(1), { kind: "small", "aria-label": "Next step" });
     this.newest = button("", () => this.set({ step: this.steps.at(-1) }), { kind: "small newest" });
@@ -110,14 +120,21 @@ export class Controls {
     this.notFired = select("not-fired", [["", "any part"], ...parts], (part) => this.set({ not_fired: part }));
     this.root.replaceChildren(
       el("div", { class: "row steps" }, el("label", { for: "step" }, "Step"), this.back, this.slider, this.forth,
-        this.shown, this.newest, el("span", { class: "row" }, this.all, el("label", { for: "all" }, "All steps"))),
+        this.number, this.shown, this.newest, el("span", { class: "row" }, this.all, el("label", { for: "all" }, "All steps"))),
       el("div", { class: "row choices" },
         labelled("Split", this.splits), labelled("Show", this.filter),
         parts.length > 1 && labelled("Fired", this.fired), parts.length > 1 && labelled("Did not fire", this.notFired)));
     this.paint();
   }
 
+  // To this step, otherwise to the nearest one with rollouts.
+  jump(wanted) {
+    const distance = (step) => Math.abs(step - Number(wanted));
+    this.set({ step: this.steps.reduce((best, step) => (distance(step) < distance(best) ? step : best)) });
+  }
+
   move(by) {
+    if (this.state.step === "all") return;
     const at = this.steps.indexOf(this.state.step);
     this.set({ step: this.steps[Math.max(0, Math.min(at + by, this.steps.length - 1))] });
   }
@@ -133,7 +150,9 @@ export class Controls {
     this.slider.max = Math.max(0, steps.length - 1);
     this.slider.value = at;
     this.slider.setAttribute("aria-valuetext", isAll ? "all steps" : `step ${step}`);
-    this.shown.textContent = isAll ? "all" : `${step} of ${steps.at(-1)}`;
+    this.number.value = isAll ? "" : step;
+    this.number.max = steps.at(-1) ?? 0;
+    this.shown.textContent = `of ${steps.at(-1)}`;
     this.newest.textContent = `Newest: ${steps.at(-1)}`;
     this.newest.hidden = isAll || step === steps.at(-1);
     if (this.newest.hidden) this.newest.classList.remove("fresh");

@@ -1,22 +1,21 @@
-// One prompt's group: its rewards as bars over the mean, and the selected completion.
+// One prompt's group: the prompt, the rewards as bars over the mean, and all completions side by side.
 // Boundary: a group of the API in, elements out.
 
-import { announce, el, number, percent, quoted } from "../../dom.js";
+import { announce, el, number, percent } from "../../dom.js";
 import { Bars, signed } from "./bars.js";
-
-const ENDS = { stop: "Stop token", length: "Max tokens" };
+import { ENDS, card } from "./card.js";
+import { Prompt } from "./prompt.js";
 
 export class GroupView {
   constructor() {
     this.bars = new Bars((index) => this.choose(index));
     this.facts = el("dl", { class: "figures" });
-    this.prompt = el("div");
+    this.prompt = new Prompt();
     this.note = el("div");
-    this.completion = el("div", { class: "panel completion" });
+    this.cards = el("div", { class: "cards", tabindex: 0, role: "region", "aria-label": "Completions side by side" });
     this.table = el("details", { class: "panel" });
-    this.root = el("div", { class: "group" },
-      el("div", { class: "panel" }, this.facts, this.prompt),
-      el("div", { class: "panel" }, this.bars.root, this.note), this.completion, this.table);
+    this.root = el("div", { class: "group" }, this.prompt.root,
+      el("div", { class: "panel" }, this.facts, this.bars.root, this.note), this.cards, this.table);
     this.rescored = new Map();
   }
 
@@ -24,9 +23,10 @@ export class GroupView {
   show(group, admits) {
     this.group = group;
     this.admits = admits;
-    const first = group.completions.findIndex(admits);
-    this.chosen = Math.max(0, first);
+    this.chosen = Math.max(0, group.completions.findIndex(admits));
+    this.prompt.show(group);
     this.draw();
+    this.cards.scrollLeft = 0;
   }
 
   // Shows the result of a re-score as marks across the bars.
@@ -40,30 +40,24 @@ export class GroupView {
     const after = this.rescored.get(group.id);
     this.facts.replaceChildren(...figures(group, after).map(([name, value, small]) => el("div", {}, el("dt", {}, name),
       el("dd", {}, value, small && el("small", {}, small)))));
-    this.prompt.replaceChildren(el("h2", { class: "small faint" }, "Prompt"), el("p", { class: "text prompt" }, group.prompt));
     this.bars.draw(group, { chosen: this.chosen, admits: this.admits, after });
     this.note.replaceChildren(...notes(group));
-    this.table.replaceChildren(el("summary", {}, "As a table"), el("div", { class: "scroll" }, table(group, after)));
-    this.showCompletion();
+    this.cards.replaceChildren(...group.completions.map((one, at) =>
+      card(one, at, { after: after?.completions[at], isDim: !this.admits(one) })));
+    this.mark();
+    this.table.replaceChildren(el("summary", {}, "As a table"),
+      el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Completions as a table" }, table(group, after)));
   }
 
   choose(index) {
     this.chosen = index;
-    this.showCompletion();
-    announce(`Completion ${index + 1} is shown below`);
+    this.mark();
+    this.cards.children[index]?.scrollIntoView({ block: "nearest", inline: "center" });
+    announce(`Completion ${index + 1} is marked below`);
   }
 
-  showCompletion() {
-    const one = this.group.completions[this.chosen];
-    if (!one) return this.completion.replaceChildren();
-    const after = this.rescored.get(this.group.id)?.completions[this.chosen];
-    this.completion.replaceChildren(
-      el("h2", {}, `Completion ${this.chosen + 1}`),
-      el("dl", { class: "figures" }, completionFigures(one, after).map(([name, value]) =>
-        el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
-      el("p", { class: "text model-text", tabindex: 0, role: "region", "aria-label": `Text of completion ${this.chosen + 1}` },
-        one.text || el("span", { class: "faint" }, "empty completion")),
-      parts(one, after), one.feedback ? el("p", { class: "hint text" }, one.feedback) : "");
+  mark() {
+    [...this.cards.children].forEach((one, at) => one.classList.toggle("chosen", at === this.chosen));
   }
 }
 
@@ -87,42 +81,17 @@ function notes(group) {
     "No signal: all scored completions have the same reward, so this group teaches nothing.")];
 }
 
-function completionFigures(one, after) {
-  const changed = (before, now, write) => (after ? `${write(before)} → ${write(now)}` : write(before));
-  const found = [
-    ["Reward", changed(one.reward, after?.reward_after, number)],
-    ["Advantage", changed(one.advantage, after?.advantage_after, signed)],
-    ["Tokens", number(one.num_tokens)],
-    ["Finish", ENDS[one.finish_reason] ?? one.finish_reason],
-    ["Policy version", number(one.policy_version)],
-  ];
-  return one.turns > 1 ? [...found, ["Turns", number(one.turns)]] : found;
-}
-
-// The score of each part of the grader, or its error.
-function parts(one, after) {
-  const names = [...new Set([...Object.keys(one.parts), ...Object.keys(one.errors)])];
-  const rows = names.map((name) => [name, one.parts[name], one.errors[name]]);
-  for (const [name, score] of Object.entries(after?.parts ?? {})) {
-    rows.push([`${name} (re-scored)`, score, after.errors[name]]);
-  }
-  if (!rows.length) return "";
-  return el("table", { class: "list parts" },
-    el("caption", { class: "unseen" }, "Parts of the reward"),
-    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Grader part"), el("th", { scope: "col" }, "Score"))),
-    el("tbody", {}, rows.map(([name, score, error]) => el("tr", {}, el("th", { scope: "row" }, name),
-      el("td", {}, error ? el("span", { class: "problem" }, el("code", {}, error.code), " ", quoted(error.message)) : number(score))))));
-}
-
 function table(group, after) {
   const names = [...new Set(group.completions.flatMap((one) => Object.keys(one.parts)))];
-  const head = ["Completion", "Reward", "Advantage", "Tokens", "Finish", ...names, ...(after ? ["Rescored"] : [])];
-  return el("table", { class: "list numbers" },
+  const head = ["Completion", "Reward", "Advantage", "Tokens", "Finish", ...names, ...(after ? ["Rescored"] : []), "Text"];
+  return el("table", { class: "list numbers texts" },
     el("caption", { class: "unseen" }, `Rewards of the group; their mean is ${number(group.mean_reward)}`),
     el("thead", {}, el("tr", {}, head.map((name) => el("th", { scope: "col" }, name)))),
     el("tbody", {}, group.completions.map((one, at) => el("tr", {},
       el("th", { scope: "row" }, String(at + 1)), el("td", {}, one.reward === null ? "error" : number(one.reward)),
-      el("td", {}, signed(one.advantage)), el("td", {}, number(one.num_tokens)), el("td", {}, one.finish_reason),
+      el("td", {}, signed(one.advantage)), el("td", {}, number(one.num_tokens)),
+      el("td", {}, ENDS[one.finish_reason] ?? one.finish_reason),
       names.map((name) => el("td", {}, one.errors[name] ? "error" : number(one.parts[name]))),
-      after && el("td", {}, number(after.completions[at].reward_after))))));
+      after && el("td", {}, number(after.completions[at].reward_after)),
+      el("td", { class: "text" }, one.text)))));
 }

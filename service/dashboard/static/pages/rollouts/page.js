@@ -18,6 +18,7 @@ export async function show(root, params, signal) {
   const [overview] = await Promise.all([overviewOf(job.id, signal), styled("rollouts")]);
   const page = new RolloutsPage(job, overview, params.query, signal);
   root.replaceChildren(...page.parts());
+  document.addEventListener("keydown", (event) => page.key(event), { signal });
   await page.load(params.query.get("group"));
   if (!isOver(job)) await page.stayFresh();
 }
@@ -31,10 +32,15 @@ class RolloutsPage {
     this.groups = [];
     this.at = 0;
     this.controls = new Controls(overview, query, () => this.changed());
-    this.previous = button("Previous", () => this.go(-1), { "aria-label": "Previous group" });
-    this.next = button("Next", () => this.go(1), { "aria-label": "Next group" });
+    this.previous = button("‹", () => this.go(-1), { "aria-label": "Previous group" });
+    this.next = button("›", () => this.go(1), { "aria-label": "Next group" });
+    this.number = el("input", { type: "number", id: "group-number", class: "jump", min: 1,
+      onchange: () => this.go(Math.max(1, Math.trunc(this.number.value)) - 1 - this.at) });
     this.place = el("span", { class: "place", role: "status" });
-    this.pager = el("div", { class: "row pager" }, this.previous, this.place, this.next);
+    this.pager = el("div", { class: "row pager" }, this.previous,
+      el("label", { for: "group-number" }, "Group"), this.number, this.place, this.next,
+      el("span", { class: "small faint keys" }, el("kbd", {}, "←"), " ", el("kbd", {}, "→"), " group, with ",
+        el("kbd", {}, "Shift"), " step"));
     this.box = el("div", { class: "group" });
     this.status = el("span", {}, statusBadge(job));
     this.view = new GroupView();
@@ -92,7 +98,10 @@ class RolloutsPage {
     const group = this.groups[this.at];
     if (!group) return this.nothingFits();
     this.box.removeAttribute("aria-busy");
-    this.place.textContent = `Group ${this.at + 1} of ${this.groups.length}${this.pages.hasMore ? "+" : ""}`;
+    const count = this.controls.numGroups ?? `${this.groups.length}${this.pages.hasMore ? "+" : ""}`;
+    this.number.value = this.at + 1;
+    this.number.disabled = this.controls.state.step === "all"; // the place would be thousands of groups away
+    this.place.textContent = `of ${count}`;
     this.previous.disabled = this.at === 0;
     this.next.disabled = this.at + 1 >= this.groups.length && !this.pages.hasMore;
     this.pager.hidden = this.rescore.root.hidden = false;
@@ -102,9 +111,21 @@ class RolloutsPage {
   }
 
   async go(by) {
-    if (this.at + by >= this.groups.length && this.pages.hasMore && !(await this.grow())) return;
+    while (this.at + by >= this.groups.length && this.pages.hasMore) {
+      if (!(await this.grow())) return;
+    }
     this.at = Math.max(0, Math.min(this.at + by, this.groups.length - 1));
     this.show();
+  }
+
+  // Arrow keys turn over groups, with Shift steps, unless the focused element uses them itself.
+  key(event) {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const isTaken = event.target.closest("input, select, textarea, dialog, .bars, [tabindex='0']");
+    if (!by || isTaken || event.altKey || event.ctrlKey || event.metaKey || this.pager.hidden) return;
+    event.preventDefault();
+    if (event.shiftKey) this.controls.move(by);
+    else this.go(by);
   }
 
   // Loads the next page of groups; false if that failed or is no longer needed.

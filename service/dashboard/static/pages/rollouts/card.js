@@ -1,0 +1,56 @@
+// One completion of a group as a card: reward, advantage, text, parts, and why.
+
+import { button, el, number, quoted } from "../../dom.js";
+import { kindOf, signed } from "./bars.js";
+import { explanations } from "../../explanations.js";
+
+export const ENDS = { stop: "Stop token", length: "Max tokens" };
+const LONG = { characters: 600, lines: 14 };
+
+// `after`: the same completion re-scored; `isDim`: the filter does not select it.
+export function card(one, at, { after, isDim }) {
+  return el("article", { class: `card ${kindOf(one)}${isDim ? " dim" : ""}`, "aria-labelledby": `card-${at}` },
+    el("header", {},
+      el("h3", { id: `card-${at}` }, el("span", { class: "unseen" }, "Completion "), String(at + 1)),
+      figure("Reward", one.reward === null ? "error" : number(one.reward), after && number(after.reward_after)),
+      figure("Advantage", signed(one.advantage), after && signed(after.advantage_after))),
+    el("p", { class: "small faint" }, facts(one).join(" · ")),
+    text(one.text),
+    parts(one, after),
+    explanations(one.explanations),
+    one.feedback && !Object.keys(one.explanations).length && el("p", { class: "hint text" }, one.feedback));
+}
+
+function figure(name, value, after) {
+  return el("span", { class: name.toLowerCase() }, el("small", {}, name), el("b", {}, value), after && ` → ${after}`);
+}
+
+function facts(one) {
+  const found = [`${number(one.num_tokens)} tokens`, ENDS[one.finish_reason] ?? one.finish_reason];
+  return [...found, `policy ${one.policy_version}`, ...(one.turns > 1 ? [`${one.turns} turns`] : [])];
+}
+
+// A long text is cut in height until its button is pressed.
+function text(content) {
+  if (!content) return el("p", { class: "faint" }, "empty completion");
+  const shown = el("p", { class: "text model-text" }, content);
+  const isLong = content.length > LONG.characters || content.split("\n").length > LONG.lines;
+  if (!isLong) return shown;
+  shown.classList.add("cut-off");
+  const more = button("Show all", () => {
+    const isCut = shown.classList.toggle("cut-off");
+    more.textContent = isCut ? "Show all" : "Show less";
+    more.setAttribute("aria-expanded", !isCut);
+  }, { kind: "small quiet", "aria-expanded": false });
+  return [shown, more];
+}
+
+// The score of each part of the grader, or its error.
+function parts(one, after) {
+  const names = [...new Set([...Object.keys(one.parts), ...Object.keys(one.errors)])];
+  const rows = names.map((name) => [name, one.parts[name], one.errors[name]]);
+  for (const [name, score] of Object.entries(after?.parts ?? {})) rows.push([`${name} (re-scored)`, score, after.errors[name]]);
+  return rows.length > 0 && el("dl", { class: "parts" }, rows.map(([name, score, error]) =>
+    el("div", { class: error ? "broken" : "" }, el("dt", {}, name), el("dd", {},
+      error ? el("span", { class: "problem" }, el("code", {}, error.code), " ", quoted(error.message)) : number(score)))));
+}
