@@ -44,8 +44,8 @@ class ServiceError(Exception):
 class InvalidRequest(ServiceError, status=400, type=REQUEST, code="invalid_value"):
     """The request is wrong; `param` names the field."""
 
-    problems: Sequence[Mapping[str, str]] = ()
-    """`param` and `message` of each, if there can be several."""
+    problems: Sequence[Mapping[str, str | int]] = ()
+    """`param` and `message` of each, if there can be several, and how many are `alike`."""
 
     def body(self) -> dict[str, Any]:
         body = super().body()

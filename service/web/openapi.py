@@ -59,7 +59,17 @@ ERROR = {
     "problems": {
         "type": "array",
         "description": "All problems, up to 100, if there can be several.",
-        "items": _object({"param": TEXT, "message": TEXT}),
+        "items": _object(
+            {
+                "param": TEXT,
+                "message": TEXT,
+                "alike": {
+                    "type": "integer",
+                    "description": "Problems of a job that differ by their line and numbers only.",
+                },
+            },
+            optional=["alike"],
+        ),
     },
 }
 SERVER_SENT_EVENT = _object(

@@ -85,11 +85,15 @@ def diagnose_job(job_id: JobId, principal: Reader, database: DatabaseDep) -> Dia
 
 @router.post("/jobs/validate")
 def validate_job(body: JobCreate, principal: Reader, preflight: PreflightDep) -> ValidationRead:
-    """Check a job and estimate its cost without creating it; returns all problems."""
+    """Check a job and estimate its cost without creating it; returns the first hundred problems."""
     report = preflight.check(principal.tenant, body)
-    problems = [ProblemRead(param=one.param, message=one.message) for one in report.problems.found]
+    found = report.problems
+    problems = [
+        ProblemRead(param=one.param, message=one.message, alike=found.alike(one)) for one in found.found
+    ]
     return ValidationRead(
         valid=not problems,
+        num_problems=found.total,
         problems=problems,
         warnings=report.warnings,
         rows=RowCounts(training=report.num_training_rows, validation=report.num_validation_rows),

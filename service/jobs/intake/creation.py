@@ -96,7 +96,7 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: JobRequest) -> C
     body = request.body if request.body.seed is not None else _with_seed(request.body)
     report = preflight.check(request.tenant, body)
     if report.problems.found:
-        raise InvalidJob(report.problems.found)
+        raise InvalidJob(report.problems)
     job = _job_of(request.tenant, body, report, settings)
     job.estimate = preflight.estimate(request.tenant, body, report).model_dump()
     fault_point("job.checked")

@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo_engine.config.job import Method, Supervised
 from service.jobs.intake.estimate import RowTokens
-from service.jobs.model.dataset import MAX_PROBLEMS, Problems, Row
+from service.jobs.model.dataset import Problems, Row
 from service.jobs.model.methods import sampling_of
 from service.platform.token_counting import ModelText, RenderError, joined
 
@@ -46,8 +46,8 @@ class LengthCheck:
     _num_fitting: int = 0
     _shortest_long: int = 0
     """Tokens of the shortest row that does not fit."""
-    _too_long: list[tuple[str, str]] = field(default_factory=list)
-    """Place and reason of the first rows that do not fit."""
+    _too_long: Problems = field(default_factory=Problems)
+    """The rows that do not fit."""
 
     def watch(self, rows: Iterable[Row]) -> Iterator[Row]:
         """The same rows; rows that do not fit become problems after the last one."""
@@ -110,8 +110,7 @@ class LengthCheck:
             self.problems.add(place, reason)
         else:
             self._shortest_long = min(num_tokens, self._shortest_long or num_tokens)
-            self._too_long.append((place, reason))
-            del self._too_long[MAX_PROBLEMS:]
+            self._too_long.add(place, reason)
 
     def _row_problem(self, num_tokens: int) -> str | None:
         assert isinstance(self.method, Supervised)
@@ -135,9 +134,8 @@ class LengthCheck:
     def _report_long_rows(self) -> None:
         """Adds the problems; if no prompt fits only because of max_completion_tokens, that field alone."""
         room = (self.context_tokens or 0) - self._shortest_long
-        if not self._too_long or self._num_fitting or isinstance(self.method, Supervised) or room <= 0:
-            for place, reason in self._too_long:
-                self.problems.add(place, reason)
+        if not self._too_long.found or self._num_fitting or isinstance(self.method, Supervised) or room <= 0:
+            self.problems.extend(self._too_long)
             return
         where = f"method.{self.method.type}.hyperparameters.max_completion_tokens"
         reason = (

@@ -54,7 +54,7 @@ class Preflight:
     past_jobs: RecentResults[list[Past]]
 
     def check(self, tenant: str, job: JobCreate) -> Report:
-        """All problems of a request, up to a hundred; an invalid request raises nothing."""
+        """All problems of a request; an invalid request raises nothing."""
         report, uses = Report(job.method), datasets_of(job)
         with self.database.reading() as session:
             lineage = lineage_of(session, tenant, job.model)

@@ -1,6 +1,5 @@
 """The result of preflight, and the error that refuses a request."""
 
-import re
 from dataclasses import dataclass, field
 
 from grpo_engine.config.job import Method, hyperparameters_of
@@ -38,25 +37,30 @@ class Report:
 
 
 class InvalidJob(InvalidRequest):
-    """A refused job: place and code of the first problem, and all problems."""
+    """A refused job: place and code of the first problem, and the first hundred problems."""
 
-    def __init__(self, problems: list[Problem]) -> None:
-        first = problems[0]
-        message = f"{len(problems)} problems: {in_short(problems)}" if len(problems) > 1 else first.message
+    def __init__(self, problems: Problems) -> None:
+        first = problems.found[0]
+        message = (
+            f"{problems.total:,} problems: {in_short(problems)}" if problems.total > 1 else first.message
+        )
         super().__init__(message, param=first.param, code=first.code)
-        self.problems = [{"param": problem.param, "message": problem.message} for problem in problems]
+        self.problems = [
+            {"param": problem.param, "message": problem.message, "alike": problems.alike(problem)}
+            for problem in problems.found
+        ]
 
 
-def in_short(problems: list[Problem]) -> str:
-    """The first ten kinds of problems; a problem that many rows have is stated once."""
-    alike: dict[tuple[str, str], list[Problem]] = {}
-    for problem in problems:
-        reason = problem.message.removeprefix(problem.param)
-        alike.setdefault((re.sub(r"\[\d+\]", "[]", problem.param), reason), []).append(problem)
-    kinds = list(alike.values())
+def in_short(problems: Problems) -> str:
+    """The first ten kinds of problems; a problem that many rows have is stated once, with their number."""
+    kinds: dict[tuple[str, str], Problem] = {}
+    for problem in problems.found:
+        kinds.setdefault(problem.kind, problem)
+    first_of_kinds = list(kinds.values())[:SHOWN_PROBLEMS]
+    counts = [problems.alike(problem) for problem in first_of_kinds]
     shown = [
-        first.message + (f" (and {len(others)} more like it)" if others else "")
-        for first, *others in kinds[:SHOWN_PROBLEMS]
+        problem.message + (f" (and {count - 1:,} more like it)" if count > 1 else "")
+        for problem, count in zip(first_of_kinds, counts, strict=True)
     ]
-    num_left = sum(map(len, kinds[SHOWN_PROBLEMS:]))
-    return "; ".join(shown) + (f"; and {num_left} more" if num_left else "")
+    num_left = problems.total - sum(counts)
+    return "; ".join(shown) + (f"; and {num_left:,} more" if num_left else "")

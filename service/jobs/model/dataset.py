@@ -6,6 +6,7 @@ Rows stream: a file of any size needs the memory of one row.
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from typing import Any, Literal
 MAX_PROBLEMS = 100
 MAX_LINE_BYTES = 8 * 2**20
 MAX_DEPTH = 64
+_LINE, _NUMBER = re.compile(r"\[\d+\]"), re.compile(r"\b\d[\d,.]*\b")
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 ENDS = {"user": "reinforcement", "assistant": "supervised"}
 """Role of a row's last message → the method that trains on such rows."""
@@ -30,24 +32,46 @@ class Problem:
     message: str
     code: str = "invalid_training_file"
 
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Equal for problems that differ by their line and numbers only."""
+        reason = self.message.removeprefix(self.param)
+        return _LINE.sub("[]", self.param), _NUMBER.sub("#", reason)
+
 
 @dataclass
 class Problems:
-    """The first hundred problems of a request; reading stops when it is full."""
+    """The problems of a request: all are counted, the first hundred are kept."""
 
     found: list[Problem] = field(default_factory=list)
-
-    @property
-    def full(self) -> bool:
-        return len(self.found) >= MAX_PROBLEMS
+    total: int = 0
+    _by_kind: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Counts of the kinds in `found`."""
 
     def add(self, param: str, reason: str, *, code: str | None = None) -> None:
         """Without `code`: the code of the file that `param` belongs to."""
         file = "retention" if ".retention[" in param else "training"
         if param.startswith("validation_file"):
             file = "validation"
-        if not self.full:
-            self.found.append(Problem(param, f"{param}: {reason}", code or f"invalid_{file}_file"))
+        self._count(Problem(param, f"{param}: {reason}", code or f"invalid_{file}_file"))
+
+    def extend(self, other: "Problems") -> None:
+        """Add another request part's problems after these."""
+        self.found += other.found[: MAX_PROBLEMS - len(self.found)]
+        self.total += other.total
+        self._by_kind += other._by_kind
+
+    def alike(self, problem: Problem) -> int:
+        """Number of problems of this one's kind, itself included; it is one of `found`."""
+        return self._by_kind[problem.kind]
+
+    def _count(self, problem: Problem) -> None:
+        self.total += 1
+        if len(self.found) < MAX_PROBLEMS:
+            self.found.append(problem)
+            self._by_kind[problem.kind] += 1
+        elif problem.kind in self._by_kind:
+            self._by_kind[problem.kind] += 1
 
 
 @dataclass(frozen=True)
@@ -85,8 +109,8 @@ def read_rows(
 ) -> Iterator[Row]:
     """Usable rows in order, of the lines that are wanted; faults go to `problems` under `file[line]`.
 
-    Blank lines are tolerated at the end only. Stops at the first row over `max_rows` and when
-    `problems` is full; a file without a single row is a problem.
+    Blank lines are tolerated at the end only. Stops at the first row over `max_rows`; a file without a
+    single row is a problem.
     """
     num_rows, blank_line = 0, None
     for number, line in enumerate(lines, start=1):
@@ -102,7 +126,6 @@ def read_rows(
             continue
         if num_rows > max_rows:
             problems.add(file, f"has more than {max_rows} rows, the limit")
-        if problems.full or num_rows > max_rows:
             return
         try:
             yield checked_row(parse_line(content), kind, number)

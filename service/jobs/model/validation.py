@@ -8,6 +8,8 @@ from pydantic import BaseModel
 class ProblemRead(BaseModel):
     param: str
     message: str
+    alike: int
+    """Problems that differ from it by their line and numbers only, itself included."""
 
 
 class Range(BaseModel):
@@ -44,7 +46,9 @@ class ValidationRead(BaseModel):
 
     object: Literal["fine_tuning.job.validation"] = "fine_tuning.job.validation"
     valid: bool
+    num_problems: int
     problems: list[ProblemRead]
+    """The first hundred."""
     warnings: list[dict[str, str]]
     rows: RowCounts
     total_steps: int

@@ -1,12 +1,13 @@
-"""Warns of repeated rows: within the training file, and held-out rows that are training rows too.
+"""Warns of repeated prompts: within the training file, and held-out rows whose prompt is trained on.
 
-Rows stream; a digest of each training row and the places of repetitions are kept.
+Rows stream; digests of the training rows and the places of the first repetitions are kept.
 """
 
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from service.jobs.intake.checks.method import Warn
 from service.jobs.model.dataset import Row
@@ -15,46 +16,78 @@ SHOWN_ROWS = 5
 
 
 @dataclass
+class _Repetitions:
+    """What one file repeats of the training file's earlier rows."""
+
+    num_rows: int = 0
+    num_prompts: int = 0
+    """Rows with the prompt of an earlier row."""
+    num_answers: int = 0
+    """Those of them with the same answer too."""
+    first: list[tuple[int, int]] = field(default_factory=list)
+    """Line, and line of the training row with the same prompt."""
+
+
+@dataclass
 class DuplicateCheck:
     """The rows of one job's files, the training file first."""
 
     warn: Warn
-    _training: dict[bytes, int] = field(default_factory=dict)
-    """Digest of a training row's conversation → its line."""
+    _prompts: dict[bytes, int] = field(default_factory=dict)
+    """Digest of a training row's prompt → its line."""
+    _answered: set[bytes] = field(default_factory=set)
+    """Digests of training rows' prompts with their answers, if the rows have any."""
 
     def watch(self, rows: Iterable[Row], param: str) -> Iterator[Row]:
-        """The same rows; duplicates are reported after the last one."""
-        pairs: list[tuple[int, int]] = []
-        num_rows = 0
+        """The same rows; repetitions are reported after the last one."""
+        found = _Repetitions()
         for row in rows:
-            num_rows += 1
-            if (earlier := self._first_line(row, param)) is not None:
-                pairs.append((row.line, earlier))
+            self._compare(row, param == "training_file", found)
             yield row
-        if pairs:
-            self._warn(param, num_rows, pairs)
+        if found.num_prompts:
+            self._warn(param, found)
 
-    def _first_line(self, row: Row, param: str) -> int | None:
-        """Line of the training row with the same conversation."""
-        digest = _digest(row)
-        if param != "training_file":
-            return self._training.get(digest)
-        first = self._training.setdefault(digest, row.line)
-        return None if first == row.line else first
+    def _compare(self, row: Row, is_training: bool, found: _Repetitions) -> None:
+        prompt, answer = _parts(row)
+        digest = _digest(prompt)
+        earlier = self._prompts.get(digest)
+        found.num_rows += 1
+        if earlier is not None:
+            found.num_prompts += 1
+            found.first += [(row.line, earlier)] if len(found.first) < SHOWN_ROWS else []
+        elif is_training:
+            self._prompts[digest] = row.line
+        if answer is None:
+            return
+        answered = _digest([prompt, answer])
+        found.num_answers += answered in self._answered
+        if is_training:
+            self._answered.add(answered)
 
-    def _warn(self, param: str, num_rows: int, pairs: list[tuple[int, int]]) -> None:
-        shown = ", ".join(f"row {line} repeats training row {first}" for line, first in pairs[:SHOWN_ROWS])
-        more = f" and {len(pairs) - SHOWN_ROWS} more" if len(pairs) > SHOWN_ROWS else ""
+    def _warn(self, param: str, found: _Repetitions) -> None:
+        shown = ", ".join(f"row {line} repeats training row {first}" for line, first in found.first)
+        left = found.num_prompts - len(found.first)
+        shown += f" and {left:,} more" if left else ""
+        count = f"{found.num_prompts:,} of {found.num_rows:,} rows"
+        answers = f" ({found.num_answers:,} with the same answer)" if self._answered else ""
         if param == "training_file":
-            text = f"{len(pairs)} of {num_rows} rows repeat the prompt of an earlier one: {shown}{more}."
+            text = f"{count} repeat the prompt of an earlier one{answers}: {shown}."
             self.warn("duplicate_rows", f"{param}: {text} Repeated prompts weigh more.")
             return
         code = "validation_leak" if param == "validation_file" else "retention_leak"
-        text = f"{len(pairs)} of {num_rows} rows are training rows too: {shown}{more}."
+        text = f"{count} have the prompt of a training row{answers}: {shown}."
         self.warn(code, f"{param}: {text} Improvement on them may be memorisation.")
 
 
-def _digest(row: Row) -> bytes:
-    """Digest of the conversation and its target, without the fields that only graders see."""
-    conversation = [row.messages if row.messages is not None else row.prompt, row.completion, row.tools]
-    return hashlib.blake2b(json.dumps(conversation, sort_keys=True).encode(), digest_size=16).digest()
+def _parts(row: Row) -> tuple[list[Any], Any]:
+    """The prompt without the fields that only graders see, and the answer that a supervised job learns."""
+    if row.messages is None:
+        return [row.prompt, row.tools], row.completion
+    *turns, last = row.messages
+    if last["role"] == "assistant":
+        return [turns, row.tools], last
+    return [row.messages, row.tools], None
+
+
+def _digest(value: Any) -> bytes:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""The rows of a file are read once for many jobs with the same checks."""
+"""The rows of a file are read once for many jobs with the same checks; all problems are counted."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -121,3 +121,14 @@ def test_only_the_newest_results_are_kept() -> None:
     for key in ("a", "b", "a", "c"):
         kept.put(key, f"of {key}")
     assert [kept.get(key) for key in ("a", "b", "c")] == ["of a", None, "of c"]
+
+
+def test_more_than_a_hundred_problems_are_all_counted(client: TestClient) -> None:
+    body = request(upload(client, jsonl(*[{"messages": row()["messages"]}] * 780)))
+    error = client.post(JOBS, json=body).json()["error"]
+    assert error["message"].startswith("780 problems: training_file[1].answer: ")
+    assert error["message"].endswith("(and 779 more like it)")
+    assert (len(error["problems"]), error["problems"][0]["alike"]) == (100, 780)
+    checked = client.post(f"{JOBS}/validate", json=body).json()
+    assert (checked["num_problems"], len(checked["problems"])) == (780, 100)
+    assert checked["problems"][99]["alike"] == 780

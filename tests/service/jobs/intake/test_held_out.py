@@ -17,6 +17,7 @@ from tests.service.job_samples import (
     GRADER,
     METHOD,
     add_job,
+    chat,
     create,
     expanded,
     jsonl,
@@ -133,7 +134,7 @@ def test_repeated_and_leaked_rows_are_reported_with_numbers(client: TestClient) 
         "training_file: 2 of 4 rows repeat the prompt of an earlier one: row 3 repeats training row 1, "
         "row 4 repeats training row 1. Repeated prompts weigh more."
     )
-    repeated = "rows are training rows too: row {} repeats training row {}."
+    repeated = "rows have the prompt of a training row: row {} repeats training row {}."
     leak = f"{repeated} Improvement on them may be memorisation."
     assert reported["validation_leak"] == f"validation_file: 1 of 2 {leak.format(2, 2)}"
     place = "method.reinforcement.retention[0].file"
@@ -146,6 +147,22 @@ def test_only_the_first_repeated_rows_are_listed(client: TestClient) -> None:
     report = validated(client, training_file=upload(client, jsonl(*[row()] * 9)))
     assert "8 of 9 rows" in warnings(report)["duplicate_rows"]
     assert "row 6 repeats training row 1 and 3 more." in warnings(report)["duplicate_rows"]
+
+
+@on_sqlite
+def test_repeated_prompts_of_demonstrations_count_whatever_their_answers(client: TestClient) -> None:
+    rows = [chat(f"Sort {n % 4}", f"reply {n % 8 // 4}") for n in range(20)]
+    held_out = [chat("Sort 1", "another reply"), chat("Sort 9", "reply 0")]
+    method = {"type": "supervised", "supervised": {"hyperparameters": {}}}
+    files = {
+        "training_file": upload(client, jsonl(*rows)),
+        "validation_file": upload(client, jsonl(*held_out)),
+    }
+    found = warnings(validated(client, method=method, **files))
+    start = "training_file: 16 of 20 rows repeat the prompt of an earlier one (12 with the same answer): "
+    assert found["duplicate_rows"].startswith(f"{start}row 5 repeats training row 1")
+    start = "validation_file: 1 of 2 rows have the prompt of a training row (0 with the same answer): "
+    assert found["validation_leak"].startswith(f"{start}row 1 repeats training row 2.")
 
 
 @on_sqlite
@@ -165,7 +182,7 @@ def test_fifty_thousand_rows_are_compared_in_less_than_two_seconds() -> None:
     assert found == {}
     assert time.process_time() - started < 2
     assert sum(1 for _ in check.watch(rows[:10], "validation_file")) == 10
-    assert "10 of 10 rows are training rows too" in found["validation_leak"]
+    assert "10 of 10 rows have the prompt of a training row" in found["validation_leak"]
 
 
 @on_sqlite

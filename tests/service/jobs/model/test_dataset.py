@@ -159,8 +159,21 @@ def test_reading_stops_at_the_first_row_over_the_limit() -> None:
     assert [one.message for one in problems.found] == ["training_file: has more than 3 rows, the limit"]
 
 
-def test_no_more_than_a_hundred_problems_are_collected() -> None:
-    assert len(faults(*[b"{"] * 300)) == MAX_PROBLEMS
+def test_all_problems_are_counted_by_kind_and_the_first_hundred_kept() -> None:
+    _, problems = read(*[b"{"] * 300, *[b"[]"] * 7, line(prompt="a"), max_rows=1000)
+    assert len(problems.found) == MAX_PROBLEMS
+    assert (problems.total, problems.alike(problems.found[0])) == (307, 300)
+
+
+def test_problems_that_differ_by_their_numbers_only_are_of_one_kind() -> None:
+    problems = Problems()
+    for row in range(1, 181):
+        problems.add(f"training_file[{row}]", f"has {1000 + row:,} tokens, more than max_tokens = 512")
+    others = Problems()
+    others.add("training_file[7].answer", "is not in this row")
+    problems.extend(others)
+    assert (problems.total, len(problems.found)) == (181, MAX_PROBLEMS)
+    assert problems.alike(problems.found[0]) == 180
 
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 100_000])

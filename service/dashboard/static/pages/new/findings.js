@@ -11,12 +11,13 @@ const SHOWN = 10;
 // share is shown once.
 export function showProblems(problems, go) {
   const text = (one) => one.message.replace(`${one.param}: `, "");
-  const groups = [...Map.groupBy(problems, (one) => `${one.field} ${text(one)}`).values()];
+  const kind = (one) => text(one).replace(/\b\d[\d,.]*\b/g, "#");
+  const groups = [...Map.groupBy(problems, (one) => `${one.field} ${kind(one)}`).values()];
   return el("div", { class: "note bad", role: "alert" },
     el("h3", {}, groups.length === 1 ? "1 problem to fix" : `${groups.length} problems to fix`),
     el("ul", { class: "problems" }, groups.slice(0, SHOWN).map(([one, ...others]) => el("li", {},
       one.field ? fieldLink(one.field, one.param, go) : el("code", {}, one.param), " ", text(one),
-      others.length > 0 && ` (and ${others.length} similar)`))),
+      others.length > 0 && ` (and ${number((one.alike ?? others.length + 1) - 1)} similar)`))),
     groups.length > SHOWN && el("p", { class: "small" }, `And ${groups.length - SHOWN} more.`));
 }
 
