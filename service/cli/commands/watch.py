@@ -10,14 +10,7 @@ from typing import Any
 
 import typer
 from rich.console import Console, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from service.cli.http.client import JOBS, Client
@@ -25,6 +18,7 @@ from service.cli.http.sse import StreamEvent, follow
 from service.cli.options import JobId, client_of
 from service.cli.terminal.errors import place_of
 from service.cli.terminal.output import JsonFlag, console, excerpt, literal, plain, print_json, say
+from service.cli.terminal.pace import Pace, Times
 
 LINE_SECONDS = 2.0
 """Shortest time between two lines of metrics where the output is not a terminal."""
@@ -62,12 +56,12 @@ class Bar:
     """Two live lines at the bottom of a terminal; messages scroll above them."""
 
     def __init__(self, job: dict[str, Any], console: Console) -> None:
+        self.pace = Pace(job)
         self._progress = _WithValues(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(compact=True),
+            Times(self.pace),
             console=console,
         )
         progress = job["progress"]
@@ -79,6 +73,7 @@ class Bar:
         self._progress.start()
 
     def metrics(self, values: dict[str, Any]) -> None:
+        self.pace.reach(values["step"], values.get("total_steps"))
         self._progress.values = summary(values)
         self._progress.update(self._task, completed=values["step"], total=values.get("total_steps"))
 
@@ -86,6 +81,8 @@ class Bar:
         self._progress.console.print(literal(text, STYLES.get(level, "")))
 
     def status(self, status: str, phase: str) -> None:
+        if status == "running":
+            self.pace.start()
         self._progress.update(self._task, description=plain(phase or status))
 
     def close(self) -> None:
