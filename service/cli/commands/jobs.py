@@ -145,7 +145,7 @@ def status(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> 
             ),
             ("created", at(job["created_at"])),
             ("finished", at(job.get("finished_at"))),
-            ("expected", _span((job.get("estimate") or {}).get("seconds"))),
+            ("expected", _expected(job.get("estimate") or {})),
             ("took", duration((job.get("actual") or {}).get("seconds"))),
             ("trained model", job.get("fine_tuned_model")),
             ("failure", f"{failure['code']}: {failure['message']}" if failure else None),
@@ -190,8 +190,10 @@ def _change(context: typer.Context, job_id: str, verb: str, as_json: bool) -> No
     print_line(job, f"{job['id']} {job['status']}{phase}", as_json=as_json)
 
 
-def _span(seconds: dict[str, float] | None) -> str | None:
-    return f"{duration(seconds['low'])} to {duration(seconds['high'])}" if seconds else None
+def _expected(estimate: dict[str, Any]) -> str | None:
+    """The probable duration and the runs that it is from."""
+    seconds = estimate.get("likely_seconds")
+    return f"about {duration(seconds)}, from {estimate['basis']}" if seconds else None
 
 
 def method_of(job: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from grpo_engine.config.job import Lora, Method, Reinforcement, Runtime, TrainingFree
 from service.jobs.intake.costs import Past
+from service.jobs.intake.likely_time import likely_seconds
 from service.jobs.intake.model_size import ModelShape
 from service.jobs.model.methods import lora_of, quantization_of, sampling_of
 from service.jobs.model.validation import Estimate, Range, TokenRange
@@ -92,7 +93,7 @@ class Basis:
         return SAME_SPREAD if self.is_same_model else SIMILAR_SPREAD
 
     def __str__(self) -> str:
-        runs = f"{len(self.runs)} run{'s' if len(self.runs) > 1 else ''}"
+        runs = f"{len(self.runs)} earlier run{'s' if len(self.runs) > 1 else ''}"
         whose = "with this model" if self.is_same_model else "with models of a similar size"
         machines = ", ".join(sorted({each.machine for each in self.runs if each.machine}))
         return f"{runs} {whose}{f' on {machines}' if machines else ''}"
@@ -104,6 +105,7 @@ def estimate(subject: Subject, past: Sequence[Past]) -> Estimate:
     basis = comparable(subject, past)
     sampled = sampled_tokens(subject, basis, notes)
     trained = trained_tokens(subject, sampled, notes)
+    likely = likely_time(subject, basis, trained)
     return Estimate(
         steps=subject.total_steps,
         completions=num_completions(subject),
@@ -111,7 +113,23 @@ def estimate(subject: Subject, past: Sequence[Past]) -> Estimate:
         trained_tokens=trained,
         peak_memory_bytes=None if trained is None else peak_memory(subject, notes),
         seconds=None if trained is None else job_seconds(subject, sampled, trained, basis, notes),
+        likely_seconds=likely,
+        basis=None if likely is None else str(basis),
         notes=notes,
+    )
+
+
+def likely_time(subject: Subject, basis: Basis, trained: TokenRange | None) -> float | None:
+    """None without earlier runs of this model: those of others do not tell how long its completions are."""
+    if trained is None or not basis.runs or not basis.is_same_model:
+        return None
+    return likely_seconds(
+        subject.method,
+        basis.runs,
+        size=subject.shape.num_parameters if subject.shape else 0,
+        steps=subject.total_steps,
+        completions=num_completions(subject),
+        targets=trained.high,
     )
 
 
@@ -251,7 +269,7 @@ def job_seconds(
     else:
         train = Range(low=sample.low * TRAIN_PER_SAMPLE[0], high=sample.high * TRAIN_PER_SAMPLE[1])
         notes.append("No such model was trained here yet: the training speed is a guess.")
-    notes.append(f"The duration is estimated from {basis}.")
+    notes.append(f"The range of the duration is from {basis}.")
     others = [each.other_seconds for each in basis.runs]
     return Range(
         low=round(sample.low + train.low + min(others) / spread, 1),

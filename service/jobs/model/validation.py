@@ -33,6 +33,11 @@ class Estimate(BaseModel):
     peak_memory_bytes: TokenRange | None
     """Peak memory of the engine: the GPU's, or on a CPU that of its process."""
     seconds: Range | None
+    """From the fewest tokens at the highest speed to the most at the lowest."""
+    likely_seconds: float | None
+    """At the median speed and lengths of this model's earlier runs."""
+    basis: str | None
+    """The runs that `likely_seconds` is from, such as "3 earlier runs with this model on host"."""
     notes: list[str]
 
 

@@ -80,7 +80,41 @@ def test_a_past_job_of_the_model_gives_time_and_lengths() -> None:
     seconds_high = high / (1000 / 1.5) + high / (2000 / 1.5) + 30 * 1.5
     assert ranges(found)["sampled_tokens"] == (low, high)
     assert ranges(found)["seconds"] == pytest.approx((seconds_low, seconds_high), abs=0.1)
-    assert found.notes[-1] == "The duration is estimated from 1 run with this model on a machine."
+    assert found.notes[-1] == "The range of the duration is from 1 earlier run with this model on a machine."
+
+
+def test_the_likely_time_is_at_the_median_speed_and_length_and_names_its_basis() -> None:
+    slow = replace(PAST, sample_seconds=200.0, steps=20, other_seconds=50.0, mean_completion_tokens=120.0)
+    fast = replace(PAST, sample_seconds=50.0, mean_completion_tokens=80.0)
+    found = estimate(subject(), [slow, PAST, fast])
+    sampling, training = 3200 * 100 / 1000, 3200 * 100 / 2000
+    assert found.likely_seconds == pytest.approx(sampling + training + 30)
+    assert found.basis == "3 earlier runs with this model on a machine"
+    twice = replace(slow, other_seconds=70.0), replace(PAST, steps=20, other_seconds=70.0)
+    assert estimate(subject(), [PAST, *twice]).likely_seconds == pytest.approx(
+        sampling + training + 30 + 100 * 2
+    )
+
+
+@pytest.mark.parametrize(
+    "past",
+    [
+        [],
+        [replace(PAST, model="other")],
+        [replace(PAST, trained_tokens=0, train_seconds=0.0)],
+    ],
+)
+def test_without_runs_of_the_model_that_trained_the_likely_time_is_unknown(past: list[Past]) -> None:
+    found = estimate(subject(), past)
+    assert (found.likely_seconds, found.basis) == (None, None)
+
+
+def test_the_likely_time_of_a_supervised_job_is_that_of_its_targets() -> None:
+    method = METHOD.validate_python(
+        {"type": "supervised", "supervised": {"hyperparameters": {"batch_size": 4}}}
+    )
+    found = estimate(subject(method=method, rows=RowTokens(10, 500, 80, targets=1000)), [PAST])
+    assert found.likely_seconds == pytest.approx(100 * 4 * 100 / 2000 + 30)
 
 
 def test_a_model_of_a_similar_size_gives_a_wider_duration_and_no_lengths() -> None:

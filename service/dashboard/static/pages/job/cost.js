@@ -17,8 +17,13 @@ export function cost(job) {
   return [section("Cost and estimate", el("div", { class: "panel flush scroll" }, el("table", { class: "list" },
     el("thead", {}, el("tr", {}, ["Measure", "Expected", job.finished_at ? "Actual" : "So far"].map((name) => el("th", { scope: "col" }, name)))),
     el("tbody", {}, ROWS.map(([label, name, unit]) => el("tr", {}, el("th", { scope: "row" }, label),
-      cell(between(job.estimate[name], unit)), cell(shown(job.actual?.[name], unit)))))),
+      cell(name === "seconds" ? expectedTime(job.estimate) : between(job.estimate[name], unit)), cell(shown(job.actual?.[name], unit)))))),
   job.actual?.machine && el("p", { class: "hint" }, `On ${job.actual.machine}.`)))];
+}
+
+// "about 40 s, from 3 earlier runs with this model on host", or that it is unknown.
+export function expectedTime({ likely_seconds: seconds, basis }) {
+  return seconds ? `about ${duration(seconds)}, from ${basis}` : "unknown";
 }
 
 export function between(expected, unit) {

@@ -1,7 +1,7 @@
 // The findings of a check, an estimate and a probe, as elements.
 
 import { ago, bytes, duration, el, number, percent } from "../../dom.js";
-import { between } from "../job/cost.js";
+import { between, expectedTime } from "../job/cost.js";
 
 const TONES = { yes: "good", maybe: "warn", no: "bad" };
 
@@ -40,7 +40,7 @@ export function showCheck(report) {
 
 export function showEstimate(found) {
   const facts = [
-    ["Time", between(found.seconds, duration)],
+    ["Time", expectedTime(found)],
     ["Memory", between(found.peak_memory_bytes, bytes)],
     found.completions && ["Completions", number(found.completions)],
     found.completions && ["Sampled tokens", between(found.sampled_tokens, number)],

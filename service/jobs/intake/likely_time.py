@@ -1,0 +1,57 @@
+"""The probable duration of a job, at the median speed and lengths of earlier runs of its model."""
+
+from collections.abc import Sequence
+from statistics import median
+
+from grpo_engine.config.job import Method, Reinforcement
+from service.jobs.intake.costs import Past
+from service.jobs.model.methods import sampling_of
+
+
+def likely_seconds(
+    method: Method, runs: Sequence[Past], *, size: int, steps: int, completions: int, targets: int | None
+) -> float | None:
+    """Seconds for sampling, training and the rest. None: no run of this model sampled and trained.
+
+    `size`: the model's parameters. `completions`: 0 for a supervised job, whose `targets` are trained.
+    """
+    sampled = _sampled(method, runs, completions)
+    trained = targets if completions == 0 else _trained(method, runs, sampled)
+    training = [rate for run in runs if (rate := run.training_rate(size))]
+    if sampled is None or trained is None or not training:
+        return None
+    sampling = [rate for run in runs if (rate := run.sampling_rate(size))]
+    seconds = sampled / median(sampling) if sampled else 0.0
+    return round(seconds + trained / median(training) + _other(runs, steps), 1)
+
+
+def _sampled(method: Method, runs: Sequence[Past], completions: int) -> float | None:
+    """Tokens, at the median length of the runs' completions."""
+    if not completions:
+        return 0.0
+    sampling = sampling_of(method)
+    lengths = [
+        run.mean_completion_tokens for run in runs if run.mean_completion_tokens and run.sampled_tokens
+    ]
+    if sampling is None or not lengths:
+        return None
+    return completions * min(sampling.max_completion_tokens, median(lengths))
+
+
+def _trained(method: Method, runs: Sequence[Past], sampled: float | None) -> float | None:
+    """Tokens, at the median share of sampled tokens that was trained."""
+    shares = [min(1.0, run.trained_tokens / run.sampled_tokens) for run in runs if _did_both(run)]
+    if sampled is None or not shares:
+        return None
+    times = method.reinforcement.hyperparameters.num_iterations if isinstance(method, Reinforcement) else 1
+    return sampled * median(shares) * times
+
+
+def _did_both(run: Past) -> bool:
+    return bool(run.sampled_tokens and run.trained_tokens)
+
+
+def _other(runs: Sequence[Past], steps: int) -> float:
+    """Loading, as in the run with the least other time, and per step what the runs needed beyond it."""
+    start = min(run.other_seconds for run in runs)
+    return start + steps * median((run.other_seconds - start) / run.steps for run in runs)
