@@ -68,6 +68,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "status": jobs.status,
         "watch": watch.watch,
         "events": jobs.events,
+        "checkpoints": jobs.checkpoints,
         "cancel": jobs.cancel,
         "pause": jobs.pause,
         "resume": jobs.resume,

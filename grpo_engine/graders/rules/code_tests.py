@@ -32,7 +32,8 @@ class CodeTests(RewardGrader):
 
     A test is `{"call": "add", "args": [1, 2], "kwargs": {}, "expected": 3}` or
     `{"stdin": "1 2\\n", "expected_stdout": "3\\n"}`. Each test runs the code in its own process.
-    Code that does not compile, raises, exits or takes too long fails its tests.
+    Code that does not compile, raises, exits, takes too long or needs more than 1 GiB fails its tests.
+    Rollouts and grader runs show each test: what it got and should have got, or why it has no result.
     """
 
     runs_in = "process"

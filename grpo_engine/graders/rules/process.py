@@ -26,7 +26,7 @@ class Process(GraderBase):
     """The inner grader's rewards of the steps, each seen as `sample.output_text`.
 
     A completion without steps, with more than `max_steps`, or with a step that the inner grader cannot score
-    is unscorable.
+    is unscorable. Rollouts and grader runs show the steps with their rewards.
     """
 
     type: Literal["process"]

@@ -1,4 +1,4 @@
-"""`grpo submit`, `list`, `status`, `events`, `cancel`, `pause`, `resume`: jobs over the API."""
+"""`grpo submit`, `list`, `status`, `events`, `checkpoints`, `cancel`, …: jobs over the API."""
 
 import json
 from pathlib import Path
@@ -167,6 +167,26 @@ def events(
     newest = list(client_of(context).pages(f"{JOBS}/{job_id}/events", limit))
     rows = ((at(e["created_at"]), e["level"], e["message"]) for e in reversed(newest))
     print_table(newest, ("time", "level", "message"), rows, as_json=as_json)
+
+
+def checkpoints(
+    context: typer.Context,
+    job_id: JobId,
+    limit: Annotated[int, typer.Option(help="Number of newest checkpoints.", min=1)] = 20,
+    as_json: JsonFlag = False,
+) -> None:
+    """List a job's checkpoints with their rewards, on held-out rows first; newest first."""
+    found = list(client_of(context).pages(f"{JOBS}/{job_id}/checkpoints", limit))
+    columns = ("step", "held-out reward", "training reward", "best", "model", "id")
+    print_table(found, columns, map(_checkpoint, found), as_json=as_json)
+
+
+def _checkpoint(one: dict[str, Any]) -> tuple[Any, ...]:
+    names = ("full_valid_mean_reward", "train_mean_reward")
+    rewards = (one["metrics"].get(name) for name in names)
+    shown = ("–" if reward is None else f"{reward:.4g}" for reward in rewards)
+    best = "best" if one["is_best"] else ""
+    return one["step_number"], *shown, best, one["fine_tuned_model_checkpoint"], one["id"]
 
 
 def cancel(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> None:

@@ -118,6 +118,7 @@ def checkpoint_read(checkpoint: Checkpoint, job: Job, evaluated: Mapping[str, fl
         metrics={
             "step": checkpoint.step,
             **checkpoint.metrics,
+            **in_openai_names(checkpoint.metrics, "train"),
             **evaluated,
             **in_openai_names(in_short, "full_valid"),
         },

@@ -90,6 +90,10 @@ def test_a_submitted_job_is_watched_to_its_end_and_downloaded(up: Up, job_file: 
 
     status = up.json("status", job["id"])
     assert status["progress"]["step"] == 10
+    listed = up.grpo("checkpoints", job["id"]).stdout.splitlines()
+    assert listed[0].split("  ")[0] == "step"
+    assert "held-out reward" in listed[0]
+    assert listed[1].split()[0] == "10"
     assert job["id"] in [each["id"] for each in up.json("list")]
 
     found = up.json("download", job["id"], "--to", tmp_path / "adapters", "--extract")
