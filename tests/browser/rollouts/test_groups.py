@@ -104,12 +104,12 @@ def test_the_prompt_is_messages_with_the_rows_fields_and_its_template_on_demand(
     template = page.get_by_role("button", name="Template")
     template.click()
     expect(template).to_have_attribute("aria-pressed", "true")
-    expect(page.get_by_label("Prompt as the model read it")).to_have_text(group["prompt"])
+    expect(page.locator(".template")).to_have_text(group["prompt"])
     template.click()
     expect(prompt.locator(".message")).to_have_count(2)
 
 
-def test_a_long_text_is_cut_until_it_is_opened(page: Page, long_text: str) -> None:
+def test_a_long_text_is_cut_until_it_is_opened(page: Page, long_text: str, shots: Shots) -> None:
     open_page(page, long_text)
     text = page.locator(".model-text").first
     cut = text.bounding_box()
@@ -118,6 +118,8 @@ def test_a_long_text_is_cut_until_it_is_opened(page: Page, long_text: str) -> No
     assert cut is not None
     assert whole is not None
     assert cut["height"] < 300 < whole["height"]
+    page.get_by_text("As a table").click()
+    shots(page, "rollouts-long")
 
 
 def test_hostile_text_is_text_and_negative_rewards_hang_below(page: Page, hostile: str, shots: Shots) -> None:

@@ -30,13 +30,15 @@ function facts(one) {
   return [...found, `policy ${one.policy_version}`, ...(one.turns > 1 ? [`${one.turns} turns`] : [])];
 }
 
-// A long text is cut in height until its button is pressed.
+export const isLong = (content) => content.length > LONG.characters || content.split("\n").length > LONG.lines;
+
+// A long text is cut in height until its button is pressed; then it scrolls.
 function text(content) {
   if (!content) return el("p", { class: "faint" }, "empty completion");
   const shown = el("p", { class: "text model-text" }, content);
-  const isLong = content.length > LONG.characters || content.split("\n").length > LONG.lines;
-  if (!isLong) return shown;
+  if (!isLong(content)) return shown;
   shown.classList.add("cut-off");
+  shown.tabIndex = 0;
   const more = button("Show all", () => {
     const isCut = shown.classList.toggle("cut-off");
     more.textContent = isCut ? "Show all" : "Show less";

@@ -3,7 +3,7 @@
 
 import { announce, el, number, percent } from "../../dom.js";
 import { Bars, signed } from "./bars.js";
-import { ENDS, card } from "./card.js";
+import { ENDS, card, isLong } from "./card.js";
 import { Prompt } from "./prompt.js";
 
 export class GroupView {
@@ -93,5 +93,5 @@ function table(group, after) {
       el("td", {}, ENDS[one.finish_reason] ?? one.finish_reason),
       names.map((name) => el("td", {}, one.errors[name] ? "error" : number(one.parts[name]))),
       after && el("td", {}, number(after.completions[at].reward_after)),
-      el("td", { class: "text" }, one.text)))));
+      el("td", {}, el("div", { class: "text", tabindex: isLong(one.text) ? 0 : null }, one.text))))));
 }

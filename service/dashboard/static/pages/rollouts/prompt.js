@@ -8,7 +8,7 @@ export class Prompt {
   constructor() {
     this.isTemplate = false;
     this.toggle = button("Template", () => this.turn(), { kind: "small toggle", title: "The prompt as the model read it" });
-    this.text = el("div", { class: "messages" });
+    this.text = el("div", { class: "messages", tabindex: 0, role: "region", "aria-label": "Prompt" });
     this.row = el("div", { class: "row-data" });
     this.root = el("div", { class: "panel asked" },
       el("div", {}, el("div", { class: "row between" }, el("h2", {}, "Prompt"), this.toggle), this.text), this.row);
@@ -18,7 +18,7 @@ export class Prompt {
     this.group = group;
     const fields = Object.entries(group.reference);
     this.row.hidden = !fields.length;
-    this.row.replaceChildren(el("h2", {}, "Reference"), el("dl", { class: "reference" },
+    this.row.replaceChildren(el("h2", {}, "Reference"), el("dl", { class: "reference", tabindex: 0 },
       fields.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, written(value))))));
     this.paint();
   }
@@ -34,7 +34,7 @@ export class Prompt {
     this.toggle.setAttribute("aria-pressed", this.isTemplate);
     const isPlain = this.isTemplate || !messages.length;
     this.text.replaceChildren(...(isPlain
-      ? [el("p", { class: "text mono template", tabindex: 0, role: "region", "aria-label": "Prompt as the model read it" }, prompt)]
+      ? [el("p", { class: "text mono template" }, prompt)]
       : messages.map(message)));
   }
 }
