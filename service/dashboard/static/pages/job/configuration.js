@@ -19,7 +19,7 @@ export class Configuration {
     const own = ownMethod(job.method), method = own[own.type];
     const given = { ...method.hyperparameters };
     const rest = Object.fromEntries(Object.entries(method).filter(([name]) => name !== "hyperparameters"));
-    const facts = { model: job.model, fine_tuned_model: job.fine_tuned_model, seed: job.seed, gpus: job.resources.gpus };
+    const facts = { model: job.model, fine_tuned_model: job.fine_tuned_model, validation_split: job.validation_split, seed: job.seed, gpus: job.resources.gpus };
     const files = { training_file: job.training_file, validation_file: job.validation_file };
     this.root.replaceChildren(
       el("div", { class: "pile" }, section("Job", el("div", { class: "panel" }, factList({ ...facts, ...this.links(files) }),
