@@ -46,6 +46,10 @@ class Settings(BaseSettings):
     """`file:///path` or `s3://bucket/prefix`; None: a folder in `home`."""
     models: Path | None = None
     """Catalogue file (JSON: name → {path, revision}); None: each folder of `home/models` is a model."""
+    hub_models: bool = False
+    """Whether a job may name any model of the Hugging Face hub, which is then added to the catalogue."""
+    hub_max_bytes: int = Field(64 * 2**30, ge=1)
+    """Largest model that is added from the hub."""
     engine_python: Path = Path(sys.executable)
     """Interpreter of the engine; vLLM may need its own environment."""
     engine_module: str = "grpo_engine"

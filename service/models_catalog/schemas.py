@@ -5,12 +5,32 @@ from typing import Literal
 from pydantic import BaseModel
 
 
+class FitsRead(BaseModel):
+    """Whether training fits the memory of a worker's GPU, or of its machine without one."""
+
+    lora: bool | None = None
+    """Null: no worker is known, the weights are not here yet, or it depends on the job's settings."""
+    full: bool | None = None
+
+
 class ModelRead(BaseModel):
     id: str
     object: Literal["model"] = "model"
     created: int
+    """Unix seconds when it was added or trained; 0: unknown."""
     owned_by: str
     """`catalogue` for base models, otherwise the tenant."""
+    size_bytes: int | None = None
+    """Of the weights; of a fine-tuned model the stored archive. Null: unknown on this machine."""
+    context_length: int | None = None
+    """Tokens of prompt and completion together."""
+    family: str | None = None
+    """The architecture's name in transformers, such as `qwen3`."""
+    fits: FitsRead = FitsRead()
+    parent: str | None = None
+    """The model that training started from; null for a base model."""
+    job_id: str | None = None
+    """The job that trained it."""
 
 
 class ModelList(BaseModel):

@@ -1,15 +1,20 @@
 """The model catalogue: the base models of this deployment and where their weights are stored.
 
-Jobs name an entry, never a path. Boundary: reads folders and one JSON file; no weights, no hub.
+Jobs name an entry, never a path. Boundary: folders and one JSON file; `service.hub` asks the hub.
 """
 
+import fcntl
 import json
 import os
 import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from service.hub.models import HubModel, folder_of, has_weights
 from service.settings import Settings
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
@@ -27,26 +32,52 @@ class _Place(BaseModel):
     """Commit of the hub repository."""
     max_context_tokens: int | None = Field(None, ge=1)
     """The operator's limit of prompt and completion together; None: the limit in the model's config."""
+    added_at: int | None = None
+    """Unix seconds."""
+    size_bytes: int | None = None
+    """Of a hub's model that this service checked: workers download it. None: the engine finds it."""
 
 
 class CatalogEntry(_Place):
     """One base model."""
 
     name: str
+    home: Path
+    """The deployment's folder on this machine, with downloads of the hub."""
 
     @property
     def folder(self) -> Path | None:
-        """The model's folder on this machine; None for a hub id."""
+        """The model's folder on this machine, maybe without its weights; None if it has none."""
         path = Path(self.path)
+        if self.is_from_hub and self.revision:
+            path = folder_of(self.home, self.path, self.revision)
         return path if path.is_dir() else None
 
     @property
+    def is_from_hub(self) -> bool:
+        """Whether `path` is a hub id."""
+        path = Path(self.path)
+        return not path.is_absolute() and not path.is_dir()
+
+    @property
+    def must_download(self) -> bool:
+        """Whether a worker of this machine has to download its weights first."""
+        return self.size_bytes is not None and not (self.folder and has_weights(self.folder))
+
+    @property
     def created(self) -> int:
-        """Unix seconds of its config.json; 0 if it is not on this machine or may not be read."""
+        """Unix seconds when it was added, or when its config.json came to this machine; 0: unknown."""
+        if self.added_at is not None:
+            return self.added_at
         try:
-            return int((Path(self.path) / "config.json").stat().st_mtime)
+            # not the time of modification: a copy or an archive keeps the original's
+            return int((Path(self.path) / "config.json").stat().st_ctime)
         except OSError:
             return 0
+
+
+def _invalid(name: str) -> CatalogError:
+    return CatalogError(f"{name!r} is not a model name: use letters, digits, '.', '_', '-' and '/'")
 
 
 _PLACES = TypeAdapter(dict[str, _Place])
@@ -61,6 +92,7 @@ class Catalog:
     """Reads the catalogue with each call, so models can be added while the service runs."""
 
     def __init__(self, settings: Settings) -> None:
+        self._home = settings.home
         self._file = settings.models or settings.home / "models.json"
         self._required = settings.models is not None
         self._folders = settings.models_dir if settings.models is None else None
@@ -76,7 +108,7 @@ class Catalog:
     def add(self, name: str, path_or_hub_id: str, revision: str | None = None) -> CatalogEntry:
         """Add an entry to the catalogue file. Raises CatalogError for a bad name or folder."""
         if not is_valid_name(name):
-            raise CatalogError(f"{name!r} is not a model name: use letters, digits, '.', '_', '-' and '/'")
+            raise _invalid(name)
         path = Path(path_or_hub_id).expanduser()
         if path.exists():
             if not (path / "config.json").is_file():
@@ -84,22 +116,68 @@ class Catalog:
             path_or_hub_id = str(path.resolve())
         elif not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", path_or_hub_id):
             raise CatalogError(f"{path_or_hub_id} is neither a folder nor a hub id such as Qwen/Qwen3-0.6B")
-        places = self._listed() | {name: _Place(path=path_or_hub_id, revision=revision)}
-        self._write(places)
-        return CatalogEntry(name=name, **places[name].model_dump())
+        return self._put(name, _Place(path=path_or_hub_id, revision=revision, added_at=int(time.time())))
+
+    def add_from_hub(self, name: str, model: HubModel, *, replaces: bool = False) -> CatalogEntry:
+        """Add a model that the hub has, at its commit. Raises CatalogError.
+
+        `replaces`: an entry of that name; otherwise it stays, because another request added it.
+        """
+        if not is_valid_name(name):
+            raise _invalid(name)
+        return self._put(name, self.place_of(name, model), replaces=replaces)
+
+    def place_of(self, name: str, model: HubModel) -> CatalogEntry:
+        """The entry that `add_from_hub` would make."""
+        return CatalogEntry(
+            name=name,
+            home=self._home,
+            path=model.id,
+            revision=model.revision,
+            size_bytes=model.size_bytes,
+            added_at=int(time.time()),
+        )
+
+    def remove(self, name: str) -> CatalogEntry | None:
+        """Remove a name from the catalogue file; its files stay. None: the file does not have it."""
+        with self._locked():
+            places = self._listed()
+            place = places.pop(name, None)
+            if place is not None:
+                self._write(places)
+        return None if place is None else self._entry(name, place)
+
+    def _put(self, name: str, place: _Place, *, replaces: bool = True) -> CatalogEntry:
+        with self._locked():
+            places = self._listed()
+            if replaces or name not in places:
+                places[name] = _Place.model_validate(place.model_dump(include=set(_Place.model_fields)))
+                self._write(places)
+        return self._entry(name, places[name])
+
+    def _entry(self, name: str, place: _Place) -> CatalogEntry:
+        return CatalogEntry(name=name, home=self._home, **place.model_dump())
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One process changes the file at a time. Raises CatalogError if it may not be written."""
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._file.with_name(f".{self._file.name}.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            reason = f"the model catalogue {self._file} cannot be written: {error.strerror}"
+            raise CatalogError(reason) from error
 
     def _write(self, places: dict[str, _Place]) -> None:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._file.with_name(f".{self._file.name}.{os.getpid()}")
         temporary.write_bytes(_PLACES.dump_json(places, indent=2, exclude_none=True))
         temporary.replace(self._file)
 
     def entries(self) -> dict[str, CatalogEntry]:
         """All entries by name. Raises CatalogError for a broken file."""
-        listed = {
-            name: CatalogEntry(name=name, **place.model_dump()) for name, place in self._listed().items()
-        }
-        return self._found() | listed
+        return self._found() | {name: self._entry(name, place) for name, place in self._listed().items()}
 
     def _listed(self) -> dict[str, _Place]:
         if not self._required and not self._file.exists():
@@ -122,5 +200,5 @@ class Catalog:
         for folder in (config.parent for config in configs):
             name = folder.relative_to(self._folders).as_posix()
             if is_valid_name(name):
-                found[name] = CatalogEntry(name=name, path=str(folder))
+                found[name] = self._entry(name, _Place(path=str(folder)))
         return found

@@ -127,8 +127,8 @@ def _storage_error(_request: Request, error: StorageError) -> ServiceError:
 
 def _catalog_error(_request: Request, error: CatalogError) -> ServiceError:
     # its text contains paths and parts of the file
-    log.error("model catalogue unreadable", error=str(error))
-    return Unavailable("The model catalogue cannot be read. Its operator must repair it.")
+    log.error("model catalogue unusable", error=str(error))
+    return Unavailable("The model catalogue cannot be read or written. Its operator must repair it.")
 
 
 def _os_error(_request: Request, error: OSError) -> ServiceError:

@@ -190,8 +190,12 @@ class Attempt:
 
     def warn(self, message: str, data: dict[str, Any]) -> None:
         """Add a warning to the job's history. Raises Lost."""
+        self.note(message, data, "warn")
+
+    def note(self, message: str, data: dict[str, Any], level: str = "info") -> None:
+        """Add a message to the job's history. Raises Lost."""
         job = self.job
-        entry = history.HistoryEntry("message", message, "warn", data, job.fence)
+        entry = history.HistoryEntry("message", message, level, data, job.fence)
         self.write(
             lambda session: lock_held(session, job.id, job.fence) and history.append(session, job.id, entry)
         )

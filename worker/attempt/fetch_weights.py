@@ -12,9 +12,12 @@ DownloadFolder = Callable[[str, str, str], None]
 """Key, sha256 and name, as of `RunFiles.download_folder`."""
 
 
-def fetch_weights(parts: ModelParts, model: str, folder: str, download_folder: DownloadFolder) -> ModelSource:
+def fetch_weights(
+    parts: ModelParts, model: str, folder: str, download_folder: DownloadFolder, *, is_here: bool = True
+) -> ModelSource:
     """Download what no catalogue has. `folder`: path of the downloaded folders for the engine.
 
+    `is_here`: whether the engine runs on this machine, and can read what was downloaded from the hub.
     Raises WeightsMissing, StorageError.
     """
 
@@ -31,5 +34,7 @@ def fetch_weights(parts: ModelParts, model: str, folder: str, download_folder: D
     adapter = None if parts.adapter is None else fetch(parts.adapter, "parent_adapter")
     if isinstance(parts.base, StoredWeights):
         return ModelSource(name=parts.name, path=fetch(parts.base, "parent_model"), adapter=adapter)
-    entry = parts.base
-    return ModelSource(name=parts.name, path=entry.path, revision=entry.revision, adapter=adapter)
+    entry, path = parts.base, parts.base.path
+    if is_here and entry.size_bytes is not None and not entry.must_download:
+        path = str(entry.folder)
+    return ModelSource(name=parts.name, path=path, revision=entry.revision, adapter=adapter)

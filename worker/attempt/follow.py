@@ -59,7 +59,7 @@ def await_place(attempt: Attempt, place: Place) -> Ending | None:
             note_phase(attempt, f"waiting for {missing}")
             shown = missing
         attempt.worker.touch()
-        if (request := _stop_request(attempt)) is not None:
+        if (request := requested_stop(attempt)) is not None:
             return Ending(stop_request=request)
         attempt.lease.wait(TICK_SECONDS)
     if shown is not None:
@@ -107,13 +107,14 @@ def follow(attempt: Attempt, engine: Run, on_step: Callable[[], None]) -> Ending
 
 def forward_stop_request(attempt: Attempt, engine: Run, ending: Ending) -> None:
     """Cancel, pause and drain mean the same to an engine: write a checkpoint, then end."""
-    request = _stop_request(attempt)
+    request = requested_stop(attempt)
     if request is not None:
         ending.stop_request = request
         engine.stop(attempt.worker.settings.stop_grace_seconds)
 
 
-def _stop_request(attempt: Attempt) -> StopRequest | None:
+def requested_stop(attempt: Attempt) -> StopRequest | None:
+    """What the user or the worker wants the attempt to end for."""
     if attempt.lease.state is JobState.CANCELLING:
         return "cancel"
     if attempt.lease.state is JobState.PAUSING:

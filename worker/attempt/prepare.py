@@ -154,7 +154,8 @@ def _model_source(attempt: Attempt) -> ModelSource:
     try:
         lineage = attempt.read(lambda session: lineage_of(session, job.tenant, job.model))
         parts = model_parts(lineage, worker.catalog)
-        return fetch_weights(parts, job.model, ".", partial(_fetch, attempt, attempt.files.download_folder))
+        download = partial(_fetch, attempt, attempt.files.download_folder)
+        return fetch_weights(parts, job.model, ".", download, is_here=worker.settings.launcher == "local")
     except WeightsMissing as gone:
         raise Refused("model_not_found", str(gone), gone.hint) from gone
 

@@ -1,4 +1,4 @@
-"""One job from claim to end: claim → reserve → prepare → start → follow → conclude.
+"""One job from claim to end: claim → reserve → download → prepare → start → follow → conclude.
 
 Boundary: the order of the steps. Every write goes through `Attempt`, under the fence. Errors outside the
 engine are infrastructure: they spend one failure and are retried with backoff, except for `Refused` and a
@@ -20,6 +20,7 @@ from service.platform.ids import new_id
 from worker.attempt.attempt import Attempt, Refused, Worker
 from worker.attempt.conclude import conclude, conclude_error
 from worker.attempt.follow import Ending, await_place, follow
+from worker.attempt.hub_model import await_model
 from worker.attempt.lease import Lease, Lost
 from worker.attempt.prepare import prepare
 from worker.attempt.reserve import reserved_place
@@ -104,11 +105,11 @@ def run_attempt(attempt: Attempt, engines: WarmPool) -> None:
 
 
 def run_engine(attempt: Attempt, engines: WarmPool) -> None:
-    """Reserve, prepare, start, follow, conclude. Raises Lost."""
+    """Reserve, download the model, prepare, start, follow, conclude. Raises Lost."""
     with reserved_place(attempt, engines) as place:
         attempt = replace(attempt, place=place)
-        ending = await_place(attempt, place) or follow_engine(attempt, place, engines)
-        conclude(attempt, ending)
+        ending = await_place(attempt, place) or await_model(attempt)
+        conclude(attempt, ending or follow_engine(attempt, place, engines))
 
 
 def follow_engine(attempt: Attempt, place: Place, engines: WarmPool) -> Ending:

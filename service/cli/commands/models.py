@@ -1,43 +1,134 @@
 """`grpo models`: base models of the catalogue and fine-tuned ones."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.operate.settings import settings_here
+from service.cli.operate.settings import database_of, settings_here
 from service.cli.options import client_of
 from service.cli.terminal.errors import CommandError
 from service.cli.terminal.output import JsonFlag, at, print_line, print_table
+from service.hub.asking import find_model
+from service.hub.models import HubError, is_commit, is_hub_id
+from service.settings import Settings
 
-app = typer.Typer(no_args_is_help=True, help="List models; add one to the embedded catalogue.")
+if TYPE_CHECKING:
+    from service.platform.catalog import CatalogEntry
+
+app = typer.Typer(help="List models; add one to the catalogue of this machine, or remove it.")
+FITS = {True: "fits", False: "no", None: "?"}
+COLUMNS = ("name", "owner", "size", "context", "family", "LoRA", "full", "created")
+SourceArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[PATH_OR_HUB_ID[@REVISION]]", help="A folder, or a hub id; without it NAME is the hub id."
+    ),
+]
+
+
+@app.callback(invoke_without_command=True)
+def show_models(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        list_models(context)
 
 
 @app.command("list")
 def list_models(context: typer.Context, as_json: JsonFlag = False) -> None:
-    """List the models that a job may start from."""
+    """List the models that a job may start from, and whether their training fits the workers."""
     models = client_of(context).get("/v1/models")["data"]
-    rows = ((m["id"], m.get("owned_by"), at(m.get("created"))) for m in models)
-    print_table(models, ("name", "owner", "created"), rows, as_json=as_json)
+    print_table(models, COLUMNS, map(_cells, models), as_json=as_json)
+
+
+def _cells(model: dict[str, Any]) -> tuple[Any, ...]:
+    fits = model.get("fits") or {}
+    return (
+        model["id"],
+        model.get("owned_by"),
+        size(model.get("size_bytes")),
+        model.get("context_length"),
+        model.get("family"),
+        *(FITS[fits.get(kind)] for kind in ("lora", "full")),
+        at(model.get("created") or None),
+    )
+
+
+def size(num_bytes: int | None) -> str:
+    """Bytes in GB or MB."""
+    if num_bytes is None:
+        return ""
+    return f"{num_bytes / 10**9:.1f} GB" if num_bytes >= 10**8 else f"{num_bytes / 10**6:.1f} MB"
 
 
 @app.command()
 def add(
-    name: Annotated[str, typer.Argument(help="The name that jobs use.")],
-    source: Annotated[
-        str, typer.Argument(metavar="PATH_OR_HUB_ID[@REVISION]", help="A folder, or a hub id at a revision.")
-    ],
+    name: Annotated[str, typer.Argument(help="The name that jobs use, or a hub id at its newest revision.")],
+    source: SourceArgument = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Add a base model to $GRPO_HOME/models.json."""
-    from service.platform.catalog import Catalog, CatalogError
+    """Add a base model to $GRPO_HOME/models.json; a worker downloads a hub model with its first job."""
+    from service.platform.catalog import CatalogError
 
-    # a folder's own name may contain an @
-    path, _, revision = (source, "", "") if Path(source).expanduser().exists() else source.partition("@")
     try:
-        entry = Catalog(settings_here()).add(name, path, revision or None)
+        entry = _added(name, source)
     except CatalogError as error:
         raise CommandError(str(error)) from error
+    except HubError as error:
+        raise CommandError(str(error), code=error.code, hint=error.hint or None) from error
     revised = f" at revision {entry.revision}" if entry.revision else ""
-    document = {"name": entry.name, "path": entry.path, "revision": entry.revision}
-    print_line(document, f"{entry.name} is {entry.path}{revised}", as_json=as_json)
+    sized = f" ({size(entry.size_bytes)}; downloaded with its first job)" if entry.must_download else ""
+    document = {
+        "name": entry.name,
+        "path": entry.path,
+        "revision": entry.revision,
+        "size_bytes": entry.size_bytes,
+    }
+    print_line(document, f"{entry.name} is {entry.path}{revised}{sized}", as_json=as_json)
+
+
+def _added(name: str, source: str | None) -> "CatalogEntry":
+    """Raises CatalogError, HubError."""
+    from service.platform.catalog import Catalog
+
+    settings = settings_here()
+    given = source or name
+    # a folder's own name may contain an @
+    is_folder = Path(given).expanduser().exists()
+    path, _, revision = (given, "", "") if is_folder else given.partition("@")
+    name = name if source else (Path(path).name if is_folder else path)
+    if is_folder or not is_hub_id(path):
+        return Catalog(settings).add(name, path, revision or None)
+    return _added_from_hub(settings, name, path, revision or None)
+
+
+def _added_from_hub(settings: Settings, name: str, path: str, revision: str | None) -> "CatalogEntry":
+    from service.platform.catalog import Catalog
+
+    try:
+        model = find_model(settings, path, revision)
+    except HubError as error:
+        if error.is_temporary and is_commit(revision):
+            # without a network the engine may find it in the cache of the hub's library
+            return Catalog(settings).add(name, path, revision)
+        raise
+    return Catalog(settings).add_from_hub(name, model, replaces=True)
+
+
+@app.command()
+def remove(
+    name: Annotated[str, typer.Argument(help="A base model of the catalogue.")], as_json: JsonFlag = False
+) -> None:
+    """Remove a base model from the catalogue of this machine; its files in $GRPO_HOME are deleted."""
+    from service.models_catalog.removal import remove_base
+    from service.platform.catalog import CatalogError
+
+    settings = settings_here()
+    with database_of(settings) as database, database.reading() as session:
+        try:
+            removed = remove_base(session, settings, name)
+        except CatalogError as error:
+            raise CommandError(str(error), code="model_not_removed") from error
+    freed = f"{size(removed.freed_bytes)} freed" if removed.freed_bytes else "no files deleted"
+    kept = f"; the folder {removed.kept} stays" if removed.kept else ""
+    document = {"name": name, "freed_bytes": removed.freed_bytes, "kept": removed.kept}
+    print_line(document, f"Removed {name}: {freed}{kept}", as_json=as_json)

@@ -99,6 +99,8 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: JobRequest) -> C
         raise InvalidJob(report.problems)
     job = _job_of(request.tenant, body, report, settings)
     job.estimate = preflight.estimate(request.tenant, body, report).model_dump()
+    if report.hub_model is not None:
+        preflight.catalog.add_from_hub(report.hub_model.id, report.hub_model)
     fault_point("job.checked")
     with preflight.database.transaction() as session:
         lock_request(session, request.tenant, request.sender.idempotency_key or request.sha256)

@@ -2,13 +2,15 @@
 
 Model, files, every row, every template, graders on trial completions, the length of every row, repeated
 rows, requirements on the deployment. Boundary: reads storage, the operator's files and the model's folder;
-writes nothing.
+writes nothing but the description of a hub's model.
 """
 
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from service.hub.asking import find_model
+from service.hub.models import HubError, is_hub_id
 from service.jobs.intake.adapter_shape import with_adapter_shape
 from service.jobs.intake.checks.duplicates import DuplicateCheck
 from service.jobs.intake.checks.files import CheckedRows, FileCheck
@@ -64,12 +66,23 @@ class Preflight:
         report.method = with_adapter_shape(job.method, parent, report.problems)
         report.on_gpu = any(machine.gpus for machine in machines)
         _check_settings(job, report)
-        entry = self.catalog.find(lineage.root)
+        entry = self.catalog.find(lineage.root) or self._hub_entry(lineage.root, report)
         text = _check_model(job, entry, report)
         check_quantization(report.method, parent, report.shape, report.warn)
         self._check_deployment(job, machines, report)
         self._check_rows(uses, files, self._file_check(job, report, entry, text))
         return report
+
+    def _hub_entry(self, name: str, report: Report) -> CatalogEntry | None:
+        """The entry that the catalogue gets with the job, if jobs may name any model of the hub."""
+        if not (self.settings.hub_models and is_hub_id(name)):
+            return None
+        try:
+            report.hub_model = find_model(self.settings, name)
+        except HubError as error:
+            report.problems.add("model", error.text, code=error.code)
+            return None
+        return self.catalog.place_of(name, report.hub_model)
 
     def _check_deployment(self, job: JobCreate, machines: list[Machine], report: Report) -> None:
         """Machines, endpoints, reward models and packages that the job needs."""
@@ -132,6 +145,14 @@ class Preflight:
         return estimate(subject, past)
 
 
+def unknown_model(name: str) -> str:
+    """Why a job cannot use a model, and how a hub's model is added."""
+    reason = f"{name!r} is neither in the model catalogue nor one of your fine-tuned models"
+    if is_hub_id(name):
+        return f"{reason}. Add it on the service's machine: grpo models add {name}"
+    return f"{reason} (see GET /v1/models)"
+
+
 def _check_settings(job: JobCreate, report: Report) -> None:
     """Checks that depend on neither the deployment nor the rows."""
     check_method(job.method, job.has_held_out_rows, report.problems, report.warn)
@@ -144,8 +165,8 @@ def _check_settings(job: JobCreate, report: Report) -> None:
 def _check_model(job: JobCreate, entry: CatalogEntry | None, report: Report) -> ModelText | None:
     """The base model, its shape and its chat template; None if its tokenizer is not on this machine."""
     if entry is None:
-        reason = f"{job.model!r} is neither in the model catalogue nor one of your fine-tuned models"
-        report.problems.add("model", f"{reason} (see GET /v1/models)", code="model_not_found")
+        if not any(problem.param == "model" for problem in report.problems.found):
+            report.problems.add("model", unknown_model(job.model), code="model_not_found")
         return None
     if entry.folder is None:
         reason = f"{entry.path} is not on this machine"

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from grpo_engine.config.job import Method, hyperparameters_of
+from service.hub.models import HubModel
 from service.jobs.intake.estimate import RowTokens
 from service.jobs.intake.model_size import ModelShape
 from service.jobs.model.dataset import Problem, Problems
@@ -27,6 +28,8 @@ class Report:
     shape: ModelShape | None = None
     """None: the model's weights are not on this machine."""
     on_gpu: bool = False
+    hub_model: HubModel | None = None
+    """A model that the catalogue does not have yet, and that the job may use."""
 
     def warn(self, code: str, message: str) -> None:
         self.warnings.append({"code": code, "message": message})

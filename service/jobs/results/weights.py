@@ -64,7 +64,7 @@ def public_base(lineage: Lineage, catalog: Catalog, *, is_whole: bool = False) -
         whole = lineage.whole
         return PublicBase(whole.folder_name, "job", job=whole.job.id, checkpoint=whole.checkpoint)
     entry = catalog.find(lineage.root)
-    if entry is None or entry.folder is not None:
+    if entry is None or not entry.is_from_hub:
         return PublicBase(lineage.root, "folder", entry.revision if entry else None)
     return PublicBase(entry.path, "hub", entry.revision)
 

@@ -40,6 +40,8 @@ def _problem(entry: CatalogEntry) -> Finding | None:
     if entry.folder is None and Path(entry.path).is_absolute():
         advice = f"Put the weights of {entry.name} there, or name another folder."
         return failure("models", f"{entry.name}: there is no folder {entry.path}", advice)
+    if entry.must_download:
+        return None  # with its first job
     if entry.folder is None:
         advice = "Download it to a folder, or allow the engine's machine to reach the hub."
         return warning("models", f"{entry.name}: {entry.path} is a hub id, not a folder here", advice)

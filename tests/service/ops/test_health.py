@@ -95,7 +95,7 @@ def test_a_missing_catalogue_degrades_it_and_requests_for_models_are_answered(
         assert ready(client) == (200, "degraded", WELL | problem)
         answers = [client.get("/v1/models"), client.post("/v1/fine_tuning/jobs", json=job)]
     assert [answer.status_code for answer in answers] == [503, 503]
-    message = "The model catalogue cannot be read. Its operator must repair it."
+    message = "The model catalogue cannot be read or written. Its operator must repair it."
     assert [answer.json()["error"]["message"] for answer in answers] == [message] * 2
     without.models.parent.mkdir()
     without.models.write_text(json.dumps({"tiny": {"path": "/models/tiny"}}))

@@ -1,0 +1,60 @@
+"""Removes a base model from the catalogue of this machine, with the files that the service owns."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.jobs.model.names import base_of
+from service.jobs.model.states import TERMINAL
+from service.platform.catalog import Catalog, CatalogEntry, CatalogError
+from service.platform.tables.core import Job
+from service.settings import Settings
+
+SHOWN_JOBS = 5
+
+
+@dataclass(frozen=True)
+class RemovedModel:
+    name: str
+    freed_bytes: int
+    kept: str | None
+    """A folder outside of `$GRPO_HOME` that was only listed: it stays."""
+
+
+def unfinished_users(session: Session, name: str) -> list[str]:
+    """Ids of all tenants' unfinished jobs that start from a base model or from one trained on it."""
+    unfinished = Job.state.not_in([state.value for state in TERMINAL])
+    rows = session.execute(select(Job.id, Job.model).where(unfinished).order_by(Job.created_at))
+    return [job_id for job_id, model in rows if base_of(model) == name]
+
+
+def remove_base(session: Session, settings: Settings, name: str) -> RemovedModel:
+    """Remove a catalogue model. Raises CatalogError if it is unknown or an unfinished job uses it."""
+    catalog = Catalog(settings)
+    entry = catalog.find(name)
+    if entry is None:
+        raise CatalogError(f"there is no model {name} in the catalogue")
+    if users := unfinished_users(session, name):
+        more = f" and {len(users) - SHOWN_JOBS} more" if len(users) > SHOWN_JOBS else ""
+        jobs = ", ".join(users[:SHOWN_JOBS]) + more
+        raise CatalogError(f"{name} is in use by {jobs}: cancel them, or wait until they have finished")
+    catalog.remove(name)
+    folder = _owned_folder(catalog, entry, settings.home)
+    if folder is None:
+        return RemovedModel(name, 0, entry.path if entry.folder else None)
+    freed = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    shutil.rmtree(folder)
+    return RemovedModel(name, freed, None)
+
+
+def _owned_folder(catalog: Catalog, entry: CatalogEntry, home: Path) -> Path | None:
+    """The model's folder, if it is in `home` and no other name has it."""
+    folder = entry.folder
+    owned = (home / "models", home / "hub")
+    if folder is None or folder.is_symlink() or not any(folder.is_relative_to(each) for each in owned):
+        return None
+    others = (other.folder for name, other in catalog.entries().items() if name != entry.name)
+    return None if folder in others else folder

@@ -1,0 +1,1 @@
+"""A local hub with one model, for tests of downloads."""
