@@ -3,15 +3,17 @@
 Boundary: a catalogue model is the operator's and is never deleted here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy.orm import Session
 
 from service.jobs.model import names
+from service.jobs.model.names import base_of
 from service.jobs.model.states import JobState
 from service.jobs.results.exports import cancel_export
 from service.jobs.store import repository
 from service.jobs.store.lineage import find_weights
+from service.models_catalog.facts import ModelFacts, facts_of_entry, worker_memories
 from service.models_catalog.schemas import ModelDeleted, ModelRead
 from service.platform import audit
 from service.platform.catalog import CatalogEntry
@@ -19,7 +21,7 @@ from service.platform.db import lock_tenant
 from service.platform.errors import Forbidden, InvalidRequest, NotFound
 from service.platform.principal import Principal
 from service.platform.tables.core import Job
-from service.web.dependencies import CatalogDep, DatabaseDep, StorageDep
+from service.web.dependencies import CatalogDep, DatabaseDep, SettingsDep, StorageDep
 
 CATALOGUE = "catalogue"
 WITHOUT_MODEL = {JobState.FAILED.value, JobState.CANCELLED.value}
@@ -32,23 +34,35 @@ class Models:
     database: DatabaseDep
     storage: StorageDep
     catalog: CatalogDep
+    settings: SettingsDep
 
     def list(self, tenant: str) -> list[ModelRead]:
         """Catalogue first, by name; then the tenant's own, newest first."""
-        base = [_of_entry(entry) for _, entry in sorted(self.catalog.entries().items())]
+        entries = self.catalog.entries()
         with self.database.reading() as session:
-            return base + [_of_job(job) for job in repository.fine_tuned(session, tenant)]
+            memories = worker_memories(session, self.settings)
+            jobs = repository.fine_tuned(session, tenant)
+            stored = repository.artifacts_of(session, tenant, [job.id for job in jobs])
+        facts = {name: facts_of_entry(entry, memories, self.settings) for name, entry in entries.items()}
+        sizes = {made.job_id: file.num_bytes for made, file in stored if made.kind != "metrics"}
+        base = [_of_entry(entry, facts[name]) for name, entry in sorted(entries.items())]
+        return base + [_of_job(job, facts.get(base_of(job.model)), sizes.get(job.id)) for job in jobs]
 
     def read(self, tenant: str, name: str) -> ModelRead:
-        if entry := self.catalog.find(name):
-            return _of_entry(entry)
+        entry = self.catalog.find(name) or self.catalog.find(base_of(name))
         with self.database.reading() as session:
-            if job := repository.find_by_model(session, tenant, name):
-                return _of_job(job)
+            memories = worker_memories(session, self.settings)
+            job = repository.find_by_model(session, tenant, name)
             point = find_weights(session, tenant, name)
+        facts = facts_of_entry(entry, memories, self.settings) if entry else None
+        if entry is not None and facts is not None and entry.name == name:
+            return _of_entry(entry, facts)
+        if job is not None:
+            return _of_job(job, facts, point.num_bytes if point else None)
         if point is None:
             raise _unknown(name)
-        return ModelRead(id=name, created=int(point.created_at), owned_by=tenant)
+        found = _of_job(point.job, facts, point.num_bytes)
+        return found.model_copy(update={"id": name, "created": int(point.created_at)})
 
     def delete(self, principal: Principal, name: str) -> ModelDeleted:
         """Delete a fine-tuned model: its name, every weight and every export of its job. Its metrics stay.
@@ -84,13 +98,20 @@ def _without_model(session: Session, tenant: str, name: str) -> Job | None:
     return job if repository.checkpoints_of(session, tenant, job.id, limit=1) else None
 
 
-def _of_entry(entry: CatalogEntry) -> ModelRead:
-    return ModelRead(id=entry.name, created=entry.created, owned_by=CATALOGUE)
+def _of_entry(entry: CatalogEntry, facts: ModelFacts) -> ModelRead:
+    return ModelRead(id=entry.name, created=entry.created, owned_by=CATALOGUE, **vars(facts))
 
 
-def _of_job(job: Job) -> ModelRead:
+def _of_job(job: Job, facts: ModelFacts | None, size_bytes: int | None) -> ModelRead:
+    """A fine-tuned model; `facts`: of its base model."""
+    known = replace(facts or ModelFacts(), size_bytes=size_bytes)
     return ModelRead(
-        id=str(job.fine_tuned_model), created=int(job.finished_at or job.created_at), owned_by=job.tenant
+        id=names.model_of(job),
+        created=int(job.finished_at or job.created_at),
+        owned_by=job.tenant,
+        parent=job.model,
+        job_id=job.id,
+        **vars(known),
     )
 
 

@@ -146,7 +146,7 @@ def _load(folder: Path, _stamp: tuple[int, ...]) -> ModelText:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     special = {name: text for name in _SPECIAL if (text := _token_text(settings.get(name)))}
-    return ModelText(tokenizer, template, special, _context(_read_json(folder / "config.json")))
+    return ModelText(tokenizer, template, special, context_of(_read_json(folder / "config.json")))
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -175,7 +175,8 @@ def _token_text(token: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _context(config: Mapping[str, Any]) -> int | None:
+def context_of(config: Mapping[str, Any]) -> int | None:
+    """Positions that a model's configuration has; None: no limit."""
     for part in (config, config.get("text_config") or {}):
         for name in _CONTEXT:
             if isinstance(part.get(name), int):

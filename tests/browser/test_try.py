@@ -62,3 +62,61 @@ def test_a_refused_prompt_shows_the_reason(page: Page, expected_errors: list[str
     page.get_by_label("Prompt", exact=True).fill("refuse this")
     page.get_by_role("button", name="Send").click()
     expect(page.get_by_role("alert")).to_contain_text("too long")
+
+
+def test_a_conversation_has_several_turns_until_it_starts_again(
+    page: Page, shots: Callable[[Page, str], None]
+) -> None:
+    page.goto("/#/try")
+    page.get_by_label("Right").select_option("")
+    prompt = page.get_by_label("Prompt", exact=True)
+    answer = page.get_by_role("region", name="Answer of tiny")
+    prompt.fill("first question")
+    prompt.press("Control+Enter")
+    expect(answer).to_contain_text("stopped by the model")
+    expect(prompt).to_have_value("")
+    page.get_by_text("System prompt and settings").click()
+    page.get_by_label("System prompt", exact=True).fill("Be brief.")
+    page.get_by_label("Temperature").fill("0.5")
+    page.get_by_label("Max tokens").fill("30")
+    prompt.fill("second question")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        prompt.press("Control+Enter")
+    body = sent.value.post_data_json
+    assert [message["content"] for message in body["messages"]] == [
+        "Be brief.",
+        "first question",
+        "Base: first question",
+        "second question",
+    ]
+    assert (body["temperature"], body["max_tokens"]) == (0.5, 30)
+    expect(answer).to_contain_text("Base: second question")
+    expect(answer).to_contain_text("Base: first question")
+    shots(page, "try-turns")
+    page.get_by_role("button", name="New conversation").click()
+    expect(answer).to_be_hidden()
+    prompt.fill("a third one")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        prompt.press("Control+Enter")
+    assert [message["role"] for message in sent.value.post_data_json["messages"]] == ["system", "user"]
+
+
+def test_two_checkpoints_of_a_job_are_compared(page: Page, deployment: Deployment) -> None:
+    model = tuned(deployment)
+    page.goto(f"/#/try?model={model}")
+    earlier = f"{model}:ckpt-step-40"
+    page.get_by_label("Left").select_option(earlier)
+    page.get_by_label("Prompt", exact=True).fill("hello")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("region", name=f"Answer of {earlier}")).to_contain_text("Adapter: hello!")
+    expect(page.get_by_role("region", name=f"Answer of {model}", exact=True)).to_contain_text(
+        "Adapter: hello!"
+    )
+
+
+def test_a_checkpoint_is_compared_with_the_model_that_training_started_from(
+    page: Page, deployment: Deployment
+) -> None:
+    page.goto(f"/#/try?model={tuned(deployment)}:ckpt-step-40")
+    expect(page.get_by_label("Left")).to_have_value("tiny")
+    expect(page.get_by_label("Right")).to_have_value(f"{tuned(deployment)}:ckpt-step-40")

@@ -1,4 +1,4 @@
-"""`grpo chat MODEL`: talk to a model in the terminal, or send it one message.
+"""`grpo chat MODEL`: talk to a model in the terminal, or to two in turn, or send one message.
 
 Ctrl-C stops a response; at the prompt it ends the conversation.
 """
@@ -15,7 +15,7 @@ from service.cli.http.client import Client
 from service.cli.http.sse import documents
 from service.cli.options import client_of
 from service.cli.terminal.errors import CommandError
-from service.cli.terminal.output import JsonFlag, plain, print_json, stderr
+from service.cli.terminal.output import JsonFlag, plain, print_json, say, stderr
 
 CHAT = "/v1/chat/completions"
 
@@ -28,25 +28,52 @@ def chat(
     temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0, max=2)] = 1.0,
     max_tokens: Annotated[int | None, typer.Option(help="Max tokens of a response.", min=1)] = None,
     seed: Annotated[int | None, typer.Option(help="Equal seeds, equal responses.")] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="A second model; `parent`: the one that training started from."),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Talk to a model. The first response waits until a worker has loaded the model."""
-    settings = {"model": model, "temperature": temperature, "max_tokens": max_tokens, "seed": seed}
-    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    settings = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
     client = client_of(context)
+    names = [model] if against is None else [_second(client, model, against), model]
+    first = [{"role": "system", "content": system}] if system else []
+    talks = {name: [*first] for name in names}
     if as_json:
         message = {"role": "user", "content": text if text is not None else sys.stdin.read()}
-        print_json(client.post(CHAT, {**settings, "messages": [*messages, message]}))
+        answers = [
+            client.post(CHAT, {**settings, "model": name, "messages": [*first, message]}) for name in names
+        ]
+        print_json(answers[0] if against is None else {"object": "list", "data": answers})
         return
     for line in [text] if text is not None else _typed_lines():
-        messages.append({"role": "user", "content": line})
-        try:
-            response = _streamed(client, {**settings, "messages": messages})
-        except KeyboardInterrupt:
-            stderr.print("\n(stopped)")
-            messages.pop()
-        else:
-            messages.append({"role": "assistant", "content": response})
+        for name, messages in talks.items():
+            if against is not None:
+                say(name, "bold")
+            _answer(client, {**settings, "model": name}, messages, line)
+
+
+def _second(client: Client, model: str, against: str) -> str:
+    """The second model's name. Raises CommandError if a base model is compared with its parent."""
+    if against != "parent":
+        return against
+    parent = client.get(f"/v1/models/{model}").get("parent")
+    if parent is None:
+        raise CommandError(f"{model} was not trained here, so it has no parent", param="against")
+    return str(parent)
+
+
+def _answer(client: Client, settings: dict[str, Any], messages: list[dict[str, Any]], line: str) -> None:
+    """Print one response and keep both turns; a stopped one is forgotten."""
+    messages.append({"role": "user", "content": line})
+    try:
+        response = _streamed(client, {**settings, "messages": messages})
+    except KeyboardInterrupt:
+        stderr.print("\n(stopped)")
+        messages.pop()
+    else:
+        messages.append({"role": "assistant", "content": response})
 
 
 def _typed_lines() -> Iterator[str]:

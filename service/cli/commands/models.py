@@ -16,7 +16,7 @@ from service.settings import Settings
 if TYPE_CHECKING:
     from service.platform.catalog import CatalogEntry
 
-app = typer.Typer(help="List models; add one to the catalogue of this machine, or remove it.")
+app = typer.Typer()
 FITS = {True: "fits", False: "no", None: "?"}
 COLUMNS = ("name", "owner", "size", "context", "family", "LoRA", "full", "created")
 SourceArgument = Annotated[
@@ -29,6 +29,7 @@ SourceArgument = Annotated[
 
 @app.callback(invoke_without_command=True)
 def show_models(context: typer.Context) -> None:
+    """List models; add one to the catalogue of this machine, or remove it."""
     if context.invoked_subcommand is None:
         list_models(context)
 

@@ -11,6 +11,7 @@ export const ROUTES = [
   { path: "/files/:id", page: "files" },
   { path: "/new", page: "new", nav: "New job" },
   { path: "/grader", page: "grader", nav: "Grader" },
+  { path: "/models", page: "models", nav: "Models" },
   { path: "/try", page: "try", nav: "Try" },
 ];
 

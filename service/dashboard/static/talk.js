@@ -6,7 +6,7 @@ const CHAT = "/v1/chat/completions";
 const TEXT = "/v1/completions";
 
 // Sends the request and calls `onText(piece)` for each piece of the response. → {reason: "stop"|"length", usage}
-// wanted: {model, prompt, system, isPlain, temperature, maxTokens, seed}. Throws ApiError, possibly after some
+// wanted: {model, prompt, system, turns, isPlain, temperature, maxTokens, seed}; `turns`: the earlier {prompt, text}. Throws ApiError, possibly after some
 // pieces, or AbortError when `signal` fires.
 export async function talk(wanted, { signal, onText }) {
   const settings = {
@@ -29,9 +29,11 @@ export async function talk(wanted, { signal, onText }) {
   return answer;
 }
 
-function messagesOf({ system, prompt }) {
+function messagesOf({ system, turns, prompt }) {
   const first = system ? [{ role: "system", content: system }] : [];
-  return [...first, { role: "user", content: prompt }];
+  const earlier = turns.flatMap((turn) =>
+    [{ role: "user", content: turn.prompt }, { role: "assistant", content: turn.text }]);
+  return [...first, ...earlier, { role: "user", content: prompt }];
 }
 
 // The stream's documents up to `[DONE]`; without it the stream was cut off.

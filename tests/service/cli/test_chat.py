@@ -7,10 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from service.jobs.model.states import JobState
+from service.platform.db import Database
 from service.settings import Settings
 from tests.service.embedded import GRPO, environment
-from tests.service.job_samples import make_model
+from tests.service.job_samples import add_artifact, add_job, make_model
 from tests.service.serving.answering import answering
+from tests.service.serving.test_chat import archive
+
+__all__ = ["archive"]
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
@@ -40,6 +45,28 @@ def test_the_response_is_printed_with_control_characters_escaped(given: dict[str
 def test_a_conversation_continues_until_the_input_ends(given: dict[str, str]) -> None:
     done = chat(given, "tiny", typed="one\ntwo\n")
     assert (done.returncode, done.stdout.count("Base: one"), done.stdout.count("Base: two")) == (0, 1, 1)
+
+
+def test_two_models_answer_in_turn(given: dict[str, str], settings: Settings) -> None:
+    make_model(settings.home, "other")
+    done = chat(given, "tiny", "hello", "--against", "other")
+    assert (done.returncode, done.stdout) == (0, "other\nBase: hello\ntiny\nBase: hello\n")
+    both = json.loads(chat(given, "tiny", "hello", "--against", "other", "--json").stdout)["data"]
+    assert [each["model"] for each in both] == ["other", "tiny"]
+    refused = chat(given, "tiny", "hello", "--against", "parent")
+    assert refused.returncode == 1
+    assert "tiny was not trained here, so it has no parent" in refused.stderr
+
+
+def test_a_fine_tuned_model_is_compared_with_its_parent(
+    given: dict[str, str], settings: Settings, database: Database, archive: bytes
+) -> None:
+    parent, child = "ft:tiny:tenant-a::parent", "ft:tiny:tenant-a::child"
+    for name, model in ((parent, "tiny"), (child, parent)):
+        job_id = add_job(database, JobState.SUCCEEDED, model=model, fine_tuned_model=name)
+        add_artifact(settings, database, job_id, "adapter", archive)
+    done = chat(given, child, "hello", "--against", "parent")
+    assert done.stdout == f"{parent}\nAdapter: hello!\n{child}\nAdapter: hello!\n", done.stderr
 
 
 def test_an_error_is_one_line(given: dict[str, str]) -> None:

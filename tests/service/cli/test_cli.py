@@ -190,6 +190,13 @@ def test_the_key_log_shows_who_changed_what(up: Up) -> None:
     assert "key.revoke" in table[1]
 
 
+def test_models_are_shown_with_size_context_family_and_fit(up: Up) -> None:
+    head, *rows = up.grpo("models").stdout.splitlines()
+    assert head.split() == ["name", "owner", "size", "context", "family", "LoRA", "full", "created"]
+    (tiny,) = [row.split() for row in rows if row.startswith("tiny ")]
+    assert (tiny[1], tiny[4:8]) == ("catalogue", ["512", "qwen3", "fits", "fits"])
+
+
 def test_an_added_model_is_in_the_catalogue_immediately(up: Up, tmp_path: Path) -> None:
     folder = make_model(tmp_path / "another", hidden=32, layers=1)
     assert up.json("models", "add", "Mine/another", folder)["path"] == str(folder)

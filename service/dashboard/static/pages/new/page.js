@@ -1,5 +1,5 @@
 // A new job: choose, check, probe, start. `#/new?from=<job id>` starts with that job's request, and
-// `patch=<JSON>` applies a change to it.
+// `patch=<JSON>` applies a change to it, or to the kept draft.
 
 import { get, JOBS, paged } from "../../api.js";
 import { styled } from "../../address.js";

@@ -1,4 +1,5 @@
-// One model's streamed response. Boundary: its panel; the page builds the request.
+// One model's side of the conversation: its turns, and the response that streams in.
+// Boundary: its panel; the page builds the request.
 
 import { duration, el, empty, failed } from "../../dom.js";
 import { talk } from "../../talk.js";
@@ -14,33 +15,50 @@ export class Answer {
     this.clear();
   }
 
+  // Forgets the conversation.
   clear() {
+    this.turns = [];
+    this.body.replaceChildren();
+    this.foot.textContent = "";
     this.root.hidden = true;
     this.root.setAttribute("aria-label", "No answer yet");
   }
 
-  // Shows the response, or why there is none. Never throws, so that the other panel continues.
+  // Shows the response, or why there is none. → whether it is complete; only then it is part of the next request.
+  // Never throws, so that the other panel continues.
   async stream(wanted, signal) {
     const began = performance.now();
-    this.reset(wanted.model);
+    const turn = this.begin(wanted);
+    let isComplete = false;
     try {
-      const { reason, usage } = await talk(wanted, { signal, onText: (piece) => this.grow(piece) });
-      this.end(reason, usage, (performance.now() - began) / 1000);
+      const turns = wanted.isPlain ? [] : this.turns;
+      const { reason, usage } = await talk({ ...wanted, turns }, { signal, onText: (piece) => this.grow(piece) });
+      this.end(turn, reason, usage, (performance.now() - began) / 1000);
+      this.turns.push({ prompt: wanted.prompt, text: this.text.data });
+      isComplete = true;
     } catch (error) {
-      this.broke(error, () => this.stream(wanted, signal));
+      this.broke(turn, error, () => {
+        turn.remove();
+        this.stream(wanted, signal);
+      });
     }
     this.root.setAttribute("aria-busy", "false");
+    return isComplete;
   }
 
-  reset(model) {
+  begin({ model, prompt }) {
     this.title.textContent = model;
     this.title.title = model;
     this.root.hidden = false;
     this.root.setAttribute("aria-label", `Answer of ${model}`);
     this.root.setAttribute("aria-busy", "true");
     this.text = document.createTextNode("");
-    this.body.replaceChildren(el("p", { class: "text" }, this.text));
+    const turn = el("div", { class: "turn" },
+      el("p", { class: "text asked" }, el("span", { class: "unseen" }, "You: "), prompt),
+      el("p", { class: "text" }, this.text));
+    this.body.append(turn);
     this.foot.textContent = "Waiting for the first word…";
+    return turn;
   }
 
   grow(piece) {
@@ -48,13 +66,17 @@ export class Answer {
     this.foot.textContent = "Answering…";
   }
 
-  end(reason, usage, seconds) {
-    if (!this.text.data) empty(this.body, "Empty response", "The model ended its response immediately.");
+  end(turn, reason, usage, seconds) {
+    if (!this.text.data) {
+      const box = el("div");
+      empty(box, "Empty response", "The model ended its response immediately.");
+      turn.append(box);
+    }
     const tokens = usage ? `${usage.completion_tokens} tokens in ${duration(seconds)}, ` : "";
     this.foot.textContent = `${tokens}${WHY[reason] ?? reason}`;
   }
 
-  broke(error, retry) {
+  broke(turn, error, retry) {
     this.foot.textContent = "";
     if (error.name === "AbortError") {
       this.foot.textContent = "Stopped";
@@ -63,6 +85,6 @@ export class Answer {
     if (error.status === undefined) console.error(error);
     const box = el("div");
     failed(box, error, error.status >= 500 || !error.status ? retry : undefined);
-    this.body.append(box);
+    turn.append(box);
   }
 }

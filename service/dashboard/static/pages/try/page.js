@@ -1,23 +1,35 @@
-// Try a model: one prompt, two models side by side, the same seed. Their output is untrusted text.
+// Try a model: one conversation with two models side by side, the same seed. Their output is untrusted text.
 
 import { replaceQuery, styled } from "../../address.js";
-import { get } from "../../api.js";
+import { get, jobPath } from "../../api.js";
 import { announce, button, el, empty, failed, heading, loading } from "../../dom.js";
 import { Answer } from "./answer.js";
 
 const SIDES = ["left", "right"];
 const NAMES = { left: "Left", right: "Right" };
+const MOST_CHECKPOINTS = 100;
 
 export async function show(root, params, signal) {
   const box = el("div");
   root.append(heading("Try a model", {
-    below: el("p", { class: "hint" }, "Send one prompt to two models with the same seed."),
+    below: el("p", { class: "hint" }, "Talk to two models side by side, with the same seed."),
   }), box);
   loading(box, "Loading the models");
   const [{ data }] = await Promise.all([get("/v1/models", { signal }), styled("try")]);
-  if (!data.length && !params.query.get("model")) return none(box);
-  const page = new TryPage(data, params.query, signal);
+  const named = params.query.get("model");
+  if (!data.length && !named) return none(box);
+  const models = named && !data.some((model) => model.id === named) ? [...data, await found(named, signal)] : data;
+  const page = new TryPage(models, params.query, signal);
   box.replaceChildren(...page.parts());
+  await page.addCheckpoints();
+}
+
+// A checkpoint is in no list. If it does not exist, the first answer says so.
+function found(id, signal) {
+  return get(`/v1/models/${id}`, { signal }).catch((error) => {
+    if (signal.aborted) throw error;
+    return { id };
+  });
 }
 
 function none(box) {
@@ -29,9 +41,9 @@ class TryPage {
   constructor(models, query, signal) {
     this.signal = signal;
     this.models = models;
-    const named = query.get("model");
-    const tuned = named ?? models.find((model) => model.id.startsWith("ft:"))?.id ?? "";
-    const base = query.get("base") ?? baseOf(tuned, models);
+    this.listed = new Set();
+    const tuned = query.get("model") ?? models.find((model) => model.job_id)?.id ?? "";
+    const base = query.get("base") ?? parentOf(tuned, models);
     this.answers = { left: new Answer(), right: new Answer() };
     this.chosen = { left: this.chooser("left", base), right: this.chooser("right", tuned === base ? "" : tuned) };
   }
@@ -48,6 +60,7 @@ class TryPage {
     this.system = el("textarea", { id: "system", rows: 2, spellcheck: "false" });
     this.send = button("Send", null, { kind: "primary", type: "submit" });
     this.stop = button("Stop", () => this.running?.abort(), { disabled: true });
+    this.restart = button("New conversation", () => this.forget(), { kind: "quiet", disabled: true });
     const more = el("details", {}, el("summary", {}, "System prompt and settings"),
       el("div", { class: "more" }, field("System prompt", this.system), this.settings()));
     // an invalid number in there must be visible before the browser can point at it
@@ -58,7 +71,7 @@ class TryPage {
     } },
     el("div", { class: "choices" }, SIDES.map((side) => field(NAMES[side], this.chosen[side]))),
     field("Prompt", this.prompt), more,
-    el("div", { class: "row" }, this.send, this.stop,
+    el("div", { class: "row" }, this.send, this.stop, this.restart,
       el("span", { class: "hint" }, "Ctrl + Enter sends. The first answer waits until the model is loaded.")));
   }
 
@@ -76,13 +89,47 @@ class TryPage {
   chooser(side, chosen) {
     const ids = this.models.map((model) => model.id);
     const listed = chosen && !ids.includes(chosen) ? [chosen, ...ids] : ids;
-    return el("select", { id: side, onchange: () => this.remember() },
+    return el("select", { id: side, onchange: () => this.rechosen() },
       side === "right" && el("option", { value: "" }, "No second model"),
       listed.map((id) => el("option", { value: id, selected: id === chosen }, id)));
   }
 
-  remember() {
+  // Another model has not said what the earlier one said: the conversation starts again.
+  rechosen() {
     replaceQuery({ base: this.chosen.left.value, model: this.chosen.right.value });
+    this.running?.abort();
+    this.forget();
+    this.addCheckpoints();
+  }
+
+  forget() {
+    for (const side of SIDES) this.answers[side].clear();
+    this.restart.disabled = true;
+  }
+
+  // Offers the other checkpoints of the chosen models' jobs on both sides, once for each job.
+  async addCheckpoints() {
+    for (const side of SIDES) {
+      const job = this.jobOf(this.chosen[side].value);
+      if (!job || this.listed.has(job)) continue;
+      this.listed.add(job);
+      const query = { limit: MOST_CHECKPOINTS };
+      const page = await get(jobPath(job, "/checkpoints"), { query, signal: this.signal }).catch(() => null);
+      if (page) this.offer(job, page.data.map((point) => point.fine_tuned_model_checkpoint));
+      else this.listed.delete(job);
+    }
+  }
+
+  jobOf(id) {
+    return this.models.find((model) => model.id === id)?.job_id;
+  }
+
+  offer(job, ids) {
+    for (const select of Object.values(this.chosen)) {
+      const present = new Set([...select.options].map((option) => option.value));
+      const options = ids.filter((id) => !present.has(id)).map((id) => el("option", { value: id }, id));
+      if (options.length) select.append(el("optgroup", { label: `Checkpoints of ${job}` }, options));
+    }
   }
 
   pressed(event) {
@@ -102,9 +149,14 @@ class TryPage {
     this.stop.disabled = false;
     announce("Generating");
     const chosen = SIDES.filter((side) => this.chosen[side].value);
-    for (const side of SIDES) this.answers[side].clear();
-    await Promise.all(chosen.map((side) => this.answers[side].stream(this.requestFor(this.chosen[side].value), signal)));
+    const wanted = chosen.map((side) => this.requestFor(this.chosen[side].value));
+    const { prompt } = wanted[0];
+    if (this.isPlain.checked) this.forget();
+    else this.prompt.value = "";
+    const complete = await Promise.all(chosen.map((side, at) => this.answers[side].stream(wanted[at], signal)));
+    if (!complete.every(Boolean)) this.prompt.value ||= prompt;
     this.running = null;
+    this.restart.disabled = false;
     this.send.disabled = false;
     this.stop.disabled = true;
     if (!this.signal.aborted) announce("Done");
@@ -127,9 +179,8 @@ function field(label, control) {
   return el("div", { class: "field" }, el("label", { for: control.id }, label), control);
 }
 
-// The catalogue's model inside `ft:<base>:…`, otherwise the first base model.
-function baseOf(model, models) {
-  const bases = models.filter((one) => !one.id.startsWith("ft:")).map((one) => one.id);
-  const named = model.startsWith("ft:") ? model.split(":")[1] : model;
-  return bases.includes(named) ? named : bases[0] ?? models[0]?.id ?? model;
+// The model that training started from; of a base model, itself.
+function parentOf(model, models) {
+  const known = models.find((one) => one.id === model);
+  return known?.parent ?? (known ?? models.find((one) => !one.job_id) ?? models[0])?.id ?? model;
 }

@@ -1,0 +1,84 @@
+// Base models and the tenant's fine-tuned ones: what they are, whether training them fits, and what to do with them.
+
+import { styled } from "../../address.js";
+import { get } from "../../api.js";
+import { commands } from "../../copying.js";
+import { ago, el, empty, heading, loading, number, section } from "../../dom.js";
+
+const COLUMNS = ["Model", "Size", "Context", "Family", "Training", "Added", "Actions"];
+const WORDS = { true: "fits", false: "does not fit", null: "unknown" };
+const HINT = "Whether it fits compares an estimate for default settings with the memory of the workers.";
+
+export async function show(root, params, signal) {
+  const box = el("div", { class: "page-models" });
+  root.append(heading("Models", { below: el("p", { class: "hint" }, HINT) }), box);
+  loading(box, "Loading models");
+  const [{ data }] = await Promise.all([get("/v1/models", { signal }), styled("models")]);
+  const base = data.filter((model) => !model.job_id);
+  const tuned = data.filter((model) => model.job_id);
+  box.replaceChildren(
+    section("Base models", base.length ? list("Base models", base) : none("No model yet", "Add one as shown below.")),
+    section("Your fine-tuned models", tuned.length
+      ? list("Fine-tuned models", tuned)
+      : none("No fine-tuned model yet", "A job that succeeds makes one.")),
+    adding());
+}
+
+function none(title, hint) {
+  const box = el("div");
+  empty(box, title, hint);
+  return box;
+}
+
+// The roles keep the table a table for screen readers when a phone shows its rows as blocks.
+function list(caption, models) {
+  return el("div", { class: "panel flush" }, el("table", { class: "list models", role: "table" },
+    el("caption", { class: "unseen" }, caption),
+    el("thead", { role: "rowgroup" }, el("tr", { role: "row" },
+      COLUMNS.map((name) => el("th", { scope: "col", role: "columnheader" }, name)))),
+    el("tbody", { role: "rowgroup" }, models.map(row))));
+}
+
+function row(model) {
+  return el("tr", { role: "row" },
+    el("td", { role: "cell", class: "name" }, model.id, model.parent && origin(model)),
+    cell("Size", size(model.size_bytes)),
+    cell("Context", model.context_length ? `${number(model.context_length, 7)} tokens` : "–"),
+    cell("Family", model.family ?? "–"),
+    cell("Training", el("div", { class: "fits" }, fit("LoRA", model.fits.lora), fit("Full", model.fits.full))),
+    cell("Added", ago(model.created)),
+    cell("Actions", actions(model)));
+}
+
+const cell = (label, ...children) => el("td", { role: "cell", "data-label": label }, el("div", {}, children));
+
+function origin(model) {
+  return el("div", { class: "small hint" }, "from ", model.parent, " · ",
+    el("a", { href: `#/jobs/${model.job_id}` }, "Job"));
+}
+
+function fit(kind, fits) {
+  return el("div", { class: fits === true ? "small" : "small no" }, `${kind} ${WORDS[fits]}`);
+}
+
+function actions(model) {
+  const named = encodeURIComponent(model.id);
+  const label = (words) => ({ "aria-label": `${words} ${model.id}` });
+  return el("div", { class: "links" },
+    el("a", { href: `#/new?patch=${encodeURIComponent(JSON.stringify({ model: model.id }))}`, ...label("New job with") }, "New job"),
+    el("a", { href: `#/try?model=${named}`, ...label("Try") }, "Try"));
+}
+
+// 10^9 bytes, as model pages and cards of GPUs count.
+function size(bytes) {
+  if (!bytes) return "–";
+  return bytes >= 1e8 ? `${number(bytes / 1e9, 3)} GB` : `${number(bytes / 1e6, 3)} MB`;
+}
+
+function adding() {
+  return section("Add a model", el("div", { class: "panel" },
+    commands("From the Hugging Face hub, on the service's machine", "grpo models add Qwen/Qwen3-0.6B"),
+    commands("A folder with config.json, a tokenizer and safetensors weights", "grpo models add NAME ./folder"),
+    el("p", { class: "hint" }, "If the operator sets ", el("code", {}, "GRPO_HUB_MODELS=true"),
+      ", a job may name any model of the hub.")));
+}

@@ -1,0 +1,41 @@
+"""The models page: base and fine-tuned models, and where they lead."""
+
+from collections.abc import Callable
+
+from playwright.sync_api import Page, expect
+
+from tests.browser.deployment import Deployment
+
+
+def test_base_and_fine_tuned_models_are_listed_with_their_facts(
+    page: Page, deployment: Deployment, shots: Callable[[Page, str], None]
+) -> None:
+    page.goto("/#/jobs")
+    page.get_by_role("navigation").get_by_role("link", name="Models", exact=True).click()
+    base = page.get_by_role("table", name="Base models").get_by_role("row").filter(has_text="tiny")
+    expect(base).to_contain_text("64 tokens")
+    expect(base).to_contain_text("LoRA unknown")
+    tuned = str(deployment.job("first")["fine_tuned_model"])
+    row = page.get_by_role("table", name="Fine-tuned models").get_by_role("row").filter(has_text=tuned)
+    expect(row).to_contain_text("from tiny")
+    expect(page.get_by_label("From the Hugging Face hub, on the service's machine", exact=True)).to_have_text(
+        "grpo models add Qwen/Qwen3-0.6B"
+    )
+    shots(page, "models")
+    row.get_by_role("link", name="Job", exact=True).click()
+    expect(page).to_have_url(f"{deployment.url}/#/jobs/{deployment.jobs['first']}")
+
+
+def test_a_job_starts_from_the_model_of_the_row(page: Page, deployment: Deployment) -> None:
+    tuned = str(deployment.job("first")["fine_tuned_model"])
+    page.goto("/#/models")
+    page.get_by_role("link", name=f"New job with {tuned}").click()
+    expect(page.get_by_label("Start from")).to_have_value(tuned)
+
+
+def test_a_model_is_tried_against_the_one_that_it_started_from(page: Page, deployment: Deployment) -> None:
+    tuned = str(deployment.job("first")["fine_tuned_model"])
+    page.goto("/#/models")
+    page.get_by_role("link", name=f"Try {tuned}").click()
+    expect(page.get_by_label("Left")).to_have_value("tiny")
+    expect(page.get_by_label("Right")).to_have_value(tuned)
