@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+from grpo_engine.process.parent_death import bound_command
 from service.hub.models import HubError, HubModel, result_of
 from service.settings import Settings
 
@@ -26,15 +27,26 @@ def command(settings: Settings, id: str, revision: str | None, *, weights: bool)
 def find_model(settings: Settings, id: str, revision: str | None = None) -> HubModel:
     """Look a model up, check its size, and fetch its configuration and tokenizer. Raises HubError."""
     try:
-        done = subprocess.run(
-            command(settings, id, revision, weights=False),
-            timeout=LIMIT_SECONDS,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        return _run(command(settings, id, revision, weights=False), LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
         reason = f"the hub did not deliver the description of {id} within {LIMIT_SECONDS} s"
         raise HubError("hub_unreachable", reason, "Try again later.", is_temporary=True) from None
+
+
+def download_model(settings: Settings, id: str, revision: str) -> None:
+    """Download all of a model, or wait until another process has. Raises HubError."""
+    _run(command(settings, id, revision, weights=True))
+
+
+def _run(arguments: list[str], limit_seconds: float | None = None) -> HubModel:
+    """The child ends with the calling thread. Raises HubError, TimeoutExpired."""
+    done = subprocess.run(
+        bound_command(arguments),
+        timeout=limit_seconds,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
     return result_of(done.stdout)

@@ -1,20 +1,37 @@
 """The models page: base and fine-tuned models, and where they lead."""
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, expect
 
+from examples.tiny_model import make_model
 from tests.browser.deployment import Deployment
 
 
+@pytest.fixture
+def small(deployment: Deployment) -> Iterator[Path]:
+    """A base model with weights, until the test has ended."""
+    folder = make_model(deployment.api.settings.models_dir / "small", hidden=32, layers=1)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.usefixtures("small")
 def test_base_and_fine_tuned_models_are_listed_with_their_facts(
     page: Page, deployment: Deployment, shots: Callable[[Page, str], None]
 ) -> None:
     page.goto("/#/jobs")
     page.get_by_role("navigation").get_by_role("link", name="Models", exact=True).click()
-    base = page.get_by_role("table", name="Base models").get_by_role("row").filter(has_text="tiny")
-    expect(base).to_contain_text("64 tokens")
-    expect(base).to_contain_text("LoRA unknown")
+    bases = page.get_by_role("table", name="Base models")
+    known = bases.get_by_role("row").filter(has_text="small")
+    for text in ("512 tokens", "qwen3", "LoRA fits", "Full fits"):
+        expect(known).to_contain_text(text)
+    unknown = bases.get_by_role("row").filter(has_text="tiny")
+    expect(unknown).to_contain_text("64 tokens")
+    expect(unknown).to_contain_text("LoRA unknown")
     tuned = str(deployment.job("first")["fine_tuned_model"])
     row = page.get_by_role("table", name="Fine-tuned models").get_by_role("row").filter(has_text=tuned)
     expect(row).to_contain_text("from tiny")

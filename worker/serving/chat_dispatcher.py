@@ -18,9 +18,11 @@ from sqlalchemy.orm import Session
 from grpo_engine.config.job import ModelSource
 from grpo_engine.contract.errors import BaseChangedError
 from grpo_engine.serve.protocol import Answer, Generate, Loaded, Piece, Refusal, Unloadable, Usage
+from service.hub.asking import download_model
+from service.hub.models import HubError
 from service.jobs.results.weights import ModelParts, WeightsMissing, model_parts
 from service.jobs.store.lineage import lineage_of
-from service.platform.catalog import CatalogError
+from service.platform.catalog import CatalogEntry, CatalogError
 from service.platform.storage import StorageError
 from service.platform.tables.serving import Generation
 from service.serving import repository
@@ -155,6 +157,9 @@ class ChatDispatcher:
             request.process.generate(command)
 
     def _fetch(self, parts: ModelParts, model: str, folder: Path) -> ModelSource:
+        base = parts.base
+        if isinstance(base, CatalogEntry) and base.must_download:
+            download_model(self.settings, base.path, str(base.revision))
         files = LocalRunFiles(folder, self.worker.storage)
         return fetch_weights(parts, model, str(folder), files.download_folder)
 
@@ -254,6 +259,8 @@ def _refusal_of(error: Exception) -> Refusal:
     """The client's error for a model that could not be found or fetched."""
     if isinstance(error, WeightsMissing):
         return Refusal(code="model_not_found", message=f"{error}. {error.hint}".strip(), param="model")
+    if isinstance(error, HubError):
+        return Refusal(code=UNLOADABLE.code, message=error.text, param="model")
     logger.error("model not fetched", error=str(error), kind=type(error).__name__)
     return UNSTORED if isinstance(error, StorageError) else BROKEN
 

@@ -65,6 +65,8 @@ class ModelProcess:
 
     @property
     def has_hung(self) -> bool:
+        if self._engine is None:
+            return False  # a download may take long
         is_busy = bool(self.open) or not self.is_loaded
         return is_busy and monotonic() - self.last_message_at > SILENT_SECONDS
 

@@ -72,7 +72,8 @@ function actions(model) {
 // 10^9 bytes, as model pages and cards of GPUs count.
 function size(bytes) {
   if (!bytes) return "–";
-  return bytes >= 1e8 ? `${number(bytes / 1e9, 3)} GB` : `${number(bytes / 1e6, 3)} MB`;
+  const [unit, one] = bytes >= 1e8 ? ["GB", 1e9] : bytes >= 1e5 ? ["MB", 1e6] : ["kB", 1e3];
+  return `${number(bytes / one, 2)} ${unit}`;
 }
 
 function adding() {
