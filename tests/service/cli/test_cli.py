@@ -75,10 +75,6 @@ def test_a_dataset_that_cannot_be_converted_is_refused_before_the_upload(up: Up,
         assert (done.returncode, reason in done.stderr) == (1, True), done.stderr
 
 
-def test_the_catalogue_lists_the_models_of_the_home(up: Up) -> None:
-    assert "tiny" in [model["id"] for model in up.json("models", "list")]
-
-
 def test_a_submitted_job_is_watched_to_its_end_and_downloaded(up: Up, job_file: Path, tmp_path: Path) -> None:
     watched = up.grpo("submit", job_file, "--watch", "--json")
     assert watched.returncode == 0, watched.stderr
