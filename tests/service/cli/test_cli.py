@@ -209,19 +209,8 @@ def test_without_a_service_the_error_explains_how_to_start_one(up: Up) -> None:
 
 def test_help_lists_the_commands(up: Up) -> None:
     done = up.grpo("--help")
-    for name in (
-        "up",
-        "serve",
-        "worker",
-        "migrate",
-        "submit",
-        "watch",
-        "download",
-        "files",
-        "models",
-        "keys",
-    ):
-        assert name in done.stdout
+    names = {"up", "serve", "worker", "migrate", "submit", "watch", "download", "files", "models", "keys"}
+    assert names <= set(done.stdout.split())
 
 
 def test_an_audit_reports_only_a_damaged_object(up: Up, job_file: Path, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Base models of the hub, downloaded before an attempt starts its engine."""
