@@ -10,6 +10,7 @@ from pathlib import Path
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.events import BaseEvent, Failed
 from grpo_engine.files.event_log import Journal
+from grpo_engine.run.event_lines import print_event
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,14 @@ class FailureReport:
         """Nothing to close."""
 
 
+class PrintedJournal(Journal):
+    """The journal of the first rank, whose events are also lines of its output."""
+
+    def write(self, event: BaseEvent) -> None:
+        print_event(event)
+        super().write(event)
+
+
 def open_log(config: RunConfig, run_dir: Path) -> Journal | FailureReport:
     """This rank's log; removes the failure that an earlier run reported in the same directory."""
     rank = os.environ.get("RANK", "0")
@@ -37,6 +46,6 @@ def open_log(config: RunConfig, run_dir: Path) -> Journal | FailureReport:
 
 
 def open_journal(config: RunConfig, run_dir: Path) -> Journal:
-    return Journal(
+    return PrintedJournal(
         run_dir / "events.jsonl", first_sequence=config.first_sequence, published_step=config.published_step
     )

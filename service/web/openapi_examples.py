@@ -48,6 +48,7 @@ BODIES: dict[str, Document] = {
 QUERIES = {
     f"get {JOBS}": "?limit=5&metadata[team]=maths",
     f"get {JOBS}/{{job_id}}/metrics": "?after_step=10&names=reward,kl",
+    f"get {JOBS}/{{job_id}}/logs": "?tail=100",
     f"get {JOBS}/{{job_id}}/rollouts": "?step=5&filter=worst",
     f"get {JOBS}/{{job_id}}/rollouts/completions": "?filter=truncated",
     f"get {JOBS}/{{job_id}}/adapter": "?checkpoint=final",

@@ -4,8 +4,8 @@
 steps); a resumed run can thus be compared with an uninterrupted one byte for byte. Row 0 of the training
 file contains its faults: `{"faults": {"<fence, rank-<number>, or *>": {fault: value}}}`, where the fence is
 in the run directory's name: `die_at`, `hang_at`, `fail_at`, `garbage_at` (a step), `ignore_sigterm`,
-`step_seconds`. Two are not faults: `guard_at` (a guard pauses the job after this step), `peak_at` (the
-held-out reward falls after this step).
+`step_seconds`, `prints` (a text, at the start; `print_times`: as often), `print_steps`. Two are not faults:
+`guard_at` (a guard pauses the job after this step), `peak_at` (the held-out reward falls after this step).
 """
 
 import argparse
@@ -106,6 +106,7 @@ class FakeEngine:
         else:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print("fake engine starts", flush=True)
+        print(self.faults.get("prints", "") * self.faults.get("print_times", 1), end="", flush=True)
         self._resume()
         self._start()
         if self.config.export is not None:
@@ -164,6 +165,8 @@ class FakeEngine:
     def _train_step(self) -> bool:
         time.sleep(self.faults.get("step_seconds", 0.01))
         self.step += 1
+        if self.faults.get("print_steps"):
+            print("step", self.step, flush=True)
         self.digest = hashlib.sha256(f"{self.digest} {self.step}".encode()).hexdigest()
         if self.step == self.faults.get("fail_at"):
             self._emit(Failed(code="non_finite", message="the loss is NaN", hint="lower it", evidence=("x",)))

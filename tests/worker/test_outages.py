@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.exc import SQLAlchemyError
 
+from service.jobs.progress import logs
 from service.jobs.store.wakeups import MAX_WAITING, Wakeups, queue_name
 from service.platform.db import Database
 from service.platform.migrate import upgrade
@@ -97,7 +98,7 @@ def test_no_kind_of_database_restart_loses_data(
     submit: Submit,
     wait_for: WaitFor,
 ) -> None:
-    job_id = submit({"*": {"step_seconds": 0.1}}, hyperparameters={"n_steps": 40})
+    job_id = submit({"*": {"step_seconds": 0.1, "print_steps": True}}, hyperparameters={"n_steps": 40})
     processes.start_worker()
     for step, end in [(4, own_postgres.stop), (12, own_postgres.abort), (20, own_postgres.kill)]:
         wait_until(lambda at=step: read_job(database, job_id).step >= at, 45, f"step {step}")
@@ -107,6 +108,9 @@ def test_no_kind_of_database_restart_loses_data(
     wait_for(job_id, state="succeeded")
     assert metric_steps(database, job_id) == list(range(1, 41))
     assert weights(database, storage, job_id) == expected_weights(num_steps=40)
+    with database.reading() as session:
+        log = [line.text for line in logs.lines_after(session, job_id, 0, 1000)]
+    assert log == ["fake engine starts", *(f"step {step}" for step in range(1, 41))]
 
 
 def is_up(database: Database, job_id: str) -> bool:

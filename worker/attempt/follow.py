@@ -1,4 +1,4 @@
-"""While the engine runs: records its events, publishes its checkpoints, forwards stop requests."""
+"""While the engine runs: records its events and log, publishes its checkpoints, forwards stop requests."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +24,7 @@ from service.jobs.progress.recording import record_events, rollout_rows
 from service.jobs.store import queue
 from worker.attempt.attempt import Attempt
 from worker.attempt.event_reader import EventReader
+from worker.attempt.log_stream import LogStream
 from worker.attempt.publish import publish_checkpoint
 from worker.launchers.base import EVENTS, Place, Run
 
@@ -73,7 +74,7 @@ def note_phase(attempt: Attempt, phase: str) -> None:
     attempt.write(lambda session: queue.note_phase(session, job.id, job.fence, phase))
 
 
-def follow(attempt: Attempt, engine: Run, on_step: Callable[[], None]) -> Ending:
+def follow(attempt: Attempt, engine: Run, log: LogStream, on_step: Callable[[], None]) -> Ending:
     """Return when the engine has ended and everything it wrote is stored. Raises Lost.
 
     `on_step` is called after steps were recorded, unless the engine has received a stop request.
@@ -96,6 +97,7 @@ def follow(attempt: Attempt, engine: Run, on_step: Callable[[], None]) -> Ending
             ending.is_stalled = True
             engine.kill()
         forward_stop_request(attempt, engine, ending)
+        log.store_if_due()
         if not events:
             engine.wait(TICK_SECONDS)
     if reader.num_dropped:

@@ -22,6 +22,7 @@ from worker.attempt.conclude import conclude, conclude_error
 from worker.attempt.follow import Ending, await_place, follow
 from worker.attempt.hub_model import await_model
 from worker.attempt.lease import Lease, Lost
+from worker.attempt.log_stream import LogStream
 from worker.attempt.prepare import prepare
 from worker.attempt.reserve import reserved_place
 from worker.cluster.plan import ClusterLost
@@ -108,11 +109,16 @@ def run_engine(attempt: Attempt, engines: WarmPool) -> None:
     """Reserve, download the model, prepare, start, follow, conclude. Raises Lost."""
     with reserved_place(attempt, engines) as place:
         attempt = replace(attempt, place=place)
-        ending = await_place(attempt, place) or await_model(attempt)
-        conclude(attempt, ending or follow_engine(attempt, place, engines))
+        log = LogStream(attempt)
+        try:
+            ending = await_place(attempt, place) or await_model(attempt)
+            ending = ending or follow_engine(attempt, place, engines, log)
+        finally:
+            log.finish()
+        conclude(attempt, ending)
 
 
-def follow_engine(attempt: Attempt, place: Place, engines: WarmPool) -> Ending:
+def follow_engine(attempt: Attempt, place: Place, engines: WarmPool, log: LogStream) -> Ending:
     """Prepare, start, follow. The next job's engine is warmed once this one trains. Raises Lost."""
     prepare(attempt)
     fault_point("job.prepared")
@@ -120,6 +126,6 @@ def follow_engine(attempt: Attempt, place: Place, engines: WarmPool) -> Ending:
     try:
         fault_point("engine.spawned")
         attempt.lease.guard(engine)
-        return follow(attempt, engine, on_step=engines.warm_up)
+        return follow(attempt, engine, log, on_step=engines.warm_up)
     finally:
         engine.close()

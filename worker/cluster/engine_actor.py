@@ -18,7 +18,7 @@ from service.platform.storage import open_storage
 from service.settings import Settings
 from worker.cluster.plan import SILENCE_SECONDS, Plan
 from worker.launchers.base import engine_arguments
-from worker.launchers.local import EngineProcess
+from worker.launchers.local import LOG_FILE, EngineProcess
 from worker.launchers.run_directory import clean_up, run_directory
 from worker.launchers.run_files import LocalRunFiles
 from worker.launchers.warm_pool import EngineCommand
@@ -72,6 +72,7 @@ class EngineActor:
         variables: Mapping[str, str],
         arguments: Sequence[str] = (),
         descriptors: Collection[int] = (),
+        log_name: str = LOG_FILE,
     ) -> None:
         """Start the engine. `gpu`: its place among the plan's GPUs."""
         wanted = EngineCommand.of(self._settings)
@@ -81,7 +82,9 @@ class EngineActor:
         if self._plan.gpus:
             environment[VISIBLE_DEVICES] = self._plan.gpus[gpu]
         command = [*wanted.command, *engine_arguments(self._folder), *arguments]
-        starting = self._starter.submit(EngineProcess, command, self._folder, environment, descriptors)
+        starting = self._starter.submit(
+            EngineProcess, command, self._folder, environment, descriptors, log_name
+        )
         self._engine = starting.result()
 
     @property

@@ -15,11 +15,14 @@ from worker.cluster.plan import Plan
 from worker.cluster.relay import Relay
 from worker.cluster.sampler import SamplerGroup
 from worker.launchers.base import EVENTS
+from worker.launchers.log_reader import LogReader
 
 REPORT_SECONDS = 1.0
 """Longest wait of a report for something new."""
 LOOK_SECONDS = 0.05
 PIECE_BYTES = 2**20
+LOG_BYTES = 2**18
+"""Of the log in one report."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,13 @@ class Report:
     failure: bytes | None = None
     """The `failed` event of a later rank."""
     log_tail: tuple[str, ...] = ()
+    printed: tuple[str, ...] = ()
+    """New lines of its log."""
+
+
+def log_of(rank: int) -> str:
+    """Name of the file with a rank's output, on its host and in the worker's run directory."""
+    return f"rank-{rank}.log"
 
 
 class Rank(EngineActor):
@@ -50,6 +60,8 @@ class Rank(EngineActor):
         super().__init__(plan)
         self._rank = 0
         self._relay: Relay | None = None
+        self._log: LogReader | None = None
+        self._log_read_at = 0.0
 
     def locate(self) -> Location:
         """Where this rank runs. The driver repeats the call until all ranks' actors run."""
@@ -65,14 +77,16 @@ class Rank(EngineActor):
     def start(self, locations: Sequence[Location], ranks: Sequence[Any], samplers: SamplerGroup) -> None:
         """Start the engine; the other ranks are started by their actors."""
         variables = self._variables(locations)
+        log_name = log_of(self._rank)
+        self._log = LogReader(self._folder / log_name)
         if not samplers.actors:
-            self._start_engine(self._rank, variables)
+            self._start_engine(self._rank, variables, log_name=log_name)
             return
         mine, other = Pipe()
         self._relay = Relay(mine, self._folder, samplers, ranks)
         with other:
             variables[CONNECTION] = str(other.fileno())
-            self._start_engine(self._rank, variables, descriptors=[other.fileno()])
+            self._start_engine(self._rank, variables, descriptors=[other.fileno()], log_name=log_name)
         self._relay.listen()
 
     def take_policy(self, version: int, policy: Sequence[Any]) -> None:
@@ -86,8 +100,9 @@ class Rank(EngineActor):
         while True:
             self._last_call_at = time.monotonic()
             exit_code = self._engine.poll() if self._engine else None  # before reading
-            if piece := self._events(offset):
-                return Report(piece)
+            piece, printed = self._events(offset), self._printed(exit_code)
+            if piece or printed:
+                return Report(piece, printed=printed)
             if exit_code is not None:
                 return self._last_report(exit_code)
             if time.monotonic() > deadline:
@@ -130,6 +145,16 @@ class Rank(EngineActor):
         with path.open("rb") as file:
             file.seek(offset)
             return file.read(PIECE_BYTES)
+
+    def _printed(self, exit_code: int | None) -> tuple[str, ...]:
+        """New lines, read once in `REPORT_SECONDS`; all of them after the engine's end."""
+        if self._log is None or (exit_code is None and time.monotonic() - self._log_read_at < REPORT_SECONDS):
+            return ()
+        self._log_read_at = time.monotonic()
+        if exit_code is not None and self._engine:
+            self._engine.log_tail()  # waits until the log is complete
+        lines = self._log.read(LOG_BYTES)
+        return tuple(lines if lines or exit_code is None else self._log.close())
 
     def _last_report(self, exit_code: int) -> Report:
         assert self._engine is not None

@@ -1,8 +1,8 @@
 """The ranks of one run as their driver sees them: started, watched, stopped and ended together.
 
-The first rank's events are copied into the worker's run directory. The exit status is that of one engine:
-0 only if all ranks exit with 0. If one dies or is lost, the engines of the others are killed: SIGTERM has no
-effect on a process that is blocked in a collective.
+The first rank's events and the logs of all are copied into the worker's run directory. The exit status is
+that of one engine: 0 only if all ranks exit with 0. If one dies or is lost, the engines of the others are
+killed: SIGTERM has no effect on a process that is blocked in a collective.
 """
 
 import threading
@@ -19,9 +19,10 @@ from ray.exceptions import RayError
 from grpo_engine.contract.events import Failed
 from grpo_engine.files.event_log import Journal
 from worker.cluster.plan import LAST_SECONDS, LOST, SILENCE_SECONDS, Plan, Status
-from worker.cluster.rank import Location, Report
+from worker.cluster.rank import Location, Report, log_of
 from worker.cluster.sampler import SamplerGroup
 from worker.launchers.base import EVENTS
+from worker.launchers.local import append
 
 
 class Ranks:
@@ -105,6 +106,9 @@ class Ranks:
             with (self._plan.folder / EVENTS).open("ab") as copy:
                 copy.write(report.piece)
             self._copied += len(report.piece)
+        if report.printed:
+            with suppress(OSError):  # on a full disk the lines are lost
+                append(self._plan.folder / log_of(rank), "\n".join([*report.printed, ""]).encode())
         if report.exit_code is not None:
             self._end(rank, report)
 

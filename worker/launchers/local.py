@@ -18,8 +18,8 @@ from typing import IO
 
 from grpo_engine.process.parent_death import bound_command
 
-MAX_LOG_BYTES = 4 * 2**20
-"""Size of engine.log; a full one is renamed to engine.log.1."""
+MAX_LOG_BYTES = 8 * 2**20
+"""Size of engine.log; a full one is renamed to engine.log.1. As much as the service keeps of a job."""
 MAX_KEPT_BYTES = 65_536
 """Output kept of an engine without a run directory."""
 LOG_FILE = "engine.log"
@@ -48,7 +48,8 @@ class EngineProcess:
     """One engine. Start it in a thread that outlives it: the kernel kills it when that thread ends.
 
     Without a run directory it waits for `hand_over`, or it serves a model (`serving/model_processes.py`).
-    `environment`: by default the allowed variables of this worker. `descriptors` stay open in it.
+    `environment`: by default the allowed variables of this worker. `descriptors` stay open in it. `log_name`:
+    file of its output in the run directory.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class EngineProcess:
         run_dir: Path | None,
         environment: Mapping[str, str] | None = None,
         descriptors: Collection[int] = (),
+        log_name: str = LOG_FILE,
     ) -> None:
         self._lock = threading.Lock()
         self._killer: threading.Timer | None = None
@@ -71,7 +73,7 @@ class EngineProcess:
             pass_fds=descriptors,
         )
         assert self._process.stdout is not None
-        self._log = EngineLog(self._process.stdout, run_dir)
+        self._log = EngineLog(self._process.stdout, run_dir and run_dir / log_name)
 
     @property
     def pid(self) -> int:
@@ -155,8 +157,8 @@ class EngineProcess:
 class EngineLog:
     """An engine's output: a file of bounded size, kept in memory until there is a run directory."""
 
-    def __init__(self, source: IO[bytes], run_dir: Path | None) -> None:
-        self._path = run_dir and run_dir / LOG_FILE
+    def __init__(self, source: IO[bytes], path: Path | None) -> None:
+        self._path = path
         self._kept = b""
         self._lock = threading.Lock()
         self._pump = threading.Thread(target=self._copy, args=(source,), name="engine-log", daemon=True)
@@ -194,7 +196,7 @@ class EngineLog:
             self._kept = (self._kept + piece)[-MAX_KEPT_BYTES:]
         elif piece:
             with suppress(OSError):  # on a full disk the lines are lost, and the engine continues
-                _append(self._path, piece)
+                append(self._path, piece)
 
 
 def tail(path: Path, num_lines: int, max_bytes: int = 16_384) -> tuple[str, ...]:
@@ -210,7 +212,8 @@ def _last_lines(content: bytes, num_lines: int) -> tuple[str, ...]:
     return tuple(content.decode("utf-8", "replace").splitlines()[-num_lines:])
 
 
-def _append(path: Path, piece: bytes) -> None:
+def append(path: Path, piece: bytes) -> None:
+    """Add output to a log, and rename the file if it is full."""
     with path.open("ab", buffering=0) as log:
         log.write(piece)
         is_full = log.tell() >= MAX_LOG_BYTES

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Body, Depends, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from service.jobs.api import endpoints_manifest, endpoints_series
+from service.jobs.api import endpoints_logs, endpoints_manifest, endpoints_series
 from service.jobs.api.dependencies import CheckpointId, JobId, PreflightDep, SenderDep, WakeupsDep
 from service.jobs.api.endpoints_exports import ExportsDep
 from service.jobs.api.service import Jobs
@@ -25,6 +25,7 @@ from service.web.pagination import After, Limit, Page, page_of
 
 router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"])
 router.include_router(endpoints_series.router)
+router.include_router(endpoints_logs.router)
 router.include_router(endpoints_manifest.router)
 
 _LABEL = re.compile(r"metadata\[(.+)\]")

@@ -1,0 +1,96 @@
+"""Reads a log file while it is written and rotated: complete lines since the last read."""
+
+import os
+from io import FileIO
+from pathlib import Path
+
+MAX_LINE_BYTES = 8000
+"""The rest of a longer line is skipped."""
+GAP = "[lines may be missing here: the engine printed faster than its log is stored]"
+_READ_BYTES = 2**16
+
+
+class LogReader:
+    """A position in one log. It follows the open file when it is renamed; then the next file follows.
+
+    A file that was rotated away before it was opened is lost, and `GAP` stands in its place.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: FileIO | None = None
+        self._is_closed = False
+        self._line = b""
+        """The beginning of a line that is still being written."""
+
+    def read(self, max_bytes: int) -> list[str]:
+        """The next lines, of about `max_bytes`; empty if no complete line has been written since."""
+        lines: list[str] = []
+        num_bytes = 0
+        while num_bytes < max_bytes and not self._is_closed and (piece := self._next_piece(lines)):
+            num_bytes += len(piece)
+            *ends, rest = piece.split(b"\n")
+            for end in ends:
+                lines.append(_decoded(self._line + end))
+                self._line = b""
+            self._line = _shortened(self._line + rest)
+        return lines
+
+    def close(self) -> list[str]:
+        """Read nothing more; returns the last line, if it has no end."""
+        line, self._line = self._line, b""
+        self._is_closed = True
+        if self._file is not None:
+            self._file.close()
+        return [_decoded(line)] if line else []
+
+    def _next_piece(self, lines: list[str]) -> bytes:
+        """More of the open file, or of the next one."""
+        if self._file is None:
+            self._file = _opened(self._old_path) or _opened(self._path)
+        if self._file is None:
+            return b""
+        if piece := self._file.read(_READ_BYTES):
+            return piece
+        mine = os.fstat(self._file.fileno()).st_ino
+        if _inode(self._path) in (mine, None):
+            return b""
+        if piece := self._file.read(_READ_BYTES):  # written before the rename
+            return piece
+        self._file.close()
+        has_left = _inode(self._old_path) != mine
+        self._file = _opened(self._old_path if has_left else self._path)
+        if has_left:
+            lines.append(GAP)
+        return self._file.read(_READ_BYTES) if self._file else b""
+
+    @property
+    def _old_path(self) -> Path:
+        """Where a full file goes."""
+        return self._path.with_suffix(f"{self._path.suffix}.1")
+
+
+def _opened(path: Path) -> FileIO | None:
+    try:
+        return FileIO(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+    except OSError:
+        return None
+
+
+def _inode(path: Path) -> int | None:
+    """The file's inode; None: there is no such file. An open file's inode is not used again."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
+
+
+def _shortened(line: bytes) -> bytes:
+    """A line that is not complete: without what a carriage return overwrites, and bounded."""
+    if b"\r" in line[:-1]:
+        line = line[line.rindex(b"\r", 0, -1) + 1 :]
+    return line[: MAX_LINE_BYTES + 1]
+
+
+def _decoded(line: bytes) -> str:
+    return line[: MAX_LINE_BYTES + 1].decode("utf-8", "replace")
