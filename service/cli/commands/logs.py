@@ -1,0 +1,58 @@
+"""`grpo logs`: what a job's engine printed, also while it runs."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from service.cli.http.client import JOBS, POLL_SECONDS, TERMINAL, Client
+from service.cli.options import JobId, client_of
+from service.cli.terminal.output import JsonFlag, print_json, say
+
+LINES_AT_ONCE = 5000
+
+
+def logs(
+    context: typer.Context,
+    job_id: JobId,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for new lines until the job ends.")
+    ] = False,
+    tail: Annotated[int | None, typer.Option(help="Start this many lines before the end.", min=1)] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Print what a job's engine printed in all attempts."""
+    client, start, attempt = client_of(context), {"tail": tail}, 1
+    try:
+        while True:
+            is_over = not follow or client.get(f"{JOBS}/{job_id}")["status"] in TERMINAL  # before reading
+            for line in _lines(client, job_id, start):
+                attempt = _print(line, attempt, as_json=as_json)
+            if is_over:
+                return
+            time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        return
+
+
+def _lines(client: Client, job_id: str, start: dict[str, int | None]) -> Any:
+    """All lines from `start`, which is moved to the last one."""
+    has_more = True
+    while has_more:
+        page = client.get(f"{JOBS}/{job_id}/logs", limit=LINES_AT_ONCE, **start)
+        yield from page["data"]
+        has_more = page["has_more"]
+        if page["data"]:
+            start.clear()
+            start["after"] = page["data"][-1]["sequence"]
+
+
+def _print(line: dict[str, Any], attempt: int, *, as_json: bool) -> int:
+    """Print a line, and the number of a new attempt before its first one; returns the line's attempt."""
+    if as_json:
+        print_json(line)
+    else:
+        if line["attempt"] != attempt:
+            say(f"--- attempt {line['attempt']} ---", "bold")
+        say(f"[rank {line['rank']}] {line['text']}" if line["rank"] else line["text"])
+    return int(line["attempt"])
