@@ -32,6 +32,7 @@ from grpo_engine.training.checkpoint import LoopState
 from grpo_engine.training.method import Artifact, Method
 from grpo_engine.training.run_description import fallback_warnings, started, weights_left_out
 from grpo_engine.training.same_start import require_same_files, require_same_weights
+from grpo_engine.training.usage import Usage
 
 M = TypeVar("M", bound=Method)
 
@@ -103,6 +104,7 @@ class TrainingLoop(Generic[M]):
         fault_point("engine.loaded")
         self.method.prepare()
         yield PhaseChanged(phase=self.method.phase, step=self.state.step)
+        usage = self._usage()
         while True:
             stopping = self._stop_reason(should_stop)
             if not self.schedule.keeps_best:
@@ -115,7 +117,7 @@ class TrainingLoop(Generic[M]):
                 return
             if self.state.step == self.last_step:
                 break
-            yield from self._step(self.state.step + 1)
+            yield from self._step(self.state.step + 1, usage)
         fault_point("training.finished")
         yield from self.method.finish(self._finished())
 
@@ -127,10 +129,16 @@ class TrainingLoop(Generic[M]):
             return "guard"
         return "asked" if should_stop() else None
 
-    def _step(self, step: int) -> Iterator[BaseEvent]:
+    def _usage(self) -> Usage:
+        policy = self.method.policy
+        return Usage(policy.device if policy else None, self.method.state.num_tokens)
+
+    def _step(self, step: int, usage: Usage) -> Iterator[BaseEvent]:
         """The method's step, then the guards' view of its metrics."""
         for event in self.method.step(step):
             if isinstance(event, StepFinished | StepSkipped):
+                used = usage.since_last(self.method.state.num_tokens)
+                event = event.model_copy(update={"metrics": event.metrics | used})
                 self.last_metrics = event.metrics
             yield event
         self.state = replace(self.state, step=step)

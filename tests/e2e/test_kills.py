@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 STEPS = 6
 TOLERANCE = 1e-6
-CLOCKS = ("timing/", "perf/", "memory/", "step_time")
+CLOCKS = ("timing/", "perf/", "memory/", "system/", "step_time")
 LAST_KILL = "checkpoint.published"
 SETTINGS = {
     "GRPO_ENGINE_MODULE": "grpo_engine",

@@ -14,7 +14,7 @@ from typing import Any
 from grpo_engine.__main__ import run
 from grpo_engine.config.job import RunConfig
 
-CLOCKS = ("timing/", "perf/", "memory/", "step_time")
+CLOCKS = ("timing/", "perf/", "memory/", "system/", "step_time")
 PATIENCE_SECONDS = 300
 """On a machine with a load of 15, two ranks took more than a minute to start."""
 

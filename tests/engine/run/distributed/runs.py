@@ -14,7 +14,7 @@ from grpo_engine.contract import manifest
 from grpo_engine.run.build import build_loop
 from tests.engine.conftest import DIGITS
 
-CLOCKS = ("timing/", "perf/", "memory/", "step_time")
+CLOCKS = ("timing/", "perf/", "memory/", "system/", "step_time")
 
 
 @dataclass(frozen=True)

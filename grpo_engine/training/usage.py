@@ -1,0 +1,66 @@
+"""What a step used of the machine: `system/…` metrics of this process and the processes it started.
+
+Read from /proc once a step, without a thread. Metrics that the system does not offer are left out.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+GB = 10**9
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Usage:
+    """Measures from one call to the next."""
+
+    def __init__(self, device: torch.device | None, num_tokens: int, proc: Path = Path("/proc")) -> None:
+        """`num_tokens`: of all steps before the first one that is measured."""
+        self._device, self._proc = device, proc
+        self._num_tokens = num_tokens
+        self._at, (self._cpu_seconds, _) = time.monotonic(), self._processes()
+
+    def since_last(self, num_tokens: int) -> dict[str, float]:
+        """Metrics of the time since the last call. CPU: 100 for each busy core; memory: in 10^9 bytes."""
+        now, (cpu_seconds, resident_bytes) = time.monotonic(), self._processes()
+        seconds = max(1e-9, now - self._at)
+        used = max(0.0, cpu_seconds - self._cpu_seconds)  # the time of a lost process is lost too
+        tokens = num_tokens - self._num_tokens
+        self._at, self._cpu_seconds, self._num_tokens = now, cpu_seconds, num_tokens
+        found = {"cpu_percent": 100 * used / seconds, "memory_gb": resident_bytes / GB}
+        found |= {"tokens_per_second": tokens / seconds, **_of_gpu(self._device)}
+        return {f"system/{name}": value for name, value in found.items()}
+
+    def _processes(self) -> tuple[float, int]:
+        """CPU seconds, with those of children that have ended, and resident bytes of all processes."""
+        seconds, resident = 0.0, 0
+        for pid in self._tree(os.getpid()):
+            with suppress(OSError):  # it has just ended
+                fields = (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+                seconds += sum(map(int, fields[11:15])) / _TICKS
+                resident += int(fields[21]) * _PAGE_BYTES
+        return seconds, resident
+
+    def _tree(self, pid: int) -> Iterator[int]:
+        """The process and what it has started, and so on."""
+        yield pid
+        for children in (self._proc / str(pid) / "task").glob("*/children"):
+            with suppress(OSError):
+                for child in children.read_text().split():
+                    yield from self._tree(int(child))
+
+
+def _of_gpu(device: torch.device | None) -> dict[str, float]:
+    """Of the whole GPU, whichever processes use it."""
+    if device is None or device.type != "cuda":
+        return {}
+    free, total = torch.cuda.mem_get_info(device)
+    found = {"gpu_memory_gb": (total - free) / GB}
+    with suppress(ImportError, RuntimeError):  # NVML's Python package is optional
+        found["gpu_percent"] = float(torch.cuda.utilization(device))
+    return found

@@ -1,0 +1,38 @@
+"""`system/…` metrics: processor time and memory of the engine's processes, and its speed."""
+
+import subprocess
+import sys
+import time
+
+import torch
+
+from grpo_engine.training.usage import Usage
+
+BUSY = "import sys; data = bytearray(300_000_000); print('ready', flush=True)\nwhile True: pass"
+
+
+def test_a_child_counts_with_its_processor_time_and_memory() -> None:
+    usage = Usage(torch.device("cpu"), num_tokens=100)
+    before = usage.since_last(100)
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        started = time.process_time()
+        while time.process_time() - started < 0.2:
+            pass
+        during = usage.since_last(160)
+        child.kill()
+    assert before["system/tokens_per_second"] == 0
+    assert during["system/tokens_per_second"] > 0
+    assert during["system/cpu_percent"] > 10
+    assert 0.25 < during["system/memory_gb"] - before["system/memory_gb"] < 0.6
+    assert sorted(during) == ["system/cpu_percent", "system/memory_gb", "system/tokens_per_second"]
+
+
+def test_a_child_that_has_ended_still_counts() -> None:
+    usage = Usage(None, num_tokens=0)
+    burn = "import time\nwhile time.process_time() < 0.5: pass"
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    cpu_seconds = usage.since_last(0)["system/cpu_percent"] / 100 * (time.monotonic() - started)
+    assert cpu_seconds > 0.45
