@@ -29,10 +29,10 @@ from grpo_engine.contract.events import (
 from grpo_engine.process.fault_points import fault_point
 from grpo_engine.training import checkpoint
 from grpo_engine.training.checkpoint import LoopState
+from grpo_engine.training.machine_usage import MachineUsage
 from grpo_engine.training.method import Artifact, Method
 from grpo_engine.training.run_description import fallback_warnings, started, weights_left_out
 from grpo_engine.training.same_start import require_same_files, require_same_weights
-from grpo_engine.training.usage import Usage
 
 M = TypeVar("M", bound=Method)
 
@@ -129,11 +129,11 @@ class TrainingLoop(Generic[M]):
             return "guard"
         return "asked" if should_stop() else None
 
-    def _usage(self) -> Usage:
+    def _usage(self) -> MachineUsage:
         policy = self.method.policy
-        return Usage(policy.device if policy else None, self.method.state.num_tokens)
+        return MachineUsage(policy.device if policy else None, self.method.state.num_tokens)
 
-    def _step(self, step: int, usage: Usage) -> Iterator[BaseEvent]:
+    def _step(self, step: int, usage: MachineUsage) -> Iterator[BaseEvent]:
         """The method's step, then the guards' view of its metrics."""
         for event in self.method.step(step):
             if isinstance(event, StepFinished | StepSkipped):

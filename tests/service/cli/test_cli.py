@@ -284,3 +284,10 @@ def test_the_guide_diagnoses_and_retries_over_http(up: Up, guided_job: str, tmp_
     assert (diagnosis["object"], diagnosis["job_id"]) == ("fine_tuning.job.diagnosis", guided_job)
     job = json.loads(shown[end:])
     assert job["method"]["reinforcement"]["hyperparameters"]["beta"] == 0.1
+
+
+def test_the_log_is_printed_until_the_job_ends(up: Up, job_file: Path) -> None:
+    job_id = up.json("submit", job_file)["id"]
+    assert up.grpo("logs", job_id, "--follow").stdout.splitlines() == ["fake engine starts"]
+    line = up.json("logs", job_id, "--tail", "1")
+    assert (line["sequence"], line["attempt"], line["rank"]) == (1, 1, 0)

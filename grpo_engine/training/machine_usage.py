@@ -16,7 +16,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-class Usage:
+class MachineUsage:
     """Measures from one call to the next."""
 
     def __init__(self, device: torch.device | None, num_tokens: int, proc: Path = Path("/proc")) -> None:

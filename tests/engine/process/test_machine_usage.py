@@ -6,13 +6,13 @@ import time
 
 import torch
 
-from grpo_engine.training.usage import Usage
+from grpo_engine.training.machine_usage import MachineUsage
 
 BUSY = "import sys; data = bytearray(300_000_000); print('ready', flush=True)\nwhile True: pass"
 
 
 def test_a_child_counts_with_its_processor_time_and_memory() -> None:
-    usage = Usage(torch.device("cpu"), num_tokens=100)
+    usage = MachineUsage(torch.device("cpu"), num_tokens=100)
     before = usage.since_last(100)
     with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -30,7 +30,7 @@ def test_a_child_counts_with_its_processor_time_and_memory() -> None:
 
 
 def test_a_child_that_has_ended_still_counts() -> None:
-    usage = Usage(None, num_tokens=0)
+    usage = MachineUsage(None, num_tokens=0)
     burn = "import time\nwhile time.process_time() < 0.5: pass"
     started = time.monotonic()
     subprocess.run([sys.executable, "-c", burn], check=True)

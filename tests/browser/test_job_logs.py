@@ -1,0 +1,61 @@
+"""The job's log and its use of the machine, as modules of the job's page."""
+
+from pathlib import Path
+
+from playwright.sync_api import Page
+
+from service.jobs.progress import logs
+from service.jobs.progress.logs import PrintedLines
+from service.platform.db import connect
+from tests.browser.deployment import JOBS, Deployment
+
+SHOW = """async ([id, job]) => {
+  const { Logs } = await import("/dashboard/pages/job/logs.js");
+  const view = new Logs(id, new AbortController().signal);
+  document.body.replaceChildren(view.root);
+  await view.load(job);
+  window.view = view;
+}"""
+DRAW = """async (rows) => {
+  const { System } = await import("/dashboard/pages/job/system.js");
+  const view = new System();
+  document.body.replaceChildren(view.root);
+  await view.load({ status: "succeeded" }, rows);
+}"""
+
+
+def test_the_log_shows_its_newest_lines_as_text_and_filters_them(
+    page: Page, deployment: Deployment, tmp_path: Path
+) -> None:
+    job_id = deployment.jobs["first"]
+    database = connect(deployment.api.settings)
+    with database.transaction() as session:
+        last = logs.last_sequence(session, job_id)
+        lines = [*(f"line {n}" for n in range(50_000)), "<b>bold</b>"]
+        logs.append(session, job_id, 2, [PrintedLines(0, lines)], after=last)
+    database.engine.dispose()
+    page.goto("/")
+    page.evaluate(SHOW, [job_id, deployment.get(f"{JOBS}/{job_id}")])
+    box = page.get_by_role("log")
+    shown = box.locator("p:not(.attempt)")
+    assert shown.count() == 3000
+    assert shown.last.inner_text() == "<b>bold</b>"
+    assert box.locator("b").count() == 0
+    assert box.evaluate("box => box.scrollHeight - box.scrollTop - box.clientHeight") < 2
+    page.get_by_label("Filter lines").fill("LINE 4999")
+    assert shown.all_inner_texts() == [f"line {n}" for n in range(49_990, 50_000)]
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Download").click()
+    saved.value.save_as(tmp_path / "job.log")
+    assert (tmp_path / "job.log").read_text().splitlines()[-50_001:] == lines
+
+
+def test_the_machine_s_use_is_drawn_with_its_peak(page: Page, deployment: Deployment) -> None:
+    page.goto("/")
+    rows = [{"step": n, "system/cpu_percent": 100 - n, "system/memory_gb": n / 2} for n in (1, 2, 3)]
+    page.evaluate(DRAW, rows)
+    assert page.locator(".system-now dd").all_inner_texts() == [
+        "97 % last, 99 % peak",
+        "1.5 GB last, 1.5 GB peak",
+    ]
+    assert page.locator(".system figcaption").all_inner_texts() == ["CPU\n97 %", "Memory\n1.5 GB"]
