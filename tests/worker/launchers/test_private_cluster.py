@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from service.jobs.progress import logs
 from service.platform.db import Database
 from service.platform.storage import Storage
 from tests.support.servers import wait_until
@@ -47,12 +48,16 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_two_ranks_train_and_leave_nothing(
     two_gpus: Worker, submit: Submit, database: Database, storage: Storage, temporary: Path
 ) -> None:
-    job_id = submit(required_gpus=2)
+    job_id = submit({"*": {"prints": "from both\n"}}, required_gpus=2)
     assert run_job(two_gpus)
     job = read_job(database, job_id)
     assert (job.state, job.attempt) == ("succeeded", 1), messages(database, job_id)
     assert metric_steps(database, job_id) == list(range(1, 11))
     assert weights(database, storage, job_id) == expected_weights()
+    with database.reading() as session:
+        log = logs.lines_after(session, job_id, 0, 1000)
+    for rank in (0, 1):
+        assert [line.text for line in log if line.rank == rank] == ["fake engine starts", "from both"]
     assert not engine_pids(two_gpus.settings)
     assert not list(temporary.iterdir())
 
