@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from examples.arithmetic import make_rows, supervised_rows
@@ -48,7 +48,10 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "length": ("warning length_hacking", "The reward grows with length"),
     "few": ("info more_rows", "Training reward rose from "),
 }
-"""Class → severity and code of its finding, and the start of its summary."""
+"""Class → severity and code of its finding, and the start of its summary.
+
+`memorised-full` with seed 0 is recorded as `few`: its 200 rows do not prove what happened.
+"""
 SMALL_STEPS = {"prompts_per_step": 4, "group_size": 4}
 RECIPES: dict[str, Recipe] = {
     "good": Recipe(settings={"n_steps": 80}),
@@ -116,6 +119,27 @@ RECIPES: dict[str, Recipe] = {
     "few-rows": Recipe(num_held_out=12, settings={"n_steps": 60, "learning_rate": 3e-4}),
     "plateau": Recipe(settings={"n_steps": 150, "lr_schedule": "constant"}),
 }
+
+
+def _variant(base: str, *, num_held_out: int = 120, num_train: int = 440, **settings: Any) -> Recipe:
+    own = {**RECIPES[base].settings, "prompts_per_step": 16, **settings}
+    return replace(RECIPES[base], settings=own, num_held_out=num_held_out, num_train=num_train)
+
+
+RECIPES |= {
+    "few-eight": _variant("few-rows", num_held_out=8, learning_rate=5e-4),
+    "easy-half": _variant("easy", n_steps=40),
+    "unstable-higher": _variant("unstable", n_steps=60, learning_rate=5e-2),
+    "good-rloo": _variant("good", n_steps=50, recipe="rloo"),
+    "good-abstains": _variant("hacked", num_held_out=200, learning_rate=7e-4),
+    "memorised-sixteen": _variant("memorised", num_held_out=200, num_train=16, n_steps=100),
+    "cut-four": _variant("cut", n_steps=40, max_completion_tokens=4),
+    "length-sixteen": _variant("length", n_steps=50, max_completion_tokens=16),
+    "hard-sixteen": _variant("hard", n_steps=40),
+    "flat-tiny": _variant("flat-still", n_steps=100, learning_rate=1e-9, group_size=8, prompts_per_step=32),
+}
+"""Set aside while the rules were written. `good-abstains` exploits its grader only where it samples: greedy
+answers are right."""
 
 
 def rows_of(recipe: Recipe, seed: int) -> tuple[list[Row], list[Row]]:

@@ -37,7 +37,7 @@ class DiagnosisFinding(BaseModel):
     patch: dict[str, Any] | None = None
     """Body for `POST …/{id}/clone`; null if only a person can decide the value."""
     count: int | None = None
-    """Number of a guard's warnings; null if no guard warned."""
+    """Number of a guard's warnings; null for other findings."""
     first_step: int | None = None
     last_step: int | None = None
     """Steps of the guard's first and last warning."""

@@ -6,7 +6,7 @@ from typing import get_args
 from service.jobs.diagnosis import held_out, rewards, signal, stability, training
 from service.jobs.diagnosis.failures import failure
 from service.jobs.diagnosis.findings import Diagnosis, DiagnosisFinding, Severity, number
-from service.jobs.diagnosis.guards import with_guards
+from service.jobs.diagnosis.guards import guard_findings
 from service.jobs.diagnosis.held_out import greedy_or_sampled, held_out_gain, interval
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.training import rise
@@ -39,7 +39,7 @@ def diagnose(run: Run) -> Diagnosis:
         found += _applied(run, OF_REINFORCEMENT)
         if not found and not _is_good(run):
             found = _applied(run, (training.more_steps,))
-        found = with_guards(run, found)
+        found += guard_findings(run)
     found.sort(key=lambda finding: get_args(Severity).index(finding.severity))
     return Diagnosis(
         job_id=run.job_id,

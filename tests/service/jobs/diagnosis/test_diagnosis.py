@@ -205,13 +205,6 @@ def test_the_warnings_of_a_guard_are_one_finding() -> None:
     assert (finding.count, finding.first_step, finding.last_step) == (3, 20, 147)
 
 
-def test_a_finding_about_the_same_has_the_number_of_the_guard_s_warnings() -> None:
-    guards = [GuardWarning("guard_truncation", "cut", step) for step in (20, 40)]
-    rows = metrics(reward=0.4, **{"completions/clipped_ratio": 0.7})
-    (finding,) = diagnose(run(rows, guards=guards)).findings
-    assert (finding.code, finding.count, finding.last_step) == ("truncation", 2, 40)
-
-
 def test_a_problem_of_a_run_that_improves_is_only_worth_knowing() -> None:
     (finding,) = diagnose(run(metrics(**{"completions/clipped_ratio": 0.7}))).findings
     assert (finding.code, finding.severity) == ("truncation", "info")
