@@ -16,6 +16,8 @@ export const JOB_TABS = {
   rollouts: "Rollouts",
   checkpoints: "Checkpoints",
   configuration: "Configuration",
+  logs: "Logs",
+  system: "System",
   history: "History",
 };
 

@@ -56,9 +56,14 @@ class JobPage {
       checkpoints: new Checkpoints(this.id, this.signal),
       configuration: new Configuration(this.signal),
       logs: lazily("logs", ({ Logs }) => new Logs(this.id, this.signal)),
-      system: lazily("system", ({ System }) => new System(this.id, this.signal)),
+      system: lazily("system", ({ System }) => this.withRows(new System())),
       history: this.history,
     }, this.signal);
+  }
+
+  // A view of the metric rows, which the first request may still be reading.
+  withRows(view) {
+    return { root: view.root, load: async (job) => view.load(job, this.rows.length ? this.rows : await this.newRows) };
   }
 
   parts() {
