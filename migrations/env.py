@@ -9,11 +9,11 @@ from alembic import context
 from sqlalchemy import Column, Connection
 
 from service.platform.db import make_engine
-from service.platform.tables import core, logs, serving, sinks, webhooks
+from service.platform.tables import core, logs, serving, sinks, webhooks, workers
 from service.settings import Settings
 
 METADATA = core.Base.metadata
-TABLE_MODULES = (core, logs, serving, sinks, webhooks)
+TABLE_MODULES = (core, logs, serving, sinks, webhooks, workers)
 """Importing a module adds its tables to METADATA."""
 SORTED_INDEXES = {
     index.name

@@ -26,7 +26,7 @@ _ENGINE = """engine.loaded step.trained checkpoint.weights_written checkpoint.se
 _WORKER = """job.claimed job.prepared engine.spawned events.recorded checkpoint.uploaded checkpoint.published
     results.uploaded export.uploaded job.finished job.released lease.renewing lease.renewed"""
 _SWEEPER = "sweep.committed sweep.rung webhook.sent"
-_SERVICE = """job.checked job.inserted job.committed job.rung upload.stored upload.committed
+_SERVICE = """job.checked job.inserted job.committed job.rung job.deleted upload.stored upload.committed
     stream.read storage.put"""
 POINTS = frozenset(f"{_ENGINE} {_WORKER} {_SWEEPER} {_SERVICE}".split())
 _FAULT = re.compile(

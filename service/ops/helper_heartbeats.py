@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from service.platform.clock import db_now
 from service.platform.db import Database, insert_for
-from service.platform.tables.core import WorkerHelper
+from service.platform.tables.workers import WorkerHelper
 from service.settings import Settings
 
 logger = structlog.get_logger()

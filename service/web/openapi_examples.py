@@ -34,6 +34,7 @@ BODIES: dict[str, Document] = {
         "method": {"reinforcement": {"hyperparameters": {"beta": 0.1}}},
         "seed": None,
     },
+    f"patch {JOBS}/{{job_id}}": {"name": "Learning rate 3e-5", "tags": ["maths"], "archived": False},
     f"post {JOBS}/{{job_id}}/rollouts/rescore": {"grader": GRADER, "limit": 64},
     "post /v1/fine_tuning/probes": {**JOB, "probe": {"prompts": 16}},
     f"post {GRADERS}/validate": {"grader": GRADER},

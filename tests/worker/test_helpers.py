@@ -19,7 +19,7 @@ from service.ops.doctor.findings import Level
 from service.ops.helper_heartbeats import expect, helpers_seen
 from service.platform.clock import db_now
 from service.platform.db import Database
-from service.platform.tables.core import WorkerHelper
+from service.platform.tables.workers import WorkerHelper
 from service.settings import Settings
 from tests.conftest import settings_for
 from tests.support.chat_server import Reply, ScriptedServer

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import func, select
 
 from service.platform.db import Database
-from service.platform.tables.core import WorkerHost
+from service.platform.tables.workers import WorkerHost
 from service.settings import Settings
 from tests.support.servers import wait_until
 from tests.worker.conftest import Processes

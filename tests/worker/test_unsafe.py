@@ -11,7 +11,8 @@ from grpo_engine.sandbox.unsafe import VARIABLE
 from service.jobs.store.machines import PYTHON_GRADERS, SANDBOX, UNSAFE, UNSAFE_WARNING
 from service.platform.db import Database
 from service.platform.storage import Storage
-from service.platform.tables.core import JobEvent, WorkerHost
+from service.platform.tables.core import JobEvent
+from service.platform.tables.workers import WorkerHost
 from service.web.auth import create_key
 from tests.support.servers import wait_until
 from tests.worker.attempt.test_prepare import prepared

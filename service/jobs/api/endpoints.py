@@ -6,17 +6,19 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Body, Depends, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from service.jobs.api import endpoints_logs, endpoints_manifest, endpoints_series
+from service.jobs.api import editing, endpoints_logs, endpoints_manifest, endpoints_series
 from service.jobs.api.dependencies import CheckpointId, JobId, PreflightDep, SenderDep, WakeupsDep
 from service.jobs.api.endpoints_exports import ExportsDep
 from service.jobs.api.service import Jobs
 from service.jobs.diagnosis.facts import diagnosis_of
 from service.jobs.diagnosis.findings import Diagnosis
 from service.jobs.intake import cloning, creation
+from service.jobs.model.editing import JobDeleted, JobEdit
 from service.jobs.model.schemas import MAX_LABELS, CheckpointRead, EventRead, JobCreate, JobRead
 from service.jobs.model.validation import ProblemRead, RowCounts, ValidationRead
 from service.jobs.results.weights import Which as WhichWeights
 from service.jobs.store.lineage import StoredWeights
+from service.jobs.store.listing import JobFilter, Sort, Status
 from service.platform.errors import InvalidRequest
 from service.web.auth import Reader, Writer
 from service.web.dependencies import DatabaseDep, SettingsDep, StorageDep
@@ -39,6 +41,12 @@ JobsDep = Annotated[Jobs, Depends(_jobs)]
 Patch = Annotated[dict[str, Any], Body(description="A merge patch over the job's request; {} repeats it.")]
 Which = Annotated[WhichWeights, Query(description="The final weights, or the best evaluated ones.")]
 CheckpointName = Annotated[str | None, Query(description="Id of a checkpoint, `final` or `best`.")]
+ModelName = Annotated[str | None, Query(max_length=256, description="Model that the job starts from.")]
+TagName = Annotated[str | None, Query(max_length=64, description="Tag of the job.")]
+Text = Annotated[str | None, Query(max_length=256, description="Part of the name, suffix, id or model.")]
+StatusName = Annotated[Status | None, Query(description="Status of the job.")]
+Order = Annotated[Sort, Query(description="Value to sort by; `-` before it: the largest first.")]
+Archived = Annotated[bool | None, Query(description="Only archived jobs, or only others (default: both).")]
 Format = Annotated[
     Literal["peft", "merged"], Query(description="The adapter in PEFT layout, or the merged model.")
 ]
@@ -106,11 +114,25 @@ def validate_job(body: JobCreate, principal: Reader, preflight: PreflightDep) ->
 
 @router.get("/jobs")
 def list_jobs(
-    request: Request, principal: Reader, jobs: JobsDep, after: After = None, limit: Limit = 20
+    request: Request,
+    principal: Reader,
+    jobs: JobsDep,
+    after: After = None,
+    limit: Limit = 20,
+    status: StatusName = None,
+    model: ModelName = None,
+    tag: TagName = None,
+    q: Text = None,
+    archived: Archived = None,
+    sort: Order = "-created",
 ) -> Page[JobRead]:
-    """Newest first; `metadata[k]=v` selects jobs with that label, `metadata=null` jobs without labels."""
-    labels = _labels(request)
-    return page_of(jobs.page(principal.tenant, after=after, limit=limit, labels=labels), limit)
+    """Newest first; `metadata[k]=v` selects jobs with that label, `metadata=null` jobs without labels.
+
+    `sort` may be `created`, `name`, `status`, `model` or `held_out` (the change of the held-out reward), with
+    a `-` for the largest first; jobs that are equal in it come newest first.
+    """
+    wanted = JobFilter(status, model, tag, q, archived, _labels(request))
+    return page_of(jobs.page(principal.tenant, wanted, sort=sort, after=after, limit=limit), limit)
 
 
 def _labels(request: Request) -> dict[str, str] | None:
@@ -134,6 +156,22 @@ def _labels(request: Request) -> dict[str, str] | None:
 def retrieve_job(job_id: JobId, principal: Reader, jobs: JobsDep) -> JobRead:
     """The job's status, phase, progress, evaluation, artifacts, and why it failed."""
     return jobs.read(principal.tenant, job_id)
+
+
+@router.patch("/jobs/{job_id}")
+def edit_job(job_id: JobId, body: JobEdit, principal: Writer, jobs: JobsDep) -> JobRead:
+    """Change the job's name, notes or tags, or archive it, in any state; what is absent stays."""
+    return jobs.edit(principal, job_id, body)
+
+
+@router.delete("/jobs/{job_id}")
+def delete_job(job_id: JobId, principal: Writer, database: DatabaseDep, storage: StorageDep) -> JobDeleted:
+    """Delete a finished job with its metrics, rollouts, events, checkpoints, exports and results.
+
+    Its datasets stay. A job that has not ended, or whose weights another job started from, is a 409.
+    """
+    editing.delete_job(database, storage, principal, job_id)
+    return JobDeleted(id=job_id)
 
 
 @router.post("/jobs/{job_id}/cancel")

@@ -1,7 +1,7 @@
 """Rows → responses, with the few queries that all jobs of a page share."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy.orm import Session
 
@@ -21,7 +21,7 @@ from service.jobs.model.schemas import (
 )
 from service.jobs.model.states import HELD, PUBLIC, JobState
 from service.jobs.progress.evaluations import in_openai_names, with_decoding
-from service.jobs.progress.metrics import EVALUATION
+from service.jobs.progress.metrics import EVALUATION, newest_rewards
 from service.jobs.store import queue_health, repository
 from service.platform.tables.core import Artifact, Checkpoint, File, Job, JobEvent
 
@@ -39,19 +39,39 @@ def read_jobs(session: Session, tenant: str, jobs: Sequence[Job], max_running: i
     for artifact, file in repository.artifacts_of(session, tenant, started) if started else ():
         results[artifact.job_id].append((artifact, file))
     best = repository.best_checkpoints(session, tenant, jobs)
+    rewards = newest_rewards(session, jobs)
     depends_on_time = any(JobState(job.state) in HELD or job.not_before > 0 for job in jobs)
     now = repository.now(session) if depends_on_time else 0.0
     limit = max_running if is_full else None
-    return [
-        _job_read(job, _queue(job, positions.get(job.id), limit, now), results[job.id], now, best.get(job.id))
+    more = [
+        _Facts(
+            _queue(job, positions.get(job.id), limit, now),
+            results[job.id],
+            now,
+            best.get(job.id),
+            rewards.get(job.id),
+        )
         for job in jobs
     ]
+    return [_job_read(job, facts) for job, facts in zip(jobs, more, strict=True)]
 
 
-def _job_read(
-    job: Job, queue: QueueRead, results: list[tuple[Artifact, File]], now: float, best: str | None
-) -> JobRead:
-    """The whole response. `now`: the database's clock, Unix seconds; `best`: id of the best checkpoint."""
+class _Facts(NamedTuple):
+    """What a job's response needs beside its row."""
+
+    queue: QueueRead
+    results: list[tuple[Artifact, File]]
+    now: float
+    """The database's clock, Unix seconds."""
+    best: str | None
+    """Id of the best checkpoint."""
+    reward: float | None
+    """Mean reward of the newest step."""
+
+
+def _job_read(job: Job, facts: _Facts) -> JobRead:
+    """The whole response."""
+    queue, results, now, best, reward = facts
     state = JobState(job.state)
     seconds = _seconds_remaining(job, now)
     ordered = sorted(results, key=lambda pair: _RESULT_ORDER.index(pair[0].kind))
@@ -90,7 +110,27 @@ def _job_read(
         estimate=job.estimate,
         actual=costs.shown(job),
         sinks=job.integrations or [],
+        name=job.name,
+        notes=job.notes,
+        tags=job.tags,
+        archived=job.archived,
+        reward=reward,
+        attention=_attention(job, reward),
     )
+
+
+def _attention(job: Job, reward: float | None) -> str | None:
+    """The first reason to look at a job that succeeded, from what its row says."""
+    if job.state != JobState.SUCCEEDED.value:
+        return None
+    verdict = job.evaluation.get("verdict") or {}
+    if (verdict.get("high") or 0.0) < 0:
+        return "The held-out result is worse than before training."
+    best = (job.evaluation.get("best") or {}).get("reward")
+    if reward == 0 and not best:
+        return "Every completion of the last step got a reward of 0."
+    guards = [one["message"] for one in job.warnings if one["code"].startswith("guard_")]
+    return guards[-1] if guards else None
 
 
 def event_read(event: JobEvent) -> EventRead:

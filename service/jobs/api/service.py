@@ -1,25 +1,26 @@
-"""Operations on existing jobs: list, read, cancel, pause, resume, events, checkpoints, downloads."""
+"""Operations on existing jobs: list, read, edit, cancel, pause, resume, events, checkpoints, downloads."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from service.jobs.api import editing
 from service.jobs.api.responses import checkpoint_read, event_read, read_jobs
 from service.jobs.model import names
+from service.jobs.model.editing import JobEdit
 from service.jobs.model.schemas import CheckpointRead, EventRead, JobRead
 from service.jobs.model.states import TERMINAL, JobState, already
 from service.jobs.progress.metrics import evaluations_at
 from service.jobs.results.weights import Which, requested_weights, weights_at
-from service.jobs.store import queue, repository
+from service.jobs.store import listing, queue, repository
 from service.jobs.store.lineage import StoredWeights
+from service.jobs.store.listing import JobFilter, Sort
 from service.jobs.store.repository import require_job
 from service.jobs.store.wakeups import Wakeups
 from service.platform import audit
 from service.platform.db import Database
 from service.platform.errors import InvalidRequest
-from service.platform.pages import newest_page, unknown_cursor
+from service.platform.pages import unknown_cursor
 from service.platform.principal import Principal
-from service.platform.tables.core import Job
 
 Verb = Literal["cancel", "pause", "resume"]
 REQUESTS = {"cancel": queue.request_cancel, "pause": queue.request_pause, "resume": queue.request_resume}
@@ -35,17 +36,22 @@ class Jobs:
     """Maximum number of running jobs per tenant; None: unlimited."""
 
     def page(
-        self, tenant: str, *, after: str | None, limit: int, labels: Mapping[str, str] | None
+        self, tenant: str, wanted: JobFilter, *, sort: Sort, after: str | None, limit: int
     ) -> list[JobRead]:
-        """Newest first, `limit` + 1 at most. `labels`: metadata to match; empty: jobs without any."""
+        """`limit` + 1 at most. Raises NotFound if `after` is not a job of the tenant."""
         with self.database.reading() as session:
-            matching = repository.jobs_with_labels(session, tenant, labels)
-            jobs = newest_page(session, Job, matching, after=after, limit=limit)
+            jobs = listing.page(session, tenant, wanted, sort=sort, after=after, limit=limit)
             return read_jobs(session, tenant, jobs, self.max_running)
 
     def read(self, tenant: str, job_id: str) -> JobRead:
         with self.database.reading() as session:
             return read_jobs(session, tenant, [require_job(session, tenant, job_id)], self.max_running)[0]
+
+    def edit(self, principal: Principal, job_id: str, change: JobEdit) -> JobRead:
+        """Changes name, notes, tags or archiving. Raises NotFound."""
+        with self.database.transaction() as session:
+            job = editing.edit_job(session, principal, job_id, change)
+            return read_jobs(session, principal.tenant, [job], self.max_running)[0]
 
     def request(self, principal: Principal, job_id: str, verb: Verb) -> JobRead:
         """Changes the job's state at once if no worker holds it, otherwise at the worker's next heartbeat."""

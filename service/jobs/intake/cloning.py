@@ -45,18 +45,16 @@ def clone_job(
 
 
 def original(job: Job) -> dict[str, Any]:
-    """The request that creates this job again, with its seed. Call it inside the job's session."""
+    """The request that creates this job again, with its seed. Call it inside the job's session.
+
+    It has the job's current tags. Name and notes describe the one job, so a clone starts without them.
+    """
     if job.requested is not None:
-        return {**job.requested, "seed": job.seed}
+        kept = {name: value for name, value in job.requested.items() if name not in ("name", "notes")}
+        return {**kept, "seed": job.seed, "tags": job.tags}
     columns = (
-        "model",
-        "training_file",
-        "validation_file",
-        "validation_split",
-        "suffix",
-        "seed",
-        "resources",
-        "method",
+        *("model", "training_file", "validation_file", "validation_split", "suffix"),
+        *("seed", "resources", "method", "tags"),
     )
     return {name: getattr(job, name) for name in columns} | {"metadata": job.labels}
 

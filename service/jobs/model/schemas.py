@@ -22,6 +22,7 @@ from grpo_engine.config.recipes import problem_at
 from grpo_engine.config.validation_split import ValidationSplit
 from grpo_engine.contract.records import filled_in
 from service.integrations import Integration
+from service.jobs.model.editing import MAX_TAGS, ONE_LINE, JobName, Notes, Tag
 from service.jobs.model.openai_terms import from_openai_terms
 from service.jobs.model.resources import Resources
 from service.web.validation import RequestBody
@@ -52,12 +53,18 @@ class JobCreate(RequestBody):
     validation_split: ValidationSplit | None = None
     """Instead of `validation_file`: the share (0.1) or number (50) of the training file's rows to hold out.
     They are drawn with `seed`; rows with the same prompt stay together."""
-    suffix: str | None = Field(None, min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]*$")
+    suffix: str | None = Field(None, min_length=1, max_length=64, pattern=ONE_LINE)
     """Part of the fine-tuned model's name; characters that a name cannot contain become dashes."""
     seed: int | None = Field(None, ge=0, lt=2**31)
     """Seed of sampling and shuffling; null: a random one, shown in the response."""
     metadata: dict[LabelName, Label] | None = Field(None, max_length=MAX_LABELS)
     """Up to 16 labels, to filter lists of jobs."""
+    name: JobName | None = None
+    """Name of the job in lists; may change at any time."""
+    notes: Notes | None = None
+    """Notes on the job; may change at any time."""
+    tags: list[Tag] = Field([], max_length=MAX_TAGS)
+    """Up to 16 tags, to filter lists of jobs; may change at any time."""
     resources: Resources = Resources()
     """Machine resources of the job."""
     method: Method
@@ -220,6 +227,14 @@ class JobRead(BaseModel):
     resources: dict[str, Any]
     sinks: list[dict[str, Any]]
     """All destinations of metrics outside of this service, in the shape of `integrations`."""
+    name: str | None
+    notes: str | None
+    tags: list[str]
+    archived: bool
+    reward: float | None
+    """Mean training reward of its newest step; null if the method has none."""
+    attention: str | None
+    """Why its result needs a look although it succeeded."""
     started_at: int | None
     estimate: dict[str, Any] | None
     """The estimate at its creation, as from `…/jobs/validate`."""

@@ -5,7 +5,7 @@ import io
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Select, or_, select
+from sqlalchemy import Select, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from service.platform.tables.core import Job, Metric
@@ -61,6 +61,16 @@ def evaluations_at(session: Session, job_id: str, steps: Collection[int]) -> dic
         }
         for row in rows
     }
+
+
+def newest_rewards(session: Session, jobs: Sequence[Job]) -> dict[str, float]:
+    """Job → mean training reward of its newest step, in one query for all jobs."""
+    steps = [(job.id, job.step) for job in jobs if job.step]
+    if not steps:
+        return {}
+    reward = Metric.values["reward"].as_float()
+    query = select(Metric.job_id, reward).where(tuple_(Metric.job_id, Metric.step).in_(steps))
+    return {job_id: value for job_id, value in session.execute(query) if value is not None}
 
 
 def thinned_rows(

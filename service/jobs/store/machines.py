@@ -24,7 +24,8 @@ from grpo_engine.sandbox import monty, self_test, unsafe
 from service.jobs.store import history
 from service.platform.clock import db_now
 from service.platform.db import insert_for
-from service.platform.tables.core import ApiKey, Job, WorkerHost
+from service.platform.tables.core import ApiKey, Job
+from service.platform.tables.workers import WorkerHost
 from service.settings import Settings
 
 logger = structlog.get_logger()

@@ -17,7 +17,8 @@ from service.jobs.model.states import HELD, TERMINAL, JobState
 from service.jobs.store.machines import KNOWN_SECONDS, Machine
 from service.jobs.store.transitions import IS_JOB, LEASES, is_in
 from service.platform.clock import db_now
-from service.platform.tables.core import Job, WorkerHost
+from service.platform.tables.core import Job
+from service.platform.tables.workers import WorkerHost
 
 MAX_PLACE = 1000
 """Places further back are not counted: each poll would read the whole queue."""

@@ -3,7 +3,7 @@
 Boundary: `queue.py` changes states, `history.py` writes history.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, bindparam, func, or_, select, tuple_, update
@@ -82,22 +82,6 @@ def exports_of(session: Session, tenant: str, job_id: str) -> list[Job]:
     source = Job.export["job_id"].as_string() == job_id
     query = select(Job).where(Job.tenant == tenant, IS_EXPORT, source)
     return list(session.scalars(query.order_by(Job.created_at.desc(), Job.id.desc())))
-
-
-def jobs_with_labels(session: Session, tenant: str, labels: Mapping[str, str] | None) -> ColumnElement[bool]:
-    """Condition for the tenant's jobs with this metadata. `labels` empty: those without any; None: all."""
-    conditions = [IS_JOB, Job.tenant == tenant]
-    if labels is not None and not labels:
-        conditions.append(Job.labels.is_(None))
-    return and_(*conditions, *(_has_label(session, *label) for label in (labels or {}).items()))
-
-
-def _has_label(session: Session, name: str, value: str) -> ColumnElement[bool]:
-    if session.get_bind().dialect.name == "postgresql":
-        return Job.labels[name].as_string() == value
-    # SQLite's JSON paths can quote neither every key nor find an escaped one.
-    pair = func.json_each(Job.labels).table_valued("key", "value")
-    return select(pair.c.key).where(pair.c.key == name, pair.c.value == value).exists()
 
 
 def now(session: Session) -> float:
@@ -183,10 +167,12 @@ def forget_model(session: Session, tenant: str, job: Job) -> list[str]:
     return keys + [key for point in checkpoints for key in point.storage_keys]
 
 
-def forget_results(session: Session, tenant: str, job_ids: Sequence[str]) -> list[str]:
-    """Delete all results but the metrics of these jobs and exports; return their storage keys."""
+def forget_results(
+    session: Session, tenant: str, job_ids: Sequence[str], *, with_metrics: bool = False
+) -> list[str]:
+    """Delete the results (the metrics only if said so) of jobs and exports; return their storage keys."""
     pairs = artifacts_of(session, tenant, job_ids)
-    results = [(artifact, file) for artifact, file in pairs if artifact.kind != "metrics"]
+    results = [(artifact, file) for artifact, file in pairs if with_metrics or artifact.kind != "metrics"]
     for artifact, file in results:
         file.deleted_at = now(session)
         session.delete(artifact)

@@ -12,8 +12,10 @@ from sqlalchemy import (
     Integer,
     MetaData,
     String,
+    Text,
     UniqueConstraint,
     and_,
+    false,
     or_,
     text,
 )
@@ -108,6 +110,12 @@ class Job(Base):
     """Capabilities that a machine needs to run it: sorted, separated by spaces (`jobs/store/machines.py`)."""
     required_gpus: Mapped[int] = mapped_column(default=0, server_default="0")
     required_gpu_memory_gb: Mapped[int] = mapped_column(default=0, server_default="0")
+
+    # what its user writes about it, in any state
+    name: Mapped[str | None] = mapped_column(String(128))
+    notes: Mapped[str | None] = mapped_column(Text())
+    tags: Mapped[list[Any]] = mapped_column(Document, default=list, server_default="[]")
+    archived: Mapped[bool] = mapped_column(default=False, server_default=false())
 
     # the lease
     fence: Mapped[int] = mapped_column(default=0)
@@ -252,30 +260,6 @@ class IdempotencyKey(Base):
     request_sha256: Mapped[str] = mapped_column(String(64), index=True)
     job_id: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[float] = mapped_column(default=db_now())
-
-
-class WorkerHost(Base):
-    """A machine with workers of a pool, and its capabilities."""
-
-    __tablename__ = "worker_hosts"
-    host: Mapped[str] = mapped_column(String(128), primary_key=True)
-    pool: Mapped[str] = mapped_column(String(64), primary_key=True)
-    capabilities: Mapped[str] = mapped_column(String(256))
-    """Sorted, separated by spaces."""
-    gpus: Mapped[int] = mapped_column(default=0, server_default="0")
-    gpu_memory_gb: Mapped[int] = mapped_column(default=0, server_default="0")
-    """Of the smallest one."""
-    seen_at: Mapped[float] = mapped_column(default=db_now())
-
-
-class WorkerHelper(Base):
-    """A helper of the workers of one pool on one host, and when it last completed a round."""
-
-    __tablename__ = "worker_helpers"
-    host: Mapped[str] = mapped_column(String(128), primary_key=True)
-    pool: Mapped[str] = mapped_column(String(64), primary_key=True)
-    helper: Mapped[str] = mapped_column(String(32), primary_key=True)
-    seen_at: Mapped[float] = mapped_column(default=db_now())
 
 
 class AuditEntry(Base):

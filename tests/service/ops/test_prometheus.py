@@ -13,7 +13,8 @@ from service.jobs.store.machines import SANDBOX, Machine, announce
 from service.jobs.store.queue_health import JOB_COUNTS
 from service.platform.clock import db_now
 from service.platform.db import Database
-from service.platform.tables.core import Job, WorkerHost
+from service.platform.tables.core import Job
+from service.platform.tables.workers import WorkerHost
 from tests.worker.jobs import insert_job
 
 

@@ -115,6 +115,7 @@ def body_of(operation: str, ids: dict[str, str], who: str = "") -> dict[str, Any
         "patch /v1/files/{file_id}": {"json": {"filename": "renamed.jsonl"}},
         f"post {JOBS}": {"json": job},
         f"post {JOBS}/validate": {"json": job},
+        f"patch {JOBS}/{{job_id}}": {"json": {"name": "Renamed", "tags": ["a"]}},
         f"post {JOBS}/{{job_id}}/rollouts/rescore": {"json": {"grader": grader}},
         f"post {PROBES}": {"json": job},
         f"post {JOBS}/{{job_id}}/clone": {"json": job},

@@ -16,7 +16,7 @@ from service.jobs.model import names
 from service.platform.db import Database, connect
 from service.platform.tables.core import AuditEntry
 from tests.conftest import settings_for
-from tests.service.web.tenancy import OWNER, World, body_of, snapshot, world
+from tests.service.web.tenancy import JOBS, OWNER, World, body_of, snapshot, world
 from tests.service.web.tenancy_calls import PUBLIC, Call, calls_of, code_of, head, send, visible
 from tests.support.servers import Postgres
 
@@ -24,6 +24,7 @@ REFUSED_BY_STATE = {
     (400, "file_in_use"),
     (400, "file_is_result"),
     (400, "invalid_state"),
+    (409, "job_not_finished"),
     (404, "no_adapter_yet"),
     (404, "model_not_found"),  # a checkpoint's model is read, and not deleted without its job's
 }
@@ -199,6 +200,8 @@ def test_every_change_by_the_owner_leaves_one_audit_row(own: World) -> None:
 
 def ends_something(call: Call) -> int:
     """What comes last, because little can be done afterwards."""
+    if call.operation == f"delete {JOBS}/{{job_id}}":
+        return 3
     return 2 if call.method == "delete" else int(call.template.endswith("/cancel"))
 
 

@@ -14,7 +14,7 @@ from service.jobs.store import claiming
 from service.jobs.store.machines import installed_sinks, of_this_machine
 from service.platform.db import Database
 from service.platform.storage import Storage
-from service.platform.tables.core import WorkerHost
+from service.platform.tables.workers import WorkerHost
 from service.settings import Settings
 from tests.service.job_samples import jsonl
 from tests.worker.jobs import insert_dataset, insert_file, insert_job, method, read_job

@@ -11,7 +11,7 @@ from grpo_engine.run.gpu_trial import try_device
 from service.ops.doctor import stores
 from service.ops.health import helpers_check
 from service.platform.db import Database
-from service.platform.tables.core import WorkerHelper
+from service.platform.tables.workers import WorkerHelper
 from service.settings import Settings
 from tests.worker.jobs import read_job
 from worker.attempt.attempt import Worker

@@ -17,7 +17,8 @@ from service.jobs.store import claiming, machines
 from service.jobs.store.machines import PYTHON_GRADERS, SANDBOX, Machine
 from service.platform.clock import db_now
 from service.platform.db import Database
-from service.platform.tables.core import Job, WorkerHost
+from service.platform.tables.core import Job
+from service.platform.tables.workers import WorkerHost
 from service.settings import Settings
 from tests.service.files.file_samples import on_sqlite
 from tests.service.job_samples import GRADER, create, jsonl, make_model, reinforcement, request, row, upload

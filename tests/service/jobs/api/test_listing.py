@@ -1,0 +1,113 @@
+"""The list of jobs: each filter, and pages that are exact in each order."""
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.jobs.model.states import JobState
+from service.platform.db import Database
+from tests.service.job_samples import add_job
+
+JOBS = "/v1/fine_tuning/jobs"
+
+
+def verdict(difference: float) -> dict[str, Any]:
+    return {"verdict": {"difference": difference, "low": difference - 0.1, "high": difference + 0.1}}
+
+
+@pytest.fixture
+def ids(database: Database) -> dict[str, str]:
+    """Jobs by their short names, oldest first."""
+    return {
+        "a": add_job(database, JobState.SUCCEEDED, name="Zebra", evaluation=verdict(0.25), created_at=1),
+        "b": add_job(database, JobState.FAILED, suffix="maths-1", tags=["maths", "x"], created_at=2),
+        "c": add_job(database, JobState.PAUSING, model="other/model", evaluation=verdict(-0.5), created_at=3),
+        "d": add_job(database, JobState.SUCCEEDED, name="apple 100%", archived=True, created_at=4),
+        "e": add_job(database, JobState.CANCELLED, name="Zebra", tags=["maths"], created_at=5),
+    }
+
+
+def listed(client: TestClient, ids: dict[str, str], **query: Any) -> str:
+    """The short names on all pages of two."""
+    short = {job_id: name for name, job_id in ids.items()}
+    found, after = "", None
+    while True:
+        page = client.get(
+            JOBS, params={"limit": 2, "after": after, **query} if after else {"limit": 2, **query}
+        )
+        assert page.status_code == 200, page.text
+        found += "".join(short[job["id"]] for job in page.json()["data"])
+        if not page.json()["has_more"]:
+            return found
+        after = page.json()["last_id"]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({}, "edcba"),
+        ({"status": "running"}, "c"),
+        ({"status": "succeeded"}, "da"),
+        ({"model": "other/model"}, "c"),
+        ({"tag": "maths"}, "eb"),
+        ({"tag": "math"}, ""),
+        ({"q": "zebRA"}, "ea"),
+        ({"q": "MATHS-"}, "b"),
+        ({"q": "%"}, "d"),
+        ({"q": "her/mo"}, "c"),
+        ({"archived": "true"}, "d"),
+        ({"archived": "false"}, "ecba"),
+        ({"tag": "maths", "status": "failed"}, "b"),
+    ],
+)
+def test_a_filter_selects_jobs(
+    client: TestClient, ids: dict[str, str], query: dict[str, str], expected: str
+) -> None:
+    assert listed(client, ids, **query) == expected
+
+
+def test_a_part_of_the_id_finds_a_job(client: TestClient, ids: dict[str, str]) -> None:
+    assert listed(client, ids, q=ids["b"][6:]) == "b"
+
+
+@pytest.mark.parametrize(
+    ("sort", "expected"),
+    [
+        ("created", "abcde"),
+        ("status", "ebcda"),  # cancelled, failed, pausing, succeeded
+        ("-held_out", "acedb"),  # without a result last
+        ("held_out", "caedb"),
+    ],
+)
+def test_pages_are_exact_in_each_order(
+    client: TestClient, ids: dict[str, str], sort: str, expected: str
+) -> None:
+    assert listed(client, ids, sort=sort) == expected
+
+
+def test_names_are_sorted_in_any_case_and_equal_ones_newest_first(
+    client: TestClient, ids: dict[str, str]
+) -> None:
+    found = listed(client, ids, sort="name")
+    assert [one for one in found if one in "adeb"] == ["d", "b", "e", "a"]
+    assert listed(client, ids, sort="-name", q="zebra") == "ea"
+
+
+def test_a_cursor_that_no_longer_meets_the_filter_still_leads_on(
+    client: TestClient, ids: dict[str, str]
+) -> None:
+    client.patch(f"{JOBS}/{ids['e']}", json={"tags": []})
+    page = client.get(JOBS, params={"tag": "maths", "after": ids["e"]}).json()
+    assert [job["id"] for job in page["data"]] == [ids["b"]]
+
+
+def test_another_tenants_job_is_no_cursor(other_client: TestClient, ids: dict[str, str]) -> None:
+    assert other_client.get(JOBS, params={"after": ids["e"]}).status_code == 404
+    assert other_client.get(JOBS, params={"q": "zebra"}).json()["data"] == []
+
+
+@pytest.mark.parametrize("query", [{"sort": "seed"}, {"status": "done"}, {"archived": "maybe"}])
+def test_an_unknown_value_names_the_parameter(client: TestClient, query: dict[str, str]) -> None:
+    answer = client.get(JOBS, params=query)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(query)))
