@@ -24,6 +24,7 @@ from service.cli.commands import (
     webhooks,
 )
 from service.cli.http.client import DEFAULT_URL
+from service.cli.manage import editing, listing, sweep
 from service.cli.operate import doctor, integrity, keys, settings, up
 from service.cli.prepare import grade, import_trl, probe
 from service.cli.terminal.errors import CommandError
@@ -65,12 +66,15 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "probe": probe.probe,
         "submit": jobs.submit,
         "import-trl": import_trl.import_trl,
-        "list": jobs.list_jobs,
+        "sweep": sweep.sweep,
+        "list": listing.list_jobs,
         "status": jobs.status,
         "watch": watch.watch,
         "events": jobs.events,
         "checkpoints": jobs.checkpoints,
         "logs": logs.logs,
+        "edit": editing.edit,
+        "delete": editing.delete,
         "cancel": jobs.cancel,
         "pause": jobs.pause,
         "resume": jobs.resume,

@@ -1,4 +1,4 @@
-"""`grpo submit`, `list`, `status`, `events`, `checkpoints`, `cancel`, …: jobs over the API."""
+"""`grpo submit`, `status`, `events`, `checkpoints`, `cancel`, `pause`, `resume`: jobs over the API."""
 
 import json
 from pathlib import Path
@@ -102,21 +102,6 @@ def with_uploads(client: Client, body: dict[str, Any], folder: Path) -> dict[str
     return body
 
 
-def list_jobs(
-    context: typer.Context,
-    limit: Annotated[int, typer.Option(help="Number of newest jobs.", min=1)] = 20,
-    as_json: JsonFlag = False,
-) -> None:
-    """List jobs, newest first."""
-    jobs = list(client_of(context).pages(JOBS, limit))
-    rows = (
-        (job["id"], job["status"], _steps(job), method_of(job), job["model"], at(job["created_at"]))
-        for job in jobs
-    )
-    columns = ("id", "status", "step", "method", "model", "created")
-    print_table(jobs, columns, rows, as_json=as_json)
-
-
 def status(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> None:
     """Show one job."""
     job = client_of(context).get(f"{JOBS}/{job_id}")
@@ -129,13 +114,16 @@ def status(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> 
     print_fields(
         (
             ("id", job["id"]),
+            ("name", job.get("name")),
+            ("tags", ", ".join(job.get("tags") or [])),
+            ("notes", job.get("notes")),
             ("status", job["status"]),
             ("phase", job["phase"]),
             ("queue", (job.get("queue") or {}).get("reason")),
             ("method", method_of(job)),
             ("model", job["model"]),
             ("training file", job["training_file"]),
-            ("step", _steps(job)),
+            ("step", steps(job)),
             ("remaining", duration(job["progress"].get("seconds_remaining"))),
             ("attempt", job["attempt"]),
             *((f"eval {name}", _evaluation(row)) for name, row in evaluation.items()),
@@ -152,6 +140,7 @@ def status(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> 
             ("hint", failure.get("hint")),
             ("see", place_of(failure["code"], is_failure=True) if failure else None),
             ("evidence", "\n".join(dict.fromkeys(map(str, failure.get("evidence", []))))),
+            ("attention", job.get("attention")),
             ("warnings", "\n".join(_text(warning) for warning in job["warnings"])),
         )
     )
@@ -225,7 +214,8 @@ def _text(warning: dict[str, Any] | str) -> str:
     return warning if isinstance(warning, str) else warning["message"]
 
 
-def _steps(job: dict[str, Any]) -> str:
+def steps(job: dict[str, Any]) -> str:
+    """The steps done, of all: `3/10`."""
     return f"{job['progress']['step']}/{job['progress']['total_steps']}"
 
 

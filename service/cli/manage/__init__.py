@@ -1,0 +1,1 @@
+"""Commands for many jobs: list, edit and delete them, submit sweeps. Single jobs are in `commands/`."""
