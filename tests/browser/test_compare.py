@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.charts import drawn, points
+from tests.browser.charts import drawn, figure, points
 from tests.browser.deployment import JOBS, Deployment, questions, reinforcement
 from tests.service.job_samples import upload as upload_file
 
@@ -26,20 +26,42 @@ def test_each_job_is_a_line_with_the_apis_values(page: Page, deployment: Deploym
     assert points(lines["higher-rate"]) == measured(deployment, "faster", "reward")
 
 
-def test_another_metric_is_drawn_and_kept_in_the_address(page: Page, deployment: Deployment) -> None:
+def test_several_metrics_are_drawn_and_kept_in_the_address(page: Page, deployment: Deployment) -> None:
     open_comparison(page, deployment, "first", "faster")
-    page.get_by_label("Metric").select_option("kl")
-    lines = drawn(page, "KL divergence to the reference")
-    assert points(lines["higher-rate"]) == measured(deployment, "faster", "kl")
+    page.get_by_text("of at most 6").click()
+    page.get_by_label("grad_norm", exact=True).check()
+    for title, metric in (("Gradient norm", "grad_norm"), ("KL divergence to the reference", "kl")):
+        assert points(drawn(page, title)["higher-rate"]) == measured(deployment, "faster", metric)
+    page.get_by_label("kl", exact=True).uncheck()
+    expect(figure(page, "KL divergence to the reference")).to_have_count(0)
     page.reload()
-    assert points(drawn(page, "KL divergence to the reference")["first-try"]) == measured(
-        deployment, "first", "kl"
+    assert points(drawn(page, "Gradient norm")["first-try"]) == measured(deployment, "first", "grad_norm")
+    expect(figure(page, "KL divergence to the reference")).to_have_count(0)
+
+
+def test_at_most_six_metrics_are_drawn(page: Page, deployment: Deployment) -> None:
+    open_comparison(page, deployment, "first", "faster", more="&metrics=reward,kl,loss,grad_norm,entropy")
+    drawn(page, "Reward")
+    page.get_by_text("5 of at most 6").click()
+    page.get_by_label("step_time", exact=True).check()
+    expect(page.get_by_label("reward_std", exact=True)).to_be_disabled()
+    expect(page.get_by_label("reward", exact=True)).to_be_enabled()
+
+
+def test_the_held_out_column_has_the_change_with_its_interval(page: Page, deployment: Deployment) -> None:
+    open_comparison(page, deployment, "first", "faster")
+    verdict = deployment.job("first")["eval"]["verdict"]
+    shown = page.get_by_role("region", name="Results").get_by_role("row").filter(has_text="first-try")
+    change, low, high = (
+        f"{100 * verdict[name]:.1f}".replace("-", "−") for name in ("difference", "low", "high")
     )
+    expect(shown).to_contain_text(change)
+    expect(shown).to_contain_text(f"({low} to {high})")
 
 
 def test_only_the_settings_that_differ_are_listed(page: Page, deployment: Deployment) -> None:
     open_comparison(page, deployment, "first", "faster")
-    rows = page.get_by_role("region", name="Differences").locator("tbody tr")
+    rows = page.get_by_role("region", name="Differences").last.locator("tbody tr")
     expect(rows).not_to_have_count(0)
     shown = {cells[0]: cells[1:] for row in rows.all() if (cells := row.locator("th, td").all_inner_texts())}
     assert shown == {
@@ -60,6 +82,17 @@ def test_a_rule_that_openai_lacks_has_its_own_name(page: Page, deployment: Deplo
     expect(rows.filter(has_text="grader.type")).to_have_text("grader.typemultinumeric")
     expect(rows.filter(has_text="grader.rule")).to_have_count(0)
     expect(rows.filter(has_text="grader.source")).to_have_count(0)
+
+
+def test_the_code_of_a_grader_keeps_its_lines(page: Page, deployment: Deployment) -> None:
+    method = reinforcement()
+    source = "def grade(sample, item) -> float:\n    return 1.0 if item else 0.0\n"
+    method["reinforcement"]["grader"] = {"type": "python", "name": "own", "source": source}
+    job_id = deployment.create(upload_file(deployment.client, questions()), method=method)
+    deployment.client.post(f"{JOBS}/{job_id}/cancel")
+    open_comparison(page, deployment, "first", more=f",{job_id}")
+    code = page.get_by_role("row").filter(has_text="grader.source").locator("pre")
+    expect(code).to_have_text(source, use_inner_text=True)
 
 
 def test_a_missing_job_is_reported_and_the_others_are_drawn(

@@ -67,7 +67,7 @@ def test_metadata_filters_the_list_and_can_be_removed(page: Page) -> None:
 
 def test_metadata_without_matches_shows_an_empty_list(page: Page) -> None:
     page.goto("/#/jobs?metadata=team%3Dmissing")
-    expect(page.get_by_role("heading", name="No jobs with this metadata")).to_be_visible()
+    expect(page.get_by_role("heading", name="No matching jobs")).to_be_visible()
 
 
 def test_a_status_hides_the_jobs_of_the_others(page: Page) -> None:
@@ -77,6 +77,84 @@ def test_a_status_hides_the_jobs_of_the_others(page: Page) -> None:
     expect(page.locator(NAMES)).to_have_text(["guarded"])
     page.reload()
     expect(page.locator(NAMES)).to_have_text(["guarded"])
+
+
+def test_a_part_of_the_name_finds_jobs(page: Page) -> None:
+    page.goto("/#/jobs")
+    page.get_by_role("searchbox", name="Search").fill("HIGHER")
+    expect(page.locator(NAMES)).to_have_text(["higher-rate"])
+    page.reload()
+    expect(page.get_by_role("searchbox", name="Search")).to_have_value("HIGHER")
+    page.get_by_role("searchbox", name="Search").fill("nothing like it")
+    page.get_by_role("button", name="Clear filters").click()
+    expect(row(page, "first-try")).to_be_visible()
+
+
+def test_a_column_sorts_the_list_in_both_directions(page: Page, deployment: Deployment) -> None:
+    page.goto("/#/jobs")
+    names = sorted(
+        (job["name"] or job["suffix"] or job["id"] for job in deployment.get(JOBS, archived=False)["data"]),
+        key=str.lower,
+    )
+    head = page.get_by_role("columnheader", name="Job")
+    head.get_by_role("button").click()
+    expect(page.locator(NAMES)).to_have_text(names)
+    expect(head).to_have_attribute("aria-sort", "ascending")
+    head.get_by_role("button").click()
+    expect(page.locator(NAMES)).to_have_text(names[::-1])
+    expect(head).to_have_attribute("aria-sort", "descending")
+
+
+def test_the_held_out_change_is_the_verdict_in_points(page: Page, deployment: Deployment) -> None:
+    page.goto("/#/jobs")
+    verdict = deployment.job("first")["eval"]["verdict"]
+    shown = row(page, "first-try").locator(".held-out")
+    expect(shown).to_contain_text(f"{100 * verdict['difference']:+.1f}".replace("-", "−"))
+    significant = verdict["low"] > 0 or verdict["high"] < 0
+    expect(shown.get_by_text("not significant")).to_have_count(0 if significant else 1)
+
+
+def test_a_job_is_renamed_tagged_archived_and_deleted(page: Page, deployment: Deployment) -> None:
+    job_id = deployment.create(upload(deployment.client), suffix="to-edit")
+    deployment.client.post(f"{JOBS}/{job_id}/cancel")
+    page.goto("/#/jobs")
+    page.get_by_role("button", name="Edit to-edit").click()
+    dialog = page.get_by_role("dialog", name="Edit job")
+    dialog.get_by_label("Name").fill("Second try")
+    dialog.get_by_label("Notes").fill("It was too slow.")
+    dialog.get_by_label("Tags").fill("slow, keep, slow")
+    dialog.get_by_role("button", name="Save").click()
+    expect(row(page, "Second try").locator("button.chip")).to_have_text(["slow", "keep"])
+    saved = deployment.get(f"{JOBS}/{job_id}")
+    assert (saved["name"], saved["notes"], saved["tags"]) == (
+        "Second try",
+        "It was too slow.",
+        ["slow", "keep"],
+    )
+    row(page, "Second try").get_by_role("button", name="slow").click()
+    expect(page.locator(NAMES)).to_have_text(["Second try"])
+    page.get_by_label("Select Second try").check()
+    page.get_by_role("button", name="Archive").click()
+    expect(page.get_by_role("heading", name="No matching jobs")).to_be_visible()
+    page.get_by_label("Archived").check()
+    page.get_by_label("Select Second try").check()
+    page.get_by_role("button", name="Delete…").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(page.get_by_role("heading", name="No matching jobs")).to_be_visible()
+    assert deployment.client.get(f"{JOBS}/{job_id}").status_code == 404
+
+
+def test_a_name_that_the_service_refuses_is_explained_in_the_dialog(
+    page: Page, deployment: Deployment, expected_errors: list[str]
+) -> None:
+    expected_errors.append("400")
+    page.goto("/#/jobs")
+    page.get_by_role("button", name="Edit first-try").click()
+    dialog = page.get_by_role("dialog", name="Edit job")
+    dialog.get_by_label("Tags").fill("x" * 65)
+    dialog.get_by_role("button", name="Save").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("tags[0]")
+    assert deployment.job("first")["tags"] == []
 
 
 def test_more_jobs_are_loaded_page_by_page(page: Page, deployment: Deployment) -> None:
@@ -96,9 +174,9 @@ def test_more_jobs_are_loaded_page_by_page(page: Page, deployment: Deployment) -
 def test_chosen_jobs_are_compared(page: Page, deployment: Deployment) -> None:
     page.goto("/#/jobs")
     compare = page.get_by_role("button", name="Compare")
-    page.get_by_label("Compare first-try").check()
+    page.get_by_label("Select first-try").check()
     expect(compare).to_be_disabled()
-    page.get_by_label("Compare higher-rate").press("Space")
+    page.get_by_label("Select higher-rate").press("Space")
     compare.click()
     expect(page.get_by_role("heading", name="Compare jobs")).to_be_visible()
     chosen = [deployment.jobs["faster"], deployment.jobs["first"]]
@@ -119,7 +197,7 @@ def test_markup_in_a_jobs_metadata_stays_text(page: Page, deployment: Deployment
     job_id = deployment.create(upload(deployment.client), metadata={"note": hostile})
     deployment.client.post(f"{JOBS}/{job_id}/cancel")
     page.goto("/#/jobs")
-    expect(row(page, job_id).get_by_role("button")).to_have_text(f"note={hostile}")
+    expect(row(page, job_id).locator("button.chip")).to_have_text(f"note={hostile}")
     assert page.locator("main img").count() == 0
 
 

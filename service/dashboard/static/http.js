@@ -106,6 +106,10 @@ export async function post(path, body, { headers, signal } = {}) {
   return (await request(path, { method: "POST", body, headers, signal })).json();
 }
 
+export async function patch(path, body, { signal } = {}) {
+  return (await request(path, { method: "PATCH", body, signal })).json();
+}
+
 export async function remove(path, { signal } = {}) {
   return (await request(path, { method: "DELETE", signal })).json();
 }

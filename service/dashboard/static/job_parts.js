@@ -53,6 +53,7 @@ export function progressBar(job) {
   return bar;
 }
 
+// The metadata as `key=value`, without that of a sweep, which has a page of its own.
 export function labels(job) {
-  return Object.entries(job.metadata ?? {}).map(([name, value]) => `${name}=${value}`);
+  return Object.entries(job.metadata ?? {}).filter(([name]) => name !== "sweep" && name !== "sweep_run").map(([name, value]) => `${name}=${value}`);
 }

@@ -6,6 +6,7 @@ export const ROUTES = [
   { path: "/jobs/:id", page: "job" },
   { path: "/jobs/:id/rollouts", page: "rollouts" },
   { path: "/jobs/:id/:tab", page: "job" },
+  { path: "/sweeps/:id", page: "sweeps" },
   { path: "/compare", page: "compare" },
   { path: "/files", page: "files", nav: "Files" },
   { path: "/files/:id", page: "files" },

@@ -1,9 +1,10 @@
-// Several jobs on one chart: `#/compare?jobs=a,b&metric=kl`. Below it results and differences.
+// Several jobs side by side: `#/compare?jobs=a,b&metrics=reward,kl`. Results and differences, then a chart a metric.
 
 import { replaceQuery, styled } from "../../address.js";
 import { get, jobPath, metricsOf, pause } from "../../api.js";
+import { ChartGroup } from "../../chart_group.js";
 import { lineChart } from "../../charts.js";
-import { announce, button, el, empty, failed, heading, loading, section } from "../../dom.js";
+import { announce, el, empty, failed, heading, loading, section } from "../../dom.js";
 import { isOver, jobName } from "../../job_parts.js";
 import { formatOf, labelOf, seriesOf } from "../../metric_names.js";
 import { differences, outcomes } from "./tables.js";
@@ -11,14 +12,18 @@ import { differences, outcomes } from "./tables.js";
 const POINTS = 500;
 const REFRESH_SECONDS = 4;
 const MOST = 8;
+const MOST_METRICS = 6;
+const FIRST = ["reward", "eval/reward", "kl", "completions/mean_length"];
+const FIRST_SUPERVISED = ["loss", "eval/loss"];
 
 export async function show(root, params, signal) {
   const ids = [...new Set((params.query.get("jobs") ?? "").split(",").filter(Boolean))];
   root.append(heading("Compare jobs", { actions: [el("a", { class: "button", href: "#/jobs" }, "Choose jobs")] }));
   const box = root.appendChild(el("div", { class: "compare" }));
   if (!ids.length) return empty(box, "No jobs chosen", "Select two or more jobs in the list, then choose Compare.");
-  if (ids.length > MOST) return empty(box, `At most ${MOST} jobs fit on one chart`, `${ids.length} were chosen.`);
-  const page = new Comparison(box, ids, params.query.get("metric"), signal);
+  if (ids.length > MOST) return empty(box, `At most ${MOST} jobs can be compared`, `${ids.length} were chosen.`);
+  const asked = (params.query.get("metrics") ?? "").split(",").filter(Boolean);
+  const page = new Comparison(box, ids, asked.slice(0, MOST_METRICS), signal);
   loading(box, "Loading the jobs");
   await Promise.all([styled("compare"), page.load()]);
   await page.show();
@@ -26,15 +31,20 @@ export async function show(root, params, signal) {
 }
 
 class Comparison {
-  constructor(box, ids, metric, signal) {
+  constructor(box, ids, metrics, signal) {
     this.box = box;
     this.ids = ids;
-    this.metric = metric;
+    this.metrics = metrics;
     this.signal = signal;
     this.runs = [];
+    this.charts = new Map();
+    this.group = new ChartGroup();
     this.trouble = el("div");
-    this.choice = el("select", { id: "metric", onchange: (event) => this.choose(event.target.value) });
     this.tables = el("div", { class: "tables" });
+    this.grid = el("div", { class: "charts" });
+    this.boxes = el("div", { class: "metrics" });
+    this.count = el("span", { class: "faint" });
+    this.choice = el("details", { class: "choice" }, el("summary", {}, "Metrics ", this.count), this.boxes);
   }
 
   // Each job with its rows; unreadable jobs are returned separately.
@@ -60,9 +70,13 @@ class Comparison {
 
   async show() {
     if (!this.runs.length) return this.box.replaceChildren(this.trouble);
-    this.box.replaceChildren(this.trouble,
-      el("div", { class: "row" }, el("label", { for: "metric" }, "Metric"), this.choice), this.tables);
-    this.metric ??= this.names().find((name) => name === "reward") ?? this.names().find((name) => name === "loss");
+    if (!this.metrics.length) {
+      const names = this.names();
+      const wanted = names.includes("reward") ? FIRST : FIRST_SUPERVISED;
+      this.metrics = wanted.filter((name) => names.includes(name));
+    }
+    const charts = section("Curves", el("div", { class: "row controls" }, this.choice, this.group.root), this.grid);
+    this.box.replaceChildren(this.trouble, this.tables, charts);
     await this.update();
   }
 
@@ -72,40 +86,61 @@ class Comparison {
     return [...found].sort();
   }
 
-  async choose(metric) {
-    this.metric = metric;
-    replaceQuery({ metric });
-    announce(`${labelOf(metric)} is shown`);
-    await this.draw();
-  }
-
   async update() {
-    const names = this.names();
-    if (this.offered !== names.join()) {
-      this.offered = names.join();
-      this.choice.replaceChildren(...names.map((name) => el("option", { value: name, selected: name === this.metric }, name)));
-    }
+    this.offer();
     this.tables.replaceChildren(
       section("Results per job", outcomes(this.runs, (id) => this.without(id))),
       section("Different settings", differences(this.runs)));
     await this.draw();
   }
 
-  // A chart per metric, because its title and format depend on the metric.
-  async draw() {
-    if (this.drawn !== this.metric) {
-      this.chart?.root.remove();
-      this.drawn = this.metric;
-      this.chart = lineChart({
-        title: labelOf(this.metric ?? "No metric"), format: formatOf(this.metric ?? ""), xTitle: "step", height: 380,
-      });
-      this.tables.before(this.chart.root);
+  // ---- metrics
+
+  offer() {
+    const names = this.names();
+    const isFull = this.metrics.length >= MOST_METRICS;
+    this.count.textContent = `${this.metrics.length} of at most ${MOST_METRICS}`;
+    if (this.offered !== names.join()) {
+      this.offered = names.join();
+      this.boxes.replaceChildren(...names.map((name) => el("label", {}, el("input", {
+        type: "checkbox", value: name, onchange: (event) => this.choose(name, event.target.checked),
+      }), name)));
     }
-    const present = this.runs.filter((run) => run.rows.some((row) => row[this.metric] !== undefined));
-    this.chart.root.hidden = !present.length;
-    const markers = this.metric?.startsWith("eval/");
-    await this.chart.update(present.map((run) =>
-      seriesOf(run.rows, this.metric, { name: jobName(run.job), color: run.color, markers })));
+    for (const input of this.boxes.querySelectorAll("input")) {
+      input.checked = this.metrics.includes(input.value);
+      input.disabled = isFull && !input.checked;
+    }
+  }
+
+  async choose(name, isChosen) {
+    this.metrics = isChosen ? [...this.metrics, name] : this.metrics.filter((other) => other !== name);
+    replaceQuery({ metrics: this.metrics.join(",") });
+    this.offer();
+    announce(`${labelOf(name)} is ${isChosen ? "shown" : "removed"}`);
+    await this.draw();
+  }
+
+  async draw() {
+    for (const [name, chart] of this.charts) {
+      if (this.metrics.includes(name)) continue;
+      chart.root.remove();
+      this.group.charts.delete(chart);
+      this.charts.delete(name);
+    }
+    await Promise.all(this.metrics.map((name) => this.drawMetric(name)));
+  }
+
+  async drawMetric(name) {
+    const runs = this.runs.filter((run) => run.rows.some((row) => row[name] !== undefined));
+    if (!runs.length) return;
+    if (!this.charts.has(name)) {
+      const chart = lineChart({ title: labelOf(name), format: formatOf(name), xTitle: "step", height: 240, group: this.group });
+      this.charts.set(name, chart);
+      this.grid.append(chart.root);
+    }
+    const markers = name.startsWith("eval/");
+    await this.charts.get(name).update(runs.map((run) =>
+      seriesOf(run.rows, name, { name: jobName(run.job), color: run.color, markers })));
   }
 
   without(id) {

@@ -1,29 +1,38 @@
 // The tables below the chart: each job's results, and the settings that differ.
 
+import { changeOf } from "../../change.js";
 import { button, duration, el, number, table } from "../../dom.js";
 import { jobName, statusBadge } from "../../job_parts.js";
 import { ownMethod } from "../new/draft.js";
 
 // → a table with a row per job; `drop(id)` removes one from the comparison.
 export function outcomes(runs, drop) {
-  const columns = ["Job", "Status", "Step", "Last reward or loss", "Held-out before", "Held-out best", "Duration", ""];
+  const columns = ["Job", "Status", "Step", "Last reward or loss", "Held-out before", "Held-out last", "Held-out best", "Change (points)", "Duration", ""];
   return table("Results", columns, runs.map((run) => outcome(run, runs.length > 1 && drop)));
 }
 
 function outcome({ job, rows, color }, drop) {
-  const { baseline, best } = job.eval;
+  const { baseline, last: final, best } = job.eval;
   const last = rows.findLast((row) => row.reward !== undefined || row.loss !== undefined);
   const took = job.started_at && job.finished_at ? job.finished_at - job.started_at : null;
   const cells = [
     statusBadge(job), `${number(job.progress.step)} of ${number(job.progress.total_steps)}`,
-    number(last?.reward ?? last?.loss), number(baseline?.reward ?? baseline?.loss),
-    best ? `${number(best.reward ?? best.loss)} (step ${number(best.step)})` : "–", duration(took),
+    number(last?.reward ?? last?.loss), number(baseline?.reward ?? baseline?.loss), number(final?.reward ?? final?.loss),
+    best ? `${number(best.reward ?? best.loss)} (step ${number(best.step)})` : "–", changed(job), duration(took),
     drop ? button("Remove", () => drop(job.id), { kind: "small quiet", "aria-label": `Remove ${jobName(job)}` }) : "",
   ];
   return el("tr", {},
     el("th", { scope: "row" }, el("span", { class: "swatch", style: { background: `var(--series-${color})` } }),
       el("a", { href: `#/jobs/${job.id}` }, jobName(job))),
     cells.map((cell) => el("td", {}, cell)));
+}
+
+// "+12.5 (3.1 to 21.9)", with its 95 percent interval.
+function changed(job) {
+  const change = changeOf(job);
+  if (!change) return "–";
+  const interval = change.interval ? ` (${change.interval})` : "";
+  return el("span", { class: change.tone }, el("strong", {}, change.text), `${interval}${change.tone === "unclear" ? `, ${change.detail}` : ""}`);
 }
 
 // The settings that are not the same in all jobs.
@@ -34,10 +43,18 @@ export function differences(runs) {
   const other = names.filter((name) => new Set(settings.map((one) => one.get(name))).size > 1);
   const same = `${names.length - other.length} other settings are the same.`;
   if (!other.length) return el("p", { class: "faint" }, `No setting differs: all ${names.length} are the same.`);
-  const rows = other.map((name) => el("tr", {}, el("th", { scope: "row", class: "mono" }, name),
-    settings.map((one) => el("td", { class: "mono value" }, one.get(name) ?? "–"))));
-  return [table("Differences", ["Setting", ...runs.map(({ job }) => jobName(job))], rows),
-    el("p", { class: "small faint" }, same)];
+  const rows = (names) => names.map((name) => el("tr", {}, el("th", { scope: "row", class: "mono" }, name),
+    settings.map((one) => el("td", { class: "value" }, shown(one.get(name))))));
+  const columns = ["Setting", ...runs.map(({ job }) => jobName(job))];
+  const equal = names.filter((name) => !other.includes(name));
+  return [table("Differences", columns, rows(other)),
+    el("details", {}, el("summary", {}, same), table("Equal settings", columns, rows(equal)))];
+}
+
+// A grader's code keeps its lines.
+function shown(value) {
+  if (value === undefined) return "–";
+  return value.includes("\n") ? el("pre", { class: "code", tabindex: 0 }, value) : el("span", { class: "mono" }, value);
 }
 
 // `hyperparameters.lora.rank` → its value as text; nulls are left out.

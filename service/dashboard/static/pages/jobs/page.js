@@ -1,19 +1,25 @@
-// The list of jobs: newest first, live, by status and metadata, and a choice of several to compare.
+// The list of jobs, filtered and sorted by the service, live, and what is done with several of them.
 
-import { replaceQuery, styled } from "../../address.js";
-import { get, JOBS, paged, pause } from "../../api.js";
-import { announce, button, el, empty, failed, heading, loading } from "../../dom.js";
+import { styled } from "../../address.js";
+import { get, JOBS, jobPath, paged, patch, pause } from "../../api.js";
+import { announce, button, confirmed, el, empty, failed, heading, loading } from "../../dom.js";
+import { isOver } from "../../job_parts.js";
+import { deleteJobs, editJob } from "../job/edit.js";
+import { Filters } from "./filters.js";
 import { jobRow } from "./row.js";
 
 const PAGE = 20;
-const MOST = 100;
+const MOST = 100; // that one request returns
+const MOST_COMPARED = 8;
 const REFRESH_SECONDS = 3;
-const STATUSES = ["running", "queued", "paused", "succeeded", "failed", "cancelled"];
-const COLUMNS = ["Job", "Status", "Progress", "Reward or loss", "Created"];
+// Columns, and the order that their first click selects.
+const COLUMNS = [
+  ["Job", "name"], ["Status", "status"], ["Progress"], ["Reward or loss"], ["Held-out change", "-held_out"], ["Created", "-created"],
+];
 
 export async function show(root, params, signal) {
   const list = new JobList(params.query, signal);
-  root.append(heading("Jobs", { actions: [list.compare, newJob()] }), list.filters(), list.box);
+  root.append(heading("Jobs", { actions: [list.actions, newJob()] }), list.filters.root, list.box);
   await styled("jobs");
   await list.load();
   await list.stayFresh();
@@ -24,52 +30,44 @@ const newJob = () => el("a", { class: "button primary", href: "#/new" }, "New jo
 class JobList {
   constructor(query, signal) {
     this.signal = signal;
-    this.labels = query.getAll("metadata");
-    this.status = query.get("status") ?? "";
     this.rows = new Map();
+    this.order = []; // ids, as the service orders them
     this.box = el("div");
-    this.compare = button("Compare", () => this.goCompare(), { disabled: true });
+    this.none = el("div");
     this.body = el("tbody", { role: "rowgroup" });
     this.more = button("Load more", () => this.loadMore());
-    this.none = el("div");
+    this.compare = button("Compare", () => this.goCompare());
+    this.archive = button("Archive", () => this.archiveChosen());
+    this.remove = button("Delete…", () => this.deleteChosen(), { kind: "danger" });
+    this.actions = el("div", { class: "actions", role: "group", "aria-label": "Selected jobs" }, this.compare, this.archive, this.remove);
+    this.filters = new Filters(query, () => this.reload(), signal);
     this.panel = this.table();
-    this.query = { limit: PAGE, ...Object.fromEntries(this.labels.map(asParameter)) };
-    this.pages = paged(JOBS, this.query, { signal });
-  }
-
-  // ---- filters
-
-  filters() {
-    const status = el("select", { id: "status", onchange: (event) => this.choose(event.target.value) },
-      el("option", { value: "" }, "All"),
-      STATUSES.map((name) => el("option", { value: name, selected: name === this.status }, name)));
-    const input = el("input", {
-      id: "metadata", placeholder: "key=value", size: 18, pattern: ".+=.*", title: "key=value", required: true,
-    });
-    const form = el("form", { class: "row", onsubmit: (event) => {
-      event.preventDefault();
-      narrow([...this.labels, input.value.trim()]);
-    } }, el("label", { for: "metadata" }, "Metadata"), input, button("Add", null, { type: "submit" }));
-    const chosen = this.labels.map((label) => button(`${label} ×`, () =>
-      narrow(this.labels.filter((other) => other !== label)), { kind: "chip", "aria-label": `Remove ${label}` }));
-    return el("div", { class: "row filters" },
-      el("div", { class: "row" }, el("label", { for: "status" }, "Status"), status), form, chosen);
-  }
-
-  choose(status) {
-    this.status = status;
-    replaceQuery({ status });
-    this.arrange();
+    this.count();
   }
 
   // ---- the list
 
+  // `number`: of the newest load; an older one that is answered later changes nothing.
   async load() {
-    loading(this.box, "Loading jobs");
-    this.take(await this.pages.next());
-    if (!this.rows.size) return this.showEmpty();
-    this.box.replaceChildren(this.panel, this.none, el("div", { class: "row more" }, this.more));
+    const number = (this.number = (this.number ?? 0) + 1);
+    const pages = paged(JOBS, { limit: PAGE, ...this.filters.query() }, { signal: this.signal });
+    if (!this.order.length) loading(this.box, "Loading jobs");
+    const jobs = await pages.next();
+    if (number !== this.number) return;
+    this.pages = pages;
+    this.order = [];
+    this.take(jobs);
     this.arrange();
+  }
+
+  async reload() {
+    this.sorting();
+    try {
+      await this.load();
+      announce(this.order.length ? `${this.order.length} jobs` : "No jobs");
+    } catch (error) {
+      if (!this.signal.aborted) failed(this.box, error, () => this.reload());
+    }
   }
 
   async loadMore() {
@@ -85,47 +83,72 @@ class JobList {
     this.arrange();
   }
 
+  take(jobs) {
+    this.filters.see(jobs);
+    for (const job of jobs) {
+      this.update(job);
+      if (!this.order.includes(job.id)) this.order.push(job.id);
+    }
+  }
+
+  update(job) {
+    const listed = this.rows.get(job.id);
+    if (listed) return listed.update(job);
+    this.rows.set(job.id, jobRow(job, {
+      signal: this.signal,
+      chosen: () => this.count(),
+      narrow: (label) => this.filters.narrow([...this.filters.labels, label]),
+      tagged: (tag) => this.filters.set({ tag }),
+      edit: (listedJob) => editJob(listedJob, { changed: () => this.refresh(), deleted: () => this.refresh() }),
+    }));
+  }
+
+  arrange() {
+    const wanted = this.order.map((id) => this.rows.get(id).root);
+    const shown = [...this.body.children];
+    if (shown.length !== wanted.length || wanted.some((root, at) => root !== shown[at])) this.body.replaceChildren(...wanted);
+    this.more.hidden = !this.pages.hasMore;
+    if (!wanted.length) this.showEmpty();
+    else if (!this.panel.isConnected) this.box.replaceChildren(this.panel, this.none, el("div", { class: "row more" }, this.more));
+    this.count();
+  }
+
   showEmpty() {
-    if (this.labels.length) {
-      empty(this.box, "No jobs with this metadata", `Filter: ${this.labels.join(", ")}.`,
-        button("Show all jobs", () => narrow([])));
+    if (this.filters.isNarrow) {
+      empty(this.box, "No matching jobs", "Change or clear the filters.", button("Clear filters", () => this.filters.clear()));
     } else {
       empty(this.box, "No jobs yet",
-        "Create a job here, over the API, with grpo submit, or with the openai client.",
+        "Create a job here, over the API, with grpo submit, or with the openai client. Archived jobs are hidden.",
         newJob());
     }
   }
 
   table() {
+    this.heads = COLUMNS.map(([name, sort]) => el("th", { scope: "col", role: "columnheader" },
+      sort ? button(name, () => this.sortBy(sort), { kind: "sort" }) : name));
+    this.sorting();
     return el("div", { class: "panel flush" }, el("table", { class: "list jobs", role: "table" },
-      el("caption", { class: "unseen" }, "Jobs, newest first"),
+      el("caption", { class: "unseen" }, "Jobs"),
       el("thead", { role: "rowgroup" }, el("tr", { role: "row" },
-        el("th", { scope: "col", role: "columnheader" }, el("span", { class: "unseen" }, "Compare")),
-        COLUMNS.map((name) => el("th", { scope: "col", role: "columnheader" }, name)))),
+        el("th", { scope: "col", role: "columnheader" }, el("span", { class: "unseen" }, "Select")),
+        this.heads,
+        el("th", { scope: "col", role: "columnheader" }, el("span", { class: "unseen" }, "Edit")))),
       this.body));
   }
 
-  take(jobs) {
-    for (const job of jobs) {
-      const listed = this.rows.get(job.id);
-      if (listed) listed.update(job);
-      else this.rows.set(job.id, jobRow(job, { signal: this.signal, chosen: () => this.count(), narrow: (label) =>
-        narrow([...new Set([...this.labels, label])]) }));
-    }
+  // The second click on a column reverses it.
+  sortBy(first) {
+    const other = first.startsWith("-") ? first.slice(1) : `-${first}`;
+    this.filters.set({ sort: this.filters.sort === first ? other : first });
   }
 
-  // Newest first; jobs of another status are hidden.
-  arrange() {
-    const ordered = [...this.rows.values()].sort((a, b) => b.job.created_at - a.job.created_at);
-    const wanted = ordered.filter((row) => !this.status || row.job.status === this.status);
-    const shown = [...this.body.children];
-    if (shown.length !== wanted.length || wanted.some((row, at) => row.root !== shown[at])) {
-      this.body.replaceChildren(...wanted.map((row) => row.root));
-    }
-    this.more.hidden = !this.pages.hasMore;
-    this.panel.hidden = !wanted.length;
-    if (wanted.length) this.none.replaceChildren();
-    else empty(this.none, `None of the ${this.rows.size} loaded jobs is ${this.status}`);
+  sorting() {
+    const current = this.filters.sort;
+    COLUMNS.forEach(([, sort], at) => {
+      const isHere = sort?.replace("-", "") === current.replace("-", "");
+      if (isHere) this.heads[at].setAttribute("aria-sort", current.startsWith("-") ? "descending" : "ascending");
+      else this.heads[at].removeAttribute("aria-sort");
+    });
   }
 
   // ---- live
@@ -133,52 +156,66 @@ class JobList {
   async stayFresh() {
     for (;;) {
       await pause(REFRESH_SECONDS, this.signal);
-      if (document.hidden) continue;
-      await this.refresh();
+      if (!document.hidden) await this.refresh();
     }
   }
 
+  // What is shown, read again, up to the length of one request; jobs after that stay as they were.
   async refresh() {
-    const limit = Math.min(MOST, Math.max(PAGE, this.rows.size));
-    let page;
+    const number = this.number;
+    const limit = Math.min(MOST, Math.max(PAGE, this.order.length));
     try {
-      page = await get(JOBS, { query: { ...this.query, limit }, signal: this.signal });
+      const page = await get(JOBS, { query: { limit, ...this.filters.query() }, signal: this.signal });
+      if (number !== this.number) return;
+      const ids = new Set(page.data.map((job) => job.id));
+      const later = this.order.slice(limit).filter((id) => !ids.has(id));
+      this.order = [];
+      this.take(page.data);
+      this.order.push(...later);
+      if (!later.length) Object.assign(this.pages, { after: page.last_id, hasMore: page.has_more });
+      this.none.replaceChildren();
+      this.arrange();
     } catch (error) {
       if (this.signal.aborted) throw error;
-      failed(this.none, error);
-      return;
+      if (error.status === undefined) throw error;
+      if (error.status !== 0) failed(this.none, error);
     }
-    if (!page.data.length) return;
-    const wasEmpty = !this.rows.size;
-    this.take(page.data);
-    if (wasEmpty) await this.load();
-    else this.arrange();
   }
 
-  // ---- comparing
+  // ---- several jobs
 
   count() {
-    const number = this.selected().length;
-    this.compare.disabled = number < 2;
-    this.compare.textContent = number ? `Compare ${number} jobs` : "Compare";
-    this.compare.classList.toggle("primary", number > 1);
+    const jobs = this.selected();
+    const number = jobs.length;
+    this.actions.hidden = !number;
+    this.compare.disabled = number < 2 || number > MOST_COMPARED;
+    this.compare.textContent = number > 1 ? `Compare ${number} jobs` : "Compare";
+    this.archive.textContent = this.filters.values.archived ? "Restore" : "Archive";
+    this.remove.disabled = !jobs.every(isOver);
   }
 
   selected() {
-    return [...this.rows.values()].filter((row) => row.isChosen());
+    return this.order.map((id) => this.rows.get(id)).filter((row) => row.isChosen()).map((row) => row.job);
   }
 
   goCompare() {
-    location.hash = `#/compare?jobs=${this.selected().map((row) => row.job.id).join(",")}`;
+    location.hash = `#/compare?jobs=${this.selected().map((job) => job.id).join(",")}`;
   }
-}
 
-function asParameter(label) {
-  const at = label.indexOf("=");
-  return [`metadata[${label.slice(0, at)}]`, label.slice(at + 1)];
-}
+  async archiveChosen() {
+    const archived = !this.filters.values.archived;
+    const jobs = this.selected();
+    try {
+      for (const job of jobs) await patch(jobPath(job.id), { archived });
+      announce(`${jobs.length} jobs ${archived ? "archived" : "restored"}`);
+    } catch (error) {
+      await confirmed("Not archived", { detail: error.message, yes: "OK", no: "Close", kind: "" });
+    }
+    await this.refresh();
+  }
 
-function narrow(labels) {
-  const query = new URLSearchParams(labels.map((label) => ["metadata", label])).toString();
-  location.hash = query ? `#/jobs?${query}` : "#/jobs";
+  async deleteChosen() {
+    await deleteJobs(this.selected());
+    await this.refresh();
+  }
 }

@@ -1,29 +1,38 @@
 // One job in the list. Updates replace its cells but keep its tick box and its place.
 
 import { metricsOf } from "../../api.js";
+import { changeCell } from "../../change.js";
 import { sparkline } from "../../charts.js";
 import { ago, button, el, number } from "../../dom.js";
 import { doing, isOver, jobName, kindOf, labels, progressBar, statusBadge } from "../../job_parts.js";
 
 const POINTS = 40;
+const CELLS = ["name", "status", "progress", "curve", "held-out", "created small", "edit"];
 
-// → {root, job, update(job), isChosen()}. The tick box calls `chosen()`, a metadata tag calls `narrow(label)`.
-export function jobRow(job, { signal, chosen, narrow }) {
-  const tick = el("input", { type: "checkbox", "aria-label": `Compare ${jobName(job)}`, onchange: chosen });
-  const name = el("td", { role: "cell", class: "name" },
-    el("a", { href: `#/jobs/${job.id}`, class: job.suffix ? "" : "id" }, jobName(job)),
-    el("div", { class: "row about small" }, el("span", { class: "faint" }, `${job.model} · ${kindOf(job)}`),
-      labels(job).map((label) =>
-        button(label, () => narrow(label), { kind: "chip", title: "Filter by this metadata" }))));
-  const [status, progress, curve] = ["status", "progress", "curve"].map((kind) => el("td", { role: "cell", class: kind }));
-  const created = el("td", { role: "cell", class: "created small" });
-  const root = el("tr", { role: "row" }, el("td", { role: "cell", class: "tick" }, tick), name, status, progress, curve, created);
+// → {root, job, update(job), isChosen()}. The tick box calls `chosen()`, a metadata label `narrow(label)`, a tag
+// `tagged(tag)`, the button `edit(job)`.
+export function jobRow(job, { signal, chosen, narrow, tagged, edit }) {
+  const tick = el("input", { type: "checkbox", onchange: chosen });
+  const cells = CELLS.map((kind) => el("td", { role: "cell", class: kind }));
+  const [name, status, progress, curve, heldOut, created, action] = cells;
+  const root = el("tr", { role: "row" }, el("td", { role: "cell", class: "tick" }, tick), cells);
   const row = { root, job, isChosen: () => tick.checked };
+  const change = button("Edit", () => edit(row.job), { kind: "small quiet" });
+  action.append(change);
   let drawn = null;
+  let named = null;
   row.update = (next) => {
     row.job = next;
-    status.replaceChildren(statusBadge(next), el("div", { class: "small faint cut doing" }, doing(next)));
+    const title = JSON.stringify([next.name, next.tags, next.archived]);
+    if (named !== title) {
+      named = title; // else the keyboard's focus inside of it stays
+      name.replaceChildren(...nameOf(next, { narrow, tagged }));
+      tick.setAttribute("aria-label", `Select ${jobName(next)}`);
+      change.setAttribute("aria-label", `Edit ${jobName(next)}`);
+    }
+    status.replaceChildren(statusBadge(next), ...notices(next));
     progress.replaceChildren(progressBar(next), el("div", { class: "small faint steps" }, steps(next)));
+    heldOut.replaceChildren(changeCell(next));
     created.replaceChildren(ago(next.created_at));
     if (drawn === next.progress.step) return;
     drawn = next.progress.step;
@@ -31,6 +40,28 @@ export function jobRow(job, { signal, chosen, narrow }) {
   };
   row.update(job);
   return row;
+}
+
+function nameOf(job, { narrow, tagged }) {
+  const isNamed = Boolean(job.name ?? job.suffix);
+  const sweep = job.metadata?.sweep;
+  return [
+    el("a", { href: `#/jobs/${job.id}`, class: isNamed ? "" : "id" }, jobName(job)),
+    el("div", { class: "row about small" }, el("span", { class: "faint" }, `${job.model} · ${kindOf(job)}`),
+      job.archived && el("span", { class: "tag" }, "archived"),
+      sweep && el("a", { class: "sweep", href: `#/sweeps/${encodeURIComponent(sweep)}` }, `Sweep ${sweep}`),
+      job.tags.map((tag) => button(tag, () => tagged(tag), { kind: "chip", title: "Filter by this tag" })),
+      labels(job).map((label) => button(label, () => narrow(label), { kind: "chip", title: "Filter by this metadata" }))),
+  ];
+}
+
+// What happens now, or why the result needs a look.
+function notices(job) {
+  const words = doing(job);
+  return [
+    words && el("div", { class: "small faint cut doing", title: words }, words),
+    job.attention && el("div", { class: "small attention" }, job.attention),
+  ].filter(Boolean);
 }
 
 function steps(job) {

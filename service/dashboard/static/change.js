@@ -1,0 +1,27 @@
+// The change of a job's held-out reward, as tables show it: sign, tone, and whether it is significant.
+
+import { el } from "./dom.js";
+
+const isNumber = (value) => value !== null && value !== undefined;
+
+// → {text, detail, tone: good | bad | unclear, difference}; null without a comparison with the start.
+export function changeOf(job) {
+  const { difference, low, high } = job.eval.verdict ?? {};
+  if (!isNumber(difference)) return null;
+  const text = `${difference > 0 ? "+" : ""}${points(difference)}`;
+  if (!isNumber(low) || !isNumber(high)) return { text, detail: "no interval", tone: "unclear", difference };
+  const tone = low > 0 ? "good" : high < 0 ? "bad" : "unclear";
+  const interval = `${points(low)} to ${points(high)}`;
+  return { text, detail: tone === "unclear" ? "not significant" : interval, interval, tone, difference };
+}
+
+// → a <span> with the difference in points; "–" without one.
+export function changeCell(job) {
+  const change = changeOf(job);
+  if (!change) return el("span", { class: "faint" }, "–");
+  return el("span", { class: `change ${change.tone}`, title: change.interval && `95% CI ${change.interval} points` },
+    el("strong", {}, change.text), el("span", { class: "unseen" }, " points, "),
+    el("span", { class: "small faint detail" }, change.detail));
+}
+
+export const points = (value) => (100 * value).toFixed(1).replace("-", "−");
