@@ -29,18 +29,18 @@ def test_each_job_is_a_line_with_the_apis_values(page: Page, deployment: Deploym
 def test_several_metrics_are_drawn_and_kept_in_the_address(page: Page, deployment: Deployment) -> None:
     open_comparison(page, deployment, "first", "faster")
     page.get_by_text("of at most 6").click()
-    page.get_by_label("grad_norm", exact=True).check()
-    for title, metric in (("Gradient norm", "grad_norm"), ("KL divergence to the reference", "kl")):
+    page.get_by_label("entropy", exact=True).check()
+    for title, metric in (("Entropy", "entropy"), ("KL divergence to the reference", "kl")):
         assert points(drawn(page, title)["higher-rate"]) == measured(deployment, "faster", metric)
     page.get_by_label("kl", exact=True).uncheck()
     expect(figure(page, "KL divergence to the reference")).to_have_count(0)
     page.reload()
-    assert points(drawn(page, "Gradient norm")["first-try"]) == measured(deployment, "first", "grad_norm")
+    assert points(drawn(page, "Entropy")["first-try"]) == measured(deployment, "first", "entropy")
     expect(figure(page, "KL divergence to the reference")).to_have_count(0)
 
 
 def test_at_most_six_metrics_are_drawn(page: Page, deployment: Deployment) -> None:
-    open_comparison(page, deployment, "first", "faster", more="&metrics=reward,kl,loss,grad_norm,entropy")
+    open_comparison(page, deployment, "first", "faster", more="&metrics=reward,kl,loss,learning_rate,entropy")
     drawn(page, "Reward")
     page.get_by_text("5 of at most 6").click()
     page.get_by_label("step_time", exact=True).check()
