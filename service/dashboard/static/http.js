@@ -75,6 +75,7 @@ export async function request(path, options = {}) {
   }
   if (response.ok) return response;
   const error = await errorOf(response);
+  signal?.throwIfAborted(); // its body was not read, so that the error would have no message
   if (isFromProxy(error)) throw unanswered();
   throw error.status === 401 ? refuseKey(error) : error;
 }

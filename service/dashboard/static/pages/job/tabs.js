@@ -2,6 +2,8 @@
 
 import { el, failed } from "../../dom.js";
 
+const BESIDE_PX = 60; // of the tab before the current one
+
 // A view whose module, `pages/job/<name>.js`, is loaded when its tab is first shown.
 export function lazily(name, make) {
   const view = { root: el("div") };
@@ -29,8 +31,10 @@ export class Tabs {
   async show(name, job) {
     this.name = name;
     for (const link of this.nav.children) {
-      if (link.dataset.tab === name) link.setAttribute("aria-current", "page");
-      else link.removeAttribute("aria-current");
+      link.toggleAttribute("aria-current", link.dataset.tab === name);
+      if (link.dataset.tab !== name) continue;
+      link.setAttribute("aria-current", "page");
+      this.nav.scrollLeft = link.offsetLeft - this.nav.offsetLeft - BESIDE_PX; // on a phone the bar is wider than the window
     }
     this.trouble.replaceChildren();
     this.box.replaceChildren(this.views[name].root);
