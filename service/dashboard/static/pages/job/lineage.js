@@ -51,7 +51,7 @@ const shortName = (model) => (jobOf(model) ? model.split(":")[3] || model : mode
 
 // A file's name as a link to the page of files.
 export function fileLink(id, signal) {
-  const link = el("a", { href: `#/files?file=${encodeURIComponent(id)}`, title: id }, id);
+  const link = el("a", { href: `#/files/${encodeURIComponent(id)}`, title: id }, id);
   get(`/v1/files/${id}`, { signal }).then((file) => { link.textContent = file.filename; }, () => {});
   return link;
 }
