@@ -7,6 +7,7 @@ from fastapi.testclient import TestClient
 
 from service.jobs.model.states import JobState
 from service.platform.db import Database
+from service.platform.tables.core import Metric
 from tests.service.job_samples import add_job
 
 JOBS = "/v1/fine_tuning/jobs"
@@ -111,3 +112,25 @@ def test_another_tenants_job_is_no_cursor(other_client: TestClient, ids: dict[st
 def test_an_unknown_value_names_the_parameter(client: TestClient, query: dict[str, str]) -> None:
     answer = client.get(JOBS, params=query)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(query)))
+
+
+@pytest.mark.parametrize(
+    ("columns", "reward", "part"),
+    [
+        ({}, 0.0, "reward of 0"),
+        ({}, 0.4, None),
+        ({"evaluation": {"best": {"step": 0, "reward": 0.2}}}, 0.0, None),
+        ({"evaluation": {"verdict": {"difference": -0.2, "low": -0.3, "high": -0.1}}}, 0.4, "worse"),
+        ({"warnings": [{"code": "guard_no_signal", "message": "No group has signal."}]}, 0.4, "No group"),
+        ({"warnings": [{"code": "few_rows", "message": "Few rows."}]}, 0.4, None),
+    ],
+)
+def test_a_succeeded_job_says_why_it_needs_a_look(
+    client: TestClient, database: Database, columns: dict[str, Any], reward: float, part: str | None
+) -> None:
+    job_id = add_job(database, JobState.SUCCEEDED, step=3, **columns)
+    with database.transaction() as session:
+        session.add(Metric(job_id=job_id, step=3, values={"reward": reward}))
+    (job,) = client.get(JOBS).json()["data"]
+    assert job["reward"] == reward
+    assert (part in job["attention"]) if part else job["attention"] is None
