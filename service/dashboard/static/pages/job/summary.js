@@ -3,6 +3,7 @@
 import { jobPath, post } from "../../api.js";
 import { announce, button, confirmed, el, failed, heading } from "../../dom.js";
 import { isOver, jobName, kindOf, labels } from "../../job_parts.js";
+import { editJob } from "./edit.js";
 import { Lineage } from "./lineage.js";
 import { nextStep } from "./next.js";
 import { strip } from "./strip.js";
@@ -29,26 +30,34 @@ export class Summary {
     this.rows = [];
     this.findings = 0;
     this.lineage = new Lineage(job, signal);
+    this.tags = el("span", { class: "row" });
     this.about = el("div", { class: "row about" }, el("span", {}, `${kindOf(job)} from `, this.lineage.root),
-      labels(job).map((label) => el("span", { class: "tag" }, label)),
-      jobName(job) !== job.id && el("code", { class: "faint" }, job.id));
+      this.tags, jobName(job) !== job.id && el("code", { class: "faint" }, job.id));
+    this.notes = el("p", { class: "text notes" });
     this.buttons = el("div", { class: "actions" });
     this.problem = el("div");
     this.results = el("section", { class: "results", "aria-label": "Results" });
-    this.parts = [
-      heading(jobName(job), {
-        above: el("a", { class: "small back", href: "#/jobs" }, "Jobs"), below: this.about,
-        actions: [el("a", { class: "button", href: `#/new?from=${job.id}` }, "Copy"), this.buttons],
-      }),
-      this.problem, this.results,
-    ];
+    const edit = () => editJob(this.job, { changed: (next) => this.changed(next) });
+    this.heading = heading(jobName(job), {
+      above: el("a", { class: "small back", href: "#/jobs" }, "Jobs"), below: [this.about, this.notes],
+      actions: [button("Edit", edit), el("a", { class: "button", href: `#/new?from=${job.id}` }, "Copy"), this.buttons],
+    });
+    this.parts = [this.heading, this.problem, this.results];
     this.update(job);
   }
 
   update(job, { rows = this.rows, findings = this.findings } = {}) {
     Object.assign(this, { job, rows, findings });
+    this.describe(job);
     this.results.replaceChildren(strip(job, rows), nextStep(job, findings));
     this.offer(job);
+  }
+
+  describe(job) {
+    this.heading.querySelector("h1").textContent = jobName(job);
+    this.tags.replaceChildren(...[...job.tags, ...labels(job)].map((label) => el("span", { class: "tag" }, label)));
+    this.notes.textContent = job.notes ?? "";
+    this.notes.hidden = !job.notes;
   }
 
   // Only the actions that the state allows; buttons are reused, so that a focused one keeps its focus.
