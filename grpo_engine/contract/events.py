@@ -108,7 +108,7 @@ class Verdict(Record):
     """An evaluation compared with the one before training: a paired bootstrap over the rows."""
 
     text: str
-    """"improved by 12.4 points, 95% 8.1–16.9", "worse by …", "not shown: …"; "kept: …", "lost …"."""
+    """Such as "+12.4 points (95% CI 8.1 to 16.9)" or "+2.2 points (95% CI −0.4 to 5.2), not significant"."""
     difference: float | None = None
     """Mean of after − before, in units of the reward; None if too few rows can be compared."""
     low: float | None = None

@@ -32,36 +32,15 @@ def bootstrap_interval(differences: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-HELD_OUT = (
-    "improved by {amount}, {interval}",
-    "worse by {amount}, {interval}",
-    "not shown: {signed}, {interval}",
-)
-RETENTION = (
-    "kept: {signed} on {name}, {interval}",
-    "lost {amount} on {name}, {interval}",
-    "kept: {signed} on {name}, {interval}",
-)
-"""Texts of a significant gain, of a significant loss, and of no significant change."""
+def verdict_on(before: Mapping[str, float], after: Mapping[str, float]) -> Verdict:
+    """The change of the mean reward, given rewards by row before and after training.
 
-
-def held_out_verdict(before: Mapping[str, float], after: Mapping[str, float]) -> Verdict:
-    """Rewards by row before and after training → "improved by …", "worse by …" or "not shown: …"."""
-    return _verdict(before, after, HELD_OUT)
-
-
-def retention_verdict(name: str, before: Mapping[str, float], after: Mapping[str, float]) -> Verdict:
-    """The same for rows of another domain: "kept: …", or "lost … on <name>" if the loss is significant."""
-    return _verdict(before, after, RETENTION, name)
-
-
-def _verdict(
-    before: Mapping[str, float], after: Mapping[str, float], texts: tuple[str, str, str], name: str = ""
-) -> Verdict:
+    As text "+12.4 points (95% CI 8.1 to 16.9)", with ", not significant" if the interval includes 0.
+    """
     rows = sorted(before.keys() & after.keys())
     if len(rows) < 2:
         count = "no row was" if not rows else "only 1 row was"
-        return Verdict(text=f"not shown: {count} scored both before and after training", rows=len(rows))
+        return Verdict(text=f"unknown: {count} scored both before and after training", rows=len(rows))
     first = np.array([before[row] for row in rows], dtype=np.float64)
     last = np.array([after[row] for row in rows], dtype=np.float64)
     is_share = min(first.min(), last.min()) >= 0 and max(first.max(), last.max()) <= 1
@@ -71,16 +50,9 @@ def _verdict(
     def number(value: float, sign: str = "") -> str:
         """In hundredths for rewards between 0 and 1; other rewards keep their own unit."""
         shown = round(value * 100, 1) if is_share else value
-        return f"{shown + 0.0:{sign}{'.1f' if is_share else '.3g'}}"  # + 0.0: never "-0.0"
+        return f"{shown + 0.0:{sign}{'.1f' if is_share else '.3g'}}".replace("-", "−")  # + 0.0: never "-0.0"
 
-    gain, loss, unclear = texts
-    text = gain if low > 0 else loss if high < 0 else unclear
-    start, end = (-high, -low) if high < 0 else (low, high)
     unit = "points" if is_share else "reward units"
-    text = text.format(
-        amount=f"{number(abs(difference))} {unit}",
-        signed=f"{number(difference, '+')} {unit}",
-        interval=f"95% {number(start)}–{number(end)}",
-        name=name,
-    )
+    doubt = ", not significant" if low <= 0 <= high else ""
+    text = f"{number(difference, '+')} {unit} (95% CI {number(low)} to {number(high)}){doubt}"
     return Verdict(text=text, difference=difference, low=low, high=high, rows=len(rows))

@@ -4,10 +4,10 @@ import statistics
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
-from grpo_engine.contract.events import VALIDATION, BaseEvent, Evaluated, Split, Verdict
+from grpo_engine.contract.events import VALIDATION, BaseEvent, Evaluated, Split
 from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.objective.metrics import PhaseTimer, completion_metrics, finite, reward_metrics
-from grpo_engine.objective.significance import held_out_verdict, retention_verdict
+from grpo_engine.objective.significance import verdict_on
 from grpo_engine.objective.types import Prompt, ScoredGroup
 from grpo_engine.rollout.recording import rollouts
 from grpo_engine.rollout.sampler.base import Sampler, Sampling
@@ -60,7 +60,8 @@ def evaluation_events(
     set_name = "" if name == VALIDATION else name
     yield from rollouts(step, scored, split, name=set_name, offset=offset)
     rewards = rewards_by_row(scored)
-    verdict = verdict_on(name, baseline.get(name), rewards) if step else None
+    before = baseline.get(name) if step else None
+    verdict = None if before is None else verdict_on(before, rewards)
     everything = {**evaluation_metrics(scored), **(metrics or {})}
     yield Evaluated(step=step, name=name, metrics=everything, verdict=verdict)
     return baseline if step else {**baseline, name: rewards}
@@ -69,13 +70,6 @@ def evaluation_events(
 def rewards_by_row(scored: Sequence[ScoredGroup]) -> Rewards:
     found = ((group.group.prompt.row, group.scores[0].reward) for group in scored)
     return {str(row): reward for row, reward in found if reward is not None}
-
-
-def verdict_on(name: str, before: Rewards | None, after: Rewards) -> Verdict | None:
-    """The verdict on a set; None without rewards from before training."""
-    if before is None:
-        return None
-    return held_out_verdict(before, after) if name == VALIDATION else retention_verdict(name, before, after)
 
 
 def evaluation_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:

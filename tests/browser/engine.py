@@ -138,7 +138,7 @@ class LearningEngine(fake_engine.FakeEngine):
         low, high = round(difference - 0.08, 3), round(difference + 0.08, 3)
         points = [f"{100 * value:.1f}" for value in (difference, low, high)]
         verdict = Verdict(
-            text=f"improved by {points[0]} points, 95% {points[1]}–{points[2]}",
+            text=f"+{points[0]} points (95% CI {points[1]} to {points[2]})",
             difference=difference,
             low=low,
             high=high,

@@ -87,7 +87,7 @@ def test_a_job_of_every_kind_improves_on_its_own_task(
     job = succeed(client, {**body, "method": task.method})
     before, after = (job["eval"][key]["reward"] for key in ("baseline", "last"))
     assert after - before >= 0.2, f"{before} → {after}"
-    assert job["eval"]["verdict"]["text"].startswith("improved by ")
+    assert job["eval"]["verdict"]["low"] > 0
 
 
 def test_an_adapter_of_a_quantised_job_and_its_merge_are_what_the_card_says(

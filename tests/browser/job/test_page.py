@@ -40,7 +40,7 @@ def test_an_interval_around_zero_is_not_significant_and_a_greedy_evaluation_says
 ) -> None:
     job = deployment.job("faster")
     interval = {"difference": -0.012, "low": -0.05, "high": 0.026}
-    job["eval"]["verdict"] = {"text": "not shown", **interval, "rows": 90}
+    job["eval"]["verdict"] = {"text": "not significant", **interval, "rows": 90}
     job["eval"]["last"]["temperature"] = 0
     page.route(f"**{JOBS}/{job['id']}", lambda route: route.fulfill(json=job))
     page.goto(f"/#/jobs/{job['id']}")

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from grpo_engine.objective.significance import bootstrap_interval, held_out_verdict, retention_verdict
+from grpo_engine.objective.significance import bootstrap_interval, verdict_on
 
 
 def rewards(values: list[float]) -> dict[str, float]:
@@ -22,64 +22,55 @@ def shifted(count: int, before: int, after: int) -> tuple[dict[str, float], dict
 
 
 def test_a_clear_gain_is_reported_in_points_with_its_interval() -> None:
-    verdict = held_out_verdict(*shifted(50, 10, 35))
-    assert verdict.text == "improved by 50.0 points, 95% 36.0–64.0"
+    verdict = verdict_on(*shifted(50, 10, 35))
+    assert verdict.text == "+50.0 points (95% CI 36.0 to 64.0)"
     assert verdict.difference == pytest.approx(0.5)
     assert (verdict.low, verdict.high, verdict.rows) == (pytest.approx(0.36), pytest.approx(0.64), 50)
 
 
-def test_a_clear_loss_is_reported_with_positive_numbers() -> None:
-    verdict = held_out_verdict(*shifted(50, 35, 10))
-    assert verdict.text == "worse by 50.0 points, 95% 36.0–64.0"
+def test_a_clear_loss_is_reported_with_negative_numbers() -> None:
+    verdict = verdict_on(*shifted(50, 35, 10))
+    assert verdict.text == "−50.0 points (95% CI −64.0 to −36.0)"
     assert verdict.difference == pytest.approx(-0.5)
 
 
 def test_an_insignificant_change_is_not_claimed() -> None:
     before, after = rewards([0, 1, 0, 1, 0, 1, 0, 1, 0, 0]), rewards([1, 0, 1, 0, 0, 1, 0, 1, 1, 0])
-    verdict = held_out_verdict(before, after)
-    assert verdict.text.startswith("not shown: +10.0 points, 95% -")
+    verdict = verdict_on(before, after)
+    assert verdict.text.startswith("+10.0 points (95% CI −")
+    assert verdict.text.endswith("), not significant")
     assert verdict.low is not None
     assert verdict.high is not None
     assert verdict.low < 0 < verdict.high
 
 
-def test_nothing_changed_is_not_shown_and_has_no_minus_zero() -> None:
+def test_no_change_is_not_significant_and_has_no_minus_zero() -> None:
     before, _ = shifted(10, 5, 5)
-    assert held_out_verdict(before, before).text == "not shown: +0.0 points, 95% 0.0–0.0"
+    assert verdict_on(before, before).text == "+0.0 points (95% CI 0.0 to 0.0), not significant"
 
 
 def test_rewards_beyond_one_keep_and_name_their_unit() -> None:
     before, after = rewards([1.0, 2.0, 1.5, 3.0] * 10), rewards([2.0, 3.0, 2.0, 4.0] * 10)
-    assert held_out_verdict(before, after).text == "improved by 0.875 reward units, 95% 0.8–0.938"
+    assert verdict_on(before, after).text == "+0.875 reward units (95% CI 0.8 to 0.938)"
 
 
 def test_a_row_that_was_not_scored_both_times_is_in_neither_side() -> None:
     before, after = shifted(50, 10, 35)
-    verdict = held_out_verdict({**before, "lost": 1.0}, {**after, "new": 0.0})
-    assert verdict == held_out_verdict(before, after)
+    verdict = verdict_on({**before, "lost": 1.0}, {**after, "new": 0.0})
+    assert verdict == verdict_on(before, after)
 
 
 @pytest.mark.parametrize(
     ("before", "after", "text"),
     [
-        ({}, {}, "not shown: no row was scored both before and after training"),
-        ({"1": 0.0}, {"2": 1.0}, "not shown: no row was scored both before and after training"),
-        ({"1": 0.0}, {"1": 1.0}, "not shown: only 1 row was scored both before and after training"),
+        ({}, {}, "unknown: no row was scored both before and after training"),
+        ({"1": 0.0}, {"2": 1.0}, "unknown: no row was scored both before and after training"),
+        ({"1": 0.0}, {"1": 1.0}, "unknown: only 1 row was scored both before and after training"),
     ],
 )
 def test_too_few_rows_show_nothing(before: dict[str, float], after: dict[str, float], text: str) -> None:
-    for verdict in (held_out_verdict(before, after), retention_verdict("general", before, after)):
-        assert (verdict.text, verdict.difference, verdict.low, verdict.high) == (text, None, None, None)
-
-
-def test_a_retention_verdict_names_the_loss_and_the_set() -> None:
-    verdict = retention_verdict("general", *shifted(50, 35, 10))
-    assert verdict.text == "lost 50.0 points on general, 95% 36.0–64.0"
-
-
-@pytest.mark.parametrize(("before", "after"), [(20, 40), (40, 40)])
-def test_retention_without_a_loss_is_kept(before: int, after: int) -> None:
-    assert retention_verdict("general", *shifted(100, before, after)).text.startswith("kept: +")
+    verdict = verdict_on(before, after)
+    assert (verdict.text, verdict.difference, verdict.low, verdict.high) == (text, None, None, None)
 
 
 def test_the_interval_agrees_with_the_normal_one_for_many_rows() -> None:
@@ -101,16 +92,16 @@ def test_the_interval_covers_the_truth_95_percent_of_the_time() -> None:
 
 def test_the_same_rewards_always_get_the_same_verdict_also_from_json() -> None:
     before, after = shifted(256, 90, 110)
-    again = held_out_verdict(json.loads(json.dumps(before)), dict(reversed(after.items())))
-    assert again == held_out_verdict(before, after)
+    again = verdict_on(json.loads(json.dumps(before)), dict(reversed(after.items())))
+    assert again == verdict_on(before, after)
 
 
 def test_256_rows_take_less_than_50_milliseconds() -> None:
     before, after = shifted(256, 90, 110)
-    held_out_verdict(before, after)
+    verdict_on(before, after)
     seconds = []
     for _ in range(5):
         started = time.process_time()
-        held_out_verdict(before, after)
+        verdict_on(before, after)
         seconds.append(time.process_time() - started)
     assert min(seconds) < 0.05

@@ -21,8 +21,9 @@ from grpo_engine.contract.events import (
     quality,
 )
 from grpo_engine.contract.records import FinishReason, Score
+from grpo_engine.objective.significance import verdict_on
 from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt, ScoredGroup
-from grpo_engine.rollout.evaluation import rewards_by_row, verdict_on
+from grpo_engine.rollout.evaluation import rewards_by_row
 from grpo_engine.rollout.scoring import with_zero_advantages
 from grpo_engine.run.build import build_loop
 from grpo_engine.training import checkpoint
@@ -79,7 +80,7 @@ def test_the_first_evaluation_has_no_verdict_and_the_last_is_final(
     found = evaluated(run(make_job(n_steps=4, eval_grader=NOTHING), tmp_path))
     assert [(event.step, event.is_final) for event in found] == [(0, False), (2, False), (4, True)]
     texts = [event.verdict.text if event.verdict else None for event in found]
-    assert texts == [None, *["not shown: +0.0 points, 95% 0.0–0.0"] * 2]
+    assert texts == [None, *["+0.0 points (95% CI 0.0 to 0.0), not significant"] * 2]
     assert found[2].verdict is not None
     assert found[2].verdict.rows == 6
 
@@ -94,7 +95,7 @@ def test_retention_sets_are_evaluated_beside_the_held_out_rows(
     assert "rewards/string_check/mean" in general[1].metrics
     assert "rewards/format/mean" in other[1].metrics
     assert general[1].verdict is not None
-    assert general[1].verdict.text == "kept: +0.0 points on general, 95% 0.0–0.0"
+    assert general[1].verdict.text == "+0.0 points (95% CI 0.0 to 0.0), not significant"
     recorded = [e for e in events if isinstance(e, RolloutsRecorded) and e.split == "retention"]
     places = [(event.step, event.name, event.first, len(event.groups)) for event in recorded]
     assert places == [(0, "general", 0, 3), (0, "other", 3, 3), (2, "general", 0, 3), (2, "other", 3, 3)]
@@ -128,10 +129,8 @@ def test_an_unscorable_row_is_in_neither_side_of_the_comparison() -> None:
 
     before, after = rewards_by_row(scored([0, 0, None, 0])), rewards_by_row(scored([1, None, 1, 1]))
     assert (before, after) == ({"0": 0, "1": 0, "3": 0}, {"0": 1, "2": 1, "3": 1})
-    verdict = verdict_on("validation", before, after)
-    assert verdict is not None
+    verdict = verdict_on(before, after)
     assert (verdict.rows, verdict.difference) == (2, 1.0)
-    assert verdict_on("validation", None, after) is None
 
 
 def test_an_evaluation_is_as_good_as_its_reward_else_its_loss() -> None:
