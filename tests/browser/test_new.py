@@ -108,7 +108,7 @@ def test_a_wrong_template_is_reported_at_its_field(
         "{{item.answr}} is not in this row, which has answer, faults. And 7 more."
     )
     shots(page, "new-problem")
-    page.get_by_role("link", name="training_file[1].answr").click()
+    page.get_by_role("link", name="Reference (training_file[1].answr)").click()
     expect(field).to_be_focused()
     field.fill("{{item.answer}}")
     expect(field).not_to_have_attribute("aria-invalid", "true")
@@ -118,7 +118,7 @@ def test_without_a_file_the_form_explains_what_to_do(page: Page) -> None:
     page.goto("/#/new")
     page.get_by_role("button", name="Reset").click()
     page.get_by_role("button", name="Check").click()
-    expect(page.get_by_text("training_file Choose or upload a file.")).to_be_visible()
+    expect(page.get_by_text("Training file Choose or upload a file.")).to_be_visible()
     expect(page.get_by_label("Training file")).to_have_accessible_description("Choose or upload a file.")
 
 

@@ -16,6 +16,9 @@ export function field(param, label, hint, control, ...more) {
 
 export const idOf = (param) => `new-${param.replaceAll(".", "-")}`;
 
+// The label of the form's field for `param`; the last name of the path if the form has none.
+export const labelOf = (param) => document.querySelector(`label[for="${idOf(param)}"]`)?.textContent ?? param.split(".").at(-1);
+
 // A text or number input for the value at `param`; empty: the field is left out of the request.
 export function input(draft, param, { kind = "text", parse = (text) => text, format = String, ...props } = {}) {
   const control = el("input", { type: kind === "number" ? "number" : "text", autocomplete: "off", spellcheck: "false", ...props });

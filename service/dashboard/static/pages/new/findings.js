@@ -2,6 +2,7 @@
 
 import { ago, bytes, duration, el, number, percent } from "../../dom.js";
 import { between, expectedTime } from "../job/cost.js";
+import { labelOf } from "./fields.js";
 
 const TONES = { yes: "good", maybe: "warn", no: "bad" };
 
@@ -16,9 +17,17 @@ export function showProblems(problems, go) {
   return el("div", { class: "note bad", role: "alert" },
     el("h3", {}, groups.length === 1 ? "1 problem to fix" : `${groups.length} problems to fix`),
     el("ul", { class: "problems" }, groups.slice(0, SHOWN).map(([one, ...others]) => el("li", {},
-      one.field ? fieldLink(one.field, one.param, go) : el("code", {}, one.param), " ", text(one),
+      one.field ? fieldLink(one.field, placeOf(one), go) : el("code", {}, one.param), " ", text(one),
       others.length > 0 && ` (and ${number((one.alike ?? others.length + 1) - 1)} similar)`))),
     groups.length > SHOWN && el("p", { class: "small" }, `And ${groups.length - SHOWN} more.`));
+}
+
+// The label of the problem's field, with what its path has beyond it: "Training file [17].messages".
+function placeOf({ field, param }) {
+  const label = labelOf(field);
+  if (!param.startsWith(field)) return `${label} (${param})`;
+  const rest = param.slice(field.length);
+  return rest ? `${label} ${rest}` : label;
 }
 
 function fieldLink(field, text, go) {
@@ -75,7 +84,7 @@ export function showProbe(probe, go) {
     el("p", { class: "small faint" }, `${probe.model}, ${number(result.prompts)} prompts, `, ago(probe.created_at)),
     el("div", { class: `note ${TONES[result.can_learn]}`, role: "status" }, el("h3", {}, "Can GRPO learn here?"), el("p", {}, result.sentence),
       result.advice.length > 0 && el("ul", { class: "problems" }, result.advice.map((one) => el("li", {},
-        fieldLink(one.param, one.param.split(".").at(-1), go), ": ", one.message)))),
+        fieldLink(one.param, labelOf(one.param), go), ": ", one.message)))),
     el("dl", { class: "facts" }, figures.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
     el("details", {}, el("summary", {}, `Samples (${probe.groups.length} of ${result.prompts} prompts)`), probe.groups.map(showGroup)));
 }

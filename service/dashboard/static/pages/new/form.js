@@ -8,41 +8,14 @@ import { methodOf } from "./draft.js";
 import { field, idOf, input, select } from "./fields.js";
 import { beginning, graderForm, suit } from "./grader.js";
 import { heldOutParts } from "./held_out.js";
+import { settingsPart } from "./settings.js";
+import { graderTrial } from "./trial.js";
 
 const METHODS = [
   ["reinforcement", "Reinforcement (GRPO): learn from a reward"],
   ["supervised", "Supervised: imitate each row's last message"],
   ["training_free", "Training-free: collect lessons in the prompt"],
 ];
-const GROUP = ["group_size", "Completions per prompt", "Compared with each other. More completions give a clearer signal and take proportionally longer."];
-const LONGEST = ["max_completion_tokens", "Max completion tokens", "Longer completions are cut off and rarely score. Memory and time grow with this limit."];
-const RATE = ["learning_rate", "Learning rate", "Higher is faster but less stable."];
-const RANK = ["lora.rank", "LoRA rank", "Size of the adapter. 8 to 32 is usual."];
-const SETTINGS = {
-  reinforcement: [
-    GROUP,
-    ["prompts_per_step", "Prompts per step", "Larger steps are more stable and slower."],
-    ["n_steps", "Steps", "Number of weight updates. 50 is enough to see whether it learns."],
-    LONGEST,
-    RATE,
-    ["beta", "KL coefficient (β)", "0 follows the reward alone; 0.04 keeps the model close to the base model."],
-    RANK,
-  ],
-  supervised: [
-    ["n_epochs", "Epochs", "Passes over the data. Many passes memorize the rows."],
-    ["batch_size", "Rows per step", "Larger steps are more stable and slower."],
-    RATE,
-    ["max_tokens", "Max tokens per row", "Longer rows are rejected, never truncated."],
-    RANK,
-  ],
-  training_free: [
-    GROUP,
-    ["prompts_per_step", "Rows per step", "The lessons change once per step."],
-    ["n_epochs", "Epochs", "Passes over the data."],
-    LONGEST,
-  ],
-};
-
 export function modelPart(draft, models) {
   const bases = models.filter((model) => model.owned_by === "catalogue").map((model) => [model.id, model.id]);
   const own = models.filter((model) => model.owned_by !== "catalogue").map((model) => [model.id, `${model.id} (yours)`]);
@@ -55,9 +28,9 @@ export function modelPart(draft, models) {
   return section("Model", el("div", { class: "panel stack" },
     field("model", "Start from", "A base model, or one of your fine-tuned models.", select(draft, "model", options)),
     field("method.type", "Method", null, method),
+    field("name", "Name", "Shown in the list of jobs.", input(draft, "name", { placeholder: "optional", maxlength: 128 })),
     field("suffix", "Suffix", "Added to the model name.", input(draft, "suffix", { placeholder: "optional", maxlength: 64 }))));
 }
-
 export function dataPart(draft, files, signal) {
   const rows = el("div", { class: "stack" });
   const fields = el("datalist", { id: "row-fields" });
@@ -105,19 +78,16 @@ function showRow(box, list, row) {
 }
 
 // Reward and settings depend on the method, so they are rendered again when it changes.
-export function methodParts(draft) {
+export function methodParts(draft, signal) {
   const box = el("div", { class: "parts" });
   let shown;
   const draw = () => {
     if (draft.type === shown) return;
     shown = draft.type;
-    const at = `method.${shown}`;
-    const settings = SETTINGS[shown] ?? [];
+    const grader = `method.${shown}.grader`;
     box.replaceChildren(
-      ...(shown === "supervised" ? [] : [section("Reward", el("div", { class: "panel" }, graderForm(draft, `${at}.grader`)))]),
-      section("Settings", el("div", { class: "panel settings" }, settings.map(([name, label, hint]) =>
-        field(`${at}.hyperparameters.${name}`, label, hint,
-          input(draft, `${at}.hyperparameters.${name}`, { kind: "number", min: 0, inputmode: "decimal" }))))));
+      ...(shown === "supervised" ? [] : [section("Reward", el("div", { class: "panel stack" }, graderForm(draft, grader), graderTrial(draft, grader, signal)))]),
+      settingsPart(draft, shown));
   };
   draft.listen(draw);
   draw();

@@ -29,7 +29,7 @@ export async function show(root, params, signal) {
   if (models.data.length === 0) return noModels(box);
   draft = draftOf(changed(job ? requestOf(job) : keptDraft() ?? { ...blank(), model: models.data[0].id }, patch));
   const form = el("form", { class: "parts", onsubmit: (event) => event.preventDefault() },
-    modelPart(draft, models.data), dataPart(draft, files, signal), methodParts(draft));
+    modelPart(draft, models.data), dataPart(draft, files, signal), methodParts(draft, signal));
   box.replaceChildren(form, actions(draft, form, signal));
   box.className = "new-job";
 }
