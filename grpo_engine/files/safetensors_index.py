@@ -27,7 +27,7 @@ def shards(names: Set[str], index: bytes) -> set[str]:
         return {SINGLE}
     try:
         listed = set(json.loads(index or b"{}").get("weight_map", {}).values())
-    except (ValueError, AttributeError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise BadTensors(f"{INDEX} cannot be read: {error}") from error
     if not listed or not listed <= names:
         raise BadTensors("its weights are missing as safetensors")

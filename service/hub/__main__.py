@@ -26,7 +26,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars
 
-from service.hub.models import HubError, HubModel, as_line, folder_of
+from service.hub.models import HubError, HubModel, as_line, folder_of, is_complete
 
 LIBRARY = "grpo-service"
 TIMEOUT_SECONDS = 20
@@ -90,12 +90,14 @@ def obtain(given: argparse.Namespace) -> HubModel:
     wanted = description + (weights if given.weights else [])
     if given.keep_free_bytes is not None:
         _check_disk(model, folder, given.home, given.keep_free_bytes)
-    if all((folder / file.name).is_file() for file in wanted):
-        return model
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
-        for file in wanted:
-            download(model, file, folder)
+    if not all((folder / file.name).is_file() for file in wanted):
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder):
+            for file in wanted:
+                download(model, file, folder)
+    if not is_complete(folder, {file.name for file in weights}):
+        reason = f"the safetensors files of {model.id} are not those of its index"
+        raise HubError("model_not_supported", reason)
     return model
 
 

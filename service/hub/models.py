@@ -2,13 +2,15 @@
 
 import json
 import re
+from collections.abc import Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+from grpo_engine.files.safetensors_index import INDEX, BadTensors, shards
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-INDEX = "model.safetensors.index.json"
 
 
 class HubError(Exception):
@@ -54,14 +56,17 @@ def folder_of(home: Path, id: str, revision: str) -> Path:
 
 def has_weights(folder: Path) -> bool:
     """Whether all weights are there; a file has its name only when it is complete."""
+    return is_complete(folder, {path.name for path in folder.glob("*.safetensors")})
+
+
+def is_complete(folder: Path, names: Set[str]) -> bool:
+    """Whether files of these names are all that the folder's index lists."""
+    index = folder / INDEX
     try:
-        index = json.loads((folder / INDEX).read_bytes())
-        names = set(index["weight_map"].values())
-    except FileNotFoundError:
-        return (folder / "model.safetensors").is_file()
-    except (OSError, ValueError, KeyError, AttributeError):
+        shards(names, index.read_bytes() if index.is_file() else b"")
+    except (BadTensors, OSError):
         return False
-    return all((folder / name).is_file() for name in names)
+    return True
 
 
 def as_line(result: HubModel | HubError) -> str:

@@ -73,7 +73,7 @@ def facts_of_entry(entry: CatalogEntry, memories: Sequence[WorkerMemory], settin
 def _config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}
 

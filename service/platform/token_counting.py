@@ -20,6 +20,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_REFUSALS = (
+    *(TemplateError, TypeError, ValueError, LookupError),
+    *(ArithmeticError, AttributeError, RecursionError),
+)
+"""What a template raises for a conversation that it does not expect."""
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 
@@ -62,7 +67,7 @@ class ModelText:
                 add_generation_prompt=for_completion,
                 **self.special_tokens,
             )
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+        except _REFUSALS as error:
             raise RenderError(f"the model's chat template refuses it: {error}") from error
 
     def lengths(self, texts: Sequence[str], *, rendered: bool) -> list[int]:
@@ -135,8 +140,8 @@ def _load(folder: Path, _stamp: tuple[int, ...]) -> ModelText:
     if not tokenizer_file.is_file():
         raise ModelTextError(f"{folder.name} has no tokenizer.json")
     settings = _read_json(folder / "tokenizer_config.json")
-    source = _template_source(folder, settings)
     try:
+        source = _template_source(folder, settings)
         tokenizer = Tokenizer.from_str(tokenizer_file.read_text("utf-8"))
         template = _environment().from_string(source) if source else None
     except (TemplateError, OSError, ValueError) as error:
@@ -154,7 +159,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         data = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelTextError(f"{file.name} cannot be read: {error}") from error
     return data if isinstance(data, dict) else {}
 
@@ -165,8 +170,8 @@ def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
         return file.read_text("utf-8")
     source = settings.get("chat_template")
     if isinstance(source, list):
-        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
-        source = named.get("default")
+        named = [each for each in source if isinstance(each, dict) and each.get("name") == "default"]
+        source = named[-1].get("template") if named else None
     return source if isinstance(source, str) else None
 
 
@@ -177,9 +182,9 @@ def _token_text(token: Any) -> str | None:
 
 def context_of(config: Mapping[str, Any]) -> int | None:
     """Positions that a model's configuration has; None: no limit."""
-    for part in (config, config.get("text_config") or {}):
+    for part in (config, config.get("text_config")):
         for name in _CONTEXT:
-            if isinstance(part.get(name), int):
+            if isinstance(part, Mapping) and isinstance(part.get(name), int):
                 return int(part[name])
     return None
 

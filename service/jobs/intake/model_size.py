@@ -17,6 +17,8 @@ from grpo_engine.files.safetensors_index import read_tensors
 
 _NOT_ADAPTED = re.compile(r"embed|wte|wpe|lm_head|norm|ln_")
 """Matrices that `all-linear` does not adapt."""
+MAX_SIZE, MAX_PARAMETERS = 2**32, 2**50
+"""A model may be anyone's: larger numbers do not fit the estimate's floats."""
 
 
 class UnknownShape(Exception):
@@ -87,7 +89,7 @@ def _read(folder: Path, weights: tuple[Path, ...], _stamp: tuple[int, ...]) -> M
         config = config.get("text_config", config)
         tensors = dict(item for path in weights for item in _tensors(path))
         return shape_of(config, tensors)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UnknownShape(f"the shape of {folder.name} is unknown: {error!r}") from error
 
 
@@ -101,6 +103,10 @@ def shape_of(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) 
     """Raises ValueError, KeyError."""
     if not tensors:
         raise ValueError("there are no safetensors files")
+    num_parameters = sum(math.prod(shape) for shape in tensors.values())
+    longest = max((length for shape in tensors.values() for length in shape), default=0)
+    if longest > MAX_SIZE or num_parameters > MAX_PARAMETERS:
+        raise ValueError("the tensors are impossibly large")
     hidden = _largest(config.get("hidden_size") or config["n_embd"])
     heads = _largest(config.get("num_attention_heads") or config["n_head"])
     head_size = _largest(config.get("head_dim") or hidden // heads)
@@ -109,7 +115,7 @@ def shape_of(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) 
     # an adapter has a pair of matrices for each expert of the stack
     linear += [(name, (each * rows, each * columns)) for name, (each, rows, columns) in experts]
     return ModelShape(
-        num_parameters=sum(math.prod(shape) for shape in tensors.values()),
+        num_parameters=num_parameters,
         layers=_largest(config.get("num_hidden_layers") or config["n_layer"]),
         hidden=hidden,
         intermediate=_largest(config.get("intermediate_size") or config.get("n_inner") or 4 * hidden),
@@ -126,7 +132,7 @@ def shape_of(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) 
 def _largest(size: Any) -> int:
     """A size of the configuration; the largest one if it differs between layers. Raises ValueError."""
     found = max(size) if isinstance(size, list) and size else size
-    if not isinstance(found, int):
+    if not isinstance(found, int) or not 0 < found <= MAX_SIZE:
         raise ValueError(f"{size!r} is no size")
     return found
 

@@ -153,11 +153,29 @@ def test_shards_are_complete_when_each_one_is_there(settings: Settings, hub: Mod
     assert not has_weights(folder)
 
 
+@pytest.mark.parametrize("places", ['{"a": 1}', '{"a": ["b"]}', '{"a": "../other/model.safetensors"}', "{}"])
+def test_a_model_whose_index_does_not_name_its_files_is_refused(
+    settings: Settings, hub: ModelHub, places: str
+) -> None:
+    hub.files["model-1.safetensors"] = hub.files.pop("model.safetensors")
+    hub.files["model.safetensors.index.json"] = f'{{"weight_map": {places}}}'.encode()
+    assert refusal(settings, hub.id).code == "model_not_supported"
+    assert not has_weights(folder_of(settings.home, hub.id, REVISION))
+
+
+def test_an_index_that_is_nested_too_deeply_is_refused(settings: Settings, hub: ModelHub) -> None:
+    hub.files["model-1.safetensors"] = hub.files.pop("model.safetensors")
+    hub.files["model.safetensors.index.json"] = b"[" * 100_000
+    assert refusal(settings, hub.id).code == "model_not_supported"
+
+
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "org/a_b"])
 def test_names_of_hub_models(name: str) -> None:
     assert is_hub_id(name)
 
 
-@pytest.mark.parametrize("name", ["tiny", "a/b/c", "/a", "a/", "../b", "a/..", "ft:a/b:c::d", "a b/c"])
+@pytest.mark.parametrize(
+    "name", ["tiny", "a/b/c", "/a", "a/", "../b", "a/..", "ft:a/b:c::d", "a b/c", "aé/b"]
+)
 def test_other_names(name: str) -> None:
     assert not is_hub_id(name)

@@ -1,5 +1,6 @@
 """Size, context, family and fit of the models in `/v1/models`."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +85,27 @@ def test_what_fits_a_gpu(
     shape, memory = model_shape(MODELS[model]), WorkerMemory(gigabytes * 10**9, on_gpu=True)
     assert fits_one(shape, job({}), memory, settings) is lora
     assert fits_one(shape, job({"lora": "full"}), memory, settings) is full
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"num_attention_heads": 0, "n_head": 0},
+        {"vocab_size": 10**400},
+        {"hidden_size": 10**400},
+        {"num_hidden_layers": -1},
+        {"text_config": "none"},
+        {"text_config": [[]]},
+    ],
+)
+def test_a_model_with_an_impossible_configuration_is_listed_without_its_fit(
+    client: TestClient, folder: Path, fault: dict[str, Any]
+) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | fault))
+    assert read(client, "tiny")["fits"] == {"lora": None, "full": None}
+
+
+def test_a_model_whose_configuration_is_nested_too_deeply_is_listed(client: TestClient, folder: Path) -> None:
+    (folder / "config.json").write_text("[" * 100_000)
+    assert read(client, "tiny")["family"] is None

@@ -25,6 +25,29 @@ def test_a_conversation_renders_with_the_assistants_opening(tmp_path: Path) -> N
     assert text.lengths([rendered, "one two"], rendered=True) == [8, 2]
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_a_file_that_is_nested_too_deeply_cannot_be_read(tmp_path: Path, name: str) -> None:
+    folder = make_model(tmp_path)
+    (folder / name).write_text("[" * 100_000)
+    with pytest.raises(ModelTextError, match=f"{name} cannot be read"):
+        load_model_text(folder)
+
+
+def test_a_template_that_is_not_text_cannot_be_read(tmp_path: Path) -> None:
+    folder = make_model(tmp_path)
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelTextError, match="the template of"):
+        load_model_text(folder)
+
+
+def test_a_template_without_an_end_refuses_the_conversation(tmp_path: Path) -> None:
+    folder = make_model(tmp_path)
+    endless = "{% macro again(x) %}{{ again(x) }}{% endmacro %}{{ again(1) }}"
+    (folder / "chat_template.jinja").write_text(endless)
+    with pytest.raises(RenderError):
+        load_model_text(folder).render(MESSAGES, None, for_completion=True)
+
+
 def test_a_target_ends_with_one_end_of_sequence(tmp_path: Path) -> None:
     folder = make_model(tmp_path)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
