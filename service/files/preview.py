@@ -15,7 +15,8 @@ from service.platform.token_counting import ModelText, RenderError
 MAX_SHOWN_BYTES = 2**20
 """Fewer rows are shown if they are longer; the first one always is."""
 COUNTED_ROWS = 2000
-BATCH_ROWS = 100
+BATCH_BYTES = 2**21
+"""Lines up to this size are counted together; a longer one is counted alone."""
 
 
 def preview(lines: Iterable[bytes], *, limit: int, num_rows: int, text: ModelText | None) -> FilePreview:
@@ -27,7 +28,7 @@ def preview(lines: Iterable[bytes], *, limit: int, num_rows: int, text: ModelTex
     shown: list[dict[str, Any]] = []
     counted: list[dict[str, Any]] = []
     lengths: list[int] = []
-    num_bytes = 0
+    num_bytes = waiting_bytes = 0
     for index, number, line in _numbered(lines):
         is_shown = index == len(shown) < limit and (not shown or num_bytes + len(line) <= MAX_SHOWN_BYTES)
         is_counted = every > 0 and index % every == 0
@@ -37,10 +38,11 @@ def preview(lines: Iterable[bytes], *, limit: int, num_rows: int, text: ModelTex
             row = _parsed(line, number)
             shown += [row] if is_shown else []
             counted += [row] if is_counted else []
+            waiting_bytes += len(line) if is_counted else 0
         num_bytes += len(line)
-        if text and len(counted) >= BATCH_ROWS:
+        if text and waiting_bytes >= BATCH_BYTES:
             lengths += _lengths(text, counted)
-            counted = []
+            counted, waiting_bytes = [], 0
     if text:
         lengths += _lengths(text, counted)
     columns = list(dict.fromkeys(name for row in shown for name in row))

@@ -114,8 +114,12 @@ class JobFeed(Feed[JobStream, JobUpdate]):
             return JobUpdate(latest, state, rows) if rows else JobUpdate(after, state)
 
     def read(self, session: Session, seen: Mapping[str, int | None]) -> dict[str, JobUpdate]:
-        """A job that is seen for the first time gives no rows: its streams read their own pages."""
+        """A job that is seen for the first time gives no rows: its streams read their own pages.
+
+        A deleted job seems to have a new row, so that its streams look for it, and end.
+        """
         heads = stream_heads(session, list(seen))
+        gone = {job_id: (last or 0) + 1 for job_id, last in seen.items() if job_id not in heads}
         behind = {
             job_id: last
             for job_id, (latest, _) in heads.items()
@@ -125,7 +129,7 @@ class JobFeed(Feed[JobStream, JobUpdate]):
         return {
             job_id: JobUpdate(latest, state, rows.get(job_id, ()))
             for job_id, (latest, state) in heads.items()
-        }
+        } | {job_id: JobUpdate(latest, JobState.CANCELLED) for job_id, latest in gone.items()}
 
 
 async def _next_update(stream: JobStream) -> JobUpdate | None:

@@ -128,6 +128,9 @@ class Exports:
         with self.database.transaction() as session:
             lock_tenant(session, tenant)
             require_good_key(session, principal)
+            # they may have been deleted meanwhile
+            job = require_job(session, tenant, job_id)
+            weights = requested_weights(session, tenant, job, body.which, body.checkpoint)
             if (earlier := _of_weights(session, tenant, weights)) is not None:
                 return _read(earlier), False
             row = _insert(session, weights, base, body.format, self.settings.pool)

@@ -6,6 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
+from service.files import preview as preview_module
 from service.jobs.model.states import JobState
 from service.platform.db import Database
 from service.platform.tables.core import File
@@ -57,6 +58,29 @@ def test_lengths_of_a_long_file_are_counted_on_rows_spread_over_it(
     rows = jsonl(*({"prompt": "a"} for _ in range(2500)), *({"prompt": "a b c"} for _ in range(2500)))
     found = preview(client, uploaded(client, rows), model="tiny")["tokens"]
     assert found == {"rows": 1667, "min": 1, "median": 1, "p95": 3, "max": 3}
+
+
+@on_sqlite
+@pytest.mark.parametrize("content", [["a"], [{"text": 1}, 2], {"a": 1}, 5, None])
+def test_rows_that_no_template_expects_are_not_counted(
+    client: TestClient, settings: Settings, content: Any
+) -> None:
+    make_model(settings.home)
+    odd = {"messages": [{"role": "user", "content": content}], "tools": "none"}
+    found = preview(client, uploaded(client, jsonl(odd, {"prompt": "a b"})), model="tiny")
+    assert found["rows"][0] == odd
+    assert found["tokens"]["min"] <= 2
+
+
+@on_sqlite
+def test_rows_of_any_size_are_counted(
+    client: TestClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preview_module, "BATCH_BYTES", 30)
+    make_model(settings.home)
+    rows = jsonl(*({"prompt": "a " * n} for n in (1, 30, 2, 3)))
+    found = preview(client, uploaded(client, rows), model="tiny")["tokens"]
+    assert found == {"rows": 4, "min": 1, "median": 2, "p95": 30, "max": 30}
 
 
 @on_sqlite

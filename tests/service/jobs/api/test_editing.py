@@ -12,6 +12,8 @@ from grpo_engine.process.fault_points import InjectedFault
 from service.jobs.api import editing
 from service.jobs.model import names
 from service.jobs.model.states import JobState
+from service.jobs.results import exports
+from service.jobs.results.weights import model_parts
 from service.jobs.store import history
 from service.ops.orphans import find_orphans
 from service.platform.db import Database
@@ -199,6 +201,20 @@ def test_a_job_whose_export_runs_cannot_be_deleted(
     error = client.delete(f"{JOBS}/{finished}").json()["error"]
     assert error["code"] == "export_not_finished"
     assert export_id in error["message"]
+
+
+def test_a_job_that_is_deleted_while_its_export_is_requested_gets_none(
+    client: TestClient, database: Database, model: Path, finished: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deleting(*given: Any) -> Any:
+        assert client.delete(f"{JOBS}/{finished}").status_code == 200
+        return model_parts(*given)
+
+    monkeypatch.setattr(exports, "model_parts", deleting)
+    answer = client.post(f"{JOBS}/{finished}/exports", json={"format": "merged"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "job_not_found")
+    with database.reading() as session:
+        assert session.scalars(select(Job.id)).all() == []
 
 
 @pytest.mark.parametrize("suffix", ["", ":ckpt-step-5"])

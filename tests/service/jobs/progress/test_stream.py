@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from sqlalchemy import delete
 
 from grpo_engine.process.parent_death import dies_with_this_process
 from service.jobs.model.states import JobState
@@ -21,7 +22,7 @@ from service.jobs.progress import stream
 from service.jobs.store import history
 from service.jobs.store.history import HistoryEntry
 from service.platform.db import Database
-from service.platform.tables.core import Job
+from service.platform.tables.core import Job, JobEvent
 from service.settings import Settings
 from tests.service.job_samples import add_job
 from tests.support.servers import free_port, is_ok, wait_until
@@ -115,6 +116,18 @@ def test_history_comes_first_then_what_is_new_then_the_end(
     assert (third.id, third.data["step"]) == (3, 2)
     assert [(message.id, message.event) for message in rest] == [(4, "status")]
     assert rest[0].data == {"status": "succeeded", "state": "succeeded", "phase": "succeeded"}
+
+
+def test_a_deleted_job_ends_its_stream(http: httpx.Client, database: Database, job_id: str) -> None:
+    record(database, job_id, HistoryEntry("message", "hello"))
+    with opened(http, job_id) as stream_:
+        assert next(stream_).id == 1
+        with database.transaction() as session:
+            session.get_one(Job, job_id).state = JobState.CANCELLED.value
+            session.flush()
+            session.execute(delete(JobEvent).where(JobEvent.job_id == job_id))
+            session.execute(delete(Job).where(Job.id == job_id))
+        assert list(stream_) == []
 
 
 def test_a_resumed_stream_neither_loses_nor_repeats_events(
