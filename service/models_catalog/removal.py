@@ -51,10 +51,10 @@ def remove_base(session: Session, settings: Settings, name: str) -> RemovedModel
 
 
 def _owned_folder(catalog: Catalog, entry: CatalogEntry, home: Path) -> Path | None:
-    """The model's folder, if it is in `home` and no other name has it."""
+    """The model's folder, if it is in `home` and no other name has it, or a folder in it."""
     folder = entry.folder
     owned = (home / "models", home / "hub")
     if folder is None or folder.is_symlink() or not any(folder.is_relative_to(each) for each in owned):
         return None
-    others = (other.folder for name, other in catalog.entries().items() if name != entry.name)
-    return None if folder in others else folder
+    others = [other.folder for name, other in catalog.entries().items() if name != entry.name]
+    return None if any(other and other.is_relative_to(folder) for other in others) else folder

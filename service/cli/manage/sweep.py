@@ -4,6 +4,7 @@ The jobs of a sweep have its name as the label `sweep` and their combination as 
 a repeated command creates only the missing ones.
 """
 
+import hashlib
 import itertools
 import json
 import time
@@ -23,6 +24,7 @@ from service.cli.terminal.output import JsonFlag, print_json, say
 from service.cli.terminal.progress import waiting
 
 MANY = 64
+MAX_LABEL = 512
 ALL = 10_000
 RUN_LABEL = "sweep_run"
 FULL = "quota_exceeded"
@@ -78,6 +80,12 @@ def runs_of(changes: Sequence[str]) -> list[Run]:
     return [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*values)]
 
 
+def label_of(run: Run) -> str:
+    """The combination as a label of a job: its digest if it is too long for one."""
+    text = json.dumps(run, sort_keys=True, ensure_ascii=False)
+    return text if len(text) <= MAX_LABEL else hashlib.sha256(text.encode()).hexdigest()
+
+
 def _parts(text: str) -> list[str]:
     found, depth, is_quoted, start = [], 0, False, 0
     for place, letter in enumerate(text):
@@ -99,8 +107,7 @@ def _body(body: dict[str, Any], group: str, run: Run) -> dict[str, Any]:
     patch = patch_of([f"{field}={value}" for field, value in run.items()], method)
     shown = {field.rpartition(".")[2]: value for field, value in run.items()}
     about = ", ".join(f"{field}={value}" for field, value in shown.items())
-    identity = json.dumps(run, sort_keys=True, ensure_ascii=False)
-    labels = {**(body.get("metadata") or {}), "sweep": group, RUN_LABEL: identity[:512]}
+    labels = {**(body.get("metadata") or {}), "sweep": group, RUN_LABEL: label_of(run)}
     return merged(body, patch) | {"name": f"{group}: {about}"[:128], "metadata": labels}
 
 

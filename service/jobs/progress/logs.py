@@ -21,6 +21,8 @@ MAX_LINE_CHARACTERS = 2000
 PIECE_BYTES = 2**16
 """A piece ends with the line that exceeds this size."""
 PAGE_BYTES = 2**20
+LINES_AT_ONCE = 20_000
+"""Of a download: a page of blank lines would have a million."""
 _PIECES_AT_ONCE = PAGE_BYTES // PIECE_BYTES
 
 # colours and other commands for terminals
@@ -118,7 +120,9 @@ def lines_after(session: Session, job_id: str, after: int, limit: int) -> list[L
         if not lines and first - 1 > after:
             lines.append(_dropped(piece, first - 1))
         for number, text in enumerate(piece.text.split("\n"), first):
-            if number > after and len(lines) < limit:
+            if len(lines) >= limit:
+                return lines
+            if number > after:
                 lines.append(LogLine(number, piece.created_at, piece.attempt, piece.rank, text))
     return lines
 
@@ -128,7 +132,7 @@ def as_text(database: Database, job_id: str) -> Iterator[str]:
     after, attempt = 0, 1
     while True:
         with database.reading() as session:
-            page = lines_after(session, job_id, after, PAGE_BYTES)
+            page = lines_after(session, job_id, after, LINES_AT_ONCE)
         if not page:
             return
         texts = []

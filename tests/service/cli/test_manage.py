@@ -9,7 +9,7 @@ import pytest
 
 from examples.tiny_model import make_model
 from service.cli.manage.listing import held_out_change
-from service.cli.manage.sweep import runs_of
+from service.cli.manage.sweep import label_of, runs_of
 from service.cli.terminal.errors import CommandError
 from tests.service.embedded import Up, grpo_job, grpo_up, write_rows
 from tests.support.servers import wait_until
@@ -91,6 +91,13 @@ def test_a_comma_inside_of_json_separates_nothing() -> None:
     ]
     with pytest.raises(CommandError, match="write FIELD=A,B"):
         runs_of(["=1"])
+
+
+def test_long_combinations_that_start_alike_have_labels_of_their_own() -> None:
+    long = [label_of({"system": "x" * 600 + end}) for end in "ab"]
+    assert long[0] != long[1]
+    assert max(map(len, long)) <= 512
+    assert label_of({"seed": "1"}) == '{"seed": "1"}'
 
 
 def test_jobs_are_renamed_tagged_archived_listed_and_deleted(up: Up, job_file: Path) -> None:

@@ -102,6 +102,17 @@ def test_a_folder_with_two_names_stays_until_the_last_one_is_removed(
     assert not folder.exists()
 
 
+def test_a_folder_with_another_model_in_it_stays(models: Command, settings: Settings) -> None:
+    folder = make_model(settings.home, "org")
+    inner = make_model(settings.home, "org/small")
+    models("remove", "org")
+    assert (inner / "config.json").is_file()
+    models("remove", "org/small")
+    assert not inner.exists()
+    models("remove", "org")
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize("model", ["tiny", "ft:tiny:acme::abc"])
 def test_a_model_that_an_unfinished_job_uses_is_not_removed(
     models: Command, settings: Settings, database: Database, model: str

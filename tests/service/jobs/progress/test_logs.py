@@ -1,5 +1,6 @@
 """`…/jobs/{id}/logs`: pages, the newest lines, the download, and whose they are."""
 
+import pytest
 from fastapi.testclient import TestClient
 
 from service.jobs.model.states import JobState
@@ -49,6 +50,16 @@ def test_the_download_has_all_lines_with_attempts_and_ranks(client: TestClient, 
     assert answer.text.splitlines() == [*many, "[rank 1] b", "--- attempt 2 ---", "<c>"]
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
     assert answer.headers["content-disposition"] == f'attachment; filename="{job_id}.log"'
+
+
+def test_a_download_of_blank_lines_is_complete_and_holds_few_of_them(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "LINES_AT_ONCE", 1000)
+    job_id = add_log(database, [PrintedLines(0, [""] * 100_000), PrintedLines(0, ["end"])])
+    parts = list(logs.as_text(database, job_id))
+    assert "".join(parts) == "\n" * 100_000 + "end\n"
+    assert max(part.count("\n") for part in parts) == 1000
 
 
 def test_another_tenant_s_log_is_not_found(client: TestClient, database: Database) -> None:
