@@ -46,7 +46,7 @@ def _origin(script: Script, value: Located) -> tuple[Located, str | None, list[s
 
     Follows names, `dataset["train"]`, `dataset.map(…)` and functions of the script that return a dataset.
     """
-    split, changes = None, list[str]()
+    split, changes, entered = None, list[str](), list[ast.AST]()
     while True:
         found = script.constants.followed(value)
         match found.node:
@@ -57,8 +57,9 @@ def _origin(script: Script, value: Located) -> tuple[Located, str | None, list[s
                 made := script.constants.followed(Located(found.node.func, found.scope)), Located
             ) and isinstance(made.node, ast.FunctionDef):
                 returned = [each.value for each in ast.walk(made.node) if isinstance(each, ast.Return)]
-                if not returned or returned[-1] is None:
+                if not returned or returned[-1] is None or made.node in entered:
                     return found, split, changes
+                entered.append(made.node)
                 value = Located(returned[-1], made.node)
             case ast.Call(func=ast.Attribute(value=inner, attr=name)) if not script.callee(found).endswith(
                 LOAD

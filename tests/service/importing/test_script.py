@@ -227,6 +227,12 @@ def test_a_changed_trainer_is_refused(tmp_path: Path) -> None:
     assert "class Mine changes the trainer" in refused(script_of(tmp_path, text).lines)["GRPOTrainer"]
 
 
+def test_a_function_that_returns_its_own_call_is_refused(tmp_path: Path) -> None:
+    before = "def again(n):\n    return again(n - 1)\n"
+    script = script_of(tmp_path, script_with(before=before, train_dataset="again(3)"))
+    assert "is no load_dataset(…)" in refused(script.lines)["train_dataset"]
+
+
 def test_the_script_is_never_run(tmp_path: Path) -> None:
     text = f"open({str(tmp_path / 'ran')!r}, 'w')\n" + script_with()
     script_of(tmp_path, text)
