@@ -201,10 +201,11 @@ def _adopted(session: Session, row: File, fields: UploadFields) -> FileRead | No
     known = repository.find_equal(session, row)
     if known is None:
         return None
+    known.num_rows = row.num_rows  # earlier versions did not count them
     if known.expires_at is not None:
         lifetime = fields.expires_after
         known.expires_at = max(known.expires_at, now(session) + lifetime.seconds) if lifetime else None
-        session.flush()
+    session.flush()
     return FileRead.model_validate(known)
 
 

@@ -5,8 +5,10 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 from openai import OpenAI
+from sqlalchemy import update
 
 from service.platform.db import Database
+from service.platform.tables.core import File
 from service.settings import Settings
 from tests.service.files.file_samples import (
     ROWS,
@@ -62,6 +64,15 @@ def test_the_longer_lifetime_counts(client: TestClient) -> None:
     assert lifetime(upload(client, **expires_after("10000")).json()) == 100
     assert lifetime(upload(client).json()) is None
     assert lifetime(upload(client, **expires_after("3600")).json()) is None
+
+
+@on_sqlite
+def test_a_file_of_an_earlier_version_gets_its_number_of_rows(client: TestClient, database: Database) -> None:
+    first = upload(client).json()
+    with database.transaction() as session:
+        session.execute(update(File).values(num_rows=None))
+    assert upload(client).json() == first
+    assert client.get(f"/v1/files/{first['id']}").json() == first
 
 
 @on_sqlite
