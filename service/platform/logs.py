@@ -24,8 +24,9 @@ REQUEST: ContextVar[Callable[[], Mapping[str, Any]] | None] = ContextVar("reques
 _SECRET_NAMES = re.compile(r"authorization|cookie|secret|password|api_?key|(^|_)token$", re.IGNORECASE)
 _MASKS = (
     (re.compile(r"\b(grpo_[0-9A-Za-z]+)_[0-9A-Za-z]+"), r"\1_***"),
-    # also a password with a slash, which makes the URL invalid, so that an error shows it
-    (re.compile(r"(://[^:/@\s\"]*):[^@\s\"]+@"), r"\1:***@"),
+    # also a password with a slash, which makes the URL invalid, so that an error shows it; bounded, because
+    # a job's output may be a megabyte of `://a:`
+    (re.compile(r"(://[^:/@\s\"]*):[^@\s\"]{1,1024}@"), r"\1:***@"),
     (re.compile(r"\b(bearer)(\s+)[^\s\"',]+", re.IGNORECASE), r"\1\2***"),
     (re.compile(r"(password|secret|api_?key|signature|access_token)=[^&\s\"']+", re.IGNORECASE), r"\1=***"),
     (re.compile(r"\bwhsec_[0-9A-Za-z+/=]+"), "whsec_***"),
