@@ -8,6 +8,7 @@ import argparse
 import errno
 import fcntl
 import hashlib
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ LIBRARY = "grpo-service"
 TIMEOUT_SECONDS = 20
 MAX_DESCRIPTION_BYTES = 200 * 2**20
 GB = 10**9
+HUB = re.sub("//[^/]*@", "//***@", constants.ENDPOINT)
+"""The hub's address as tenants may read it: a mirror's may have a password."""
 
 
 @dataclass(frozen=True)
@@ -162,20 +165,19 @@ def download(model: HubModel, file: HubFile, folder: Path) -> None:
 @contextmanager
 def named_errors(id: str, revision: str | None) -> Iterator[None]:
     """Turn the hub's and the disk's errors into HubError."""
-    hub = constants.ENDPOINT
     try:
         yield
     except GatedRepoError as error:
-        hint = f"Accept its terms at {hub}/{id}, and set HF_TOKEN of that account for API and workers."
+        hint = f"Accept its terms at {HUB}/{id}, and set HF_TOKEN of that account for API and workers."
         raise HubError("model_gated", f"{id} is gated", hint) from error
     except RevisionNotFoundError as error:
         raise HubError("model_not_found", f"{id} has no revision {revision}") from error
     except RepositoryNotFoundError as error:
         hint = "Check the name; a private model needs HF_TOKEN for the API and the workers."
-        raise HubError("model_not_found", f"there is no model {id} on {hub}", hint) from error
+        raise HubError("model_not_found", f"there is no model {id} on {HUB}", hint) from error
     except HfHubHTTPError as error:
         status = error.response.status_code
-        reason = f"{hub} answered {status} for {id}"
+        reason = f"{HUB} answered {status} for {id}"
         raise HubError("hub_unreachable", reason, is_temporary=status >= 500 or status == 429) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -186,7 +188,7 @@ def named_errors(id: str, revision: str | None) -> Iterator[None]:
 
 
 def _unreachable(id: str, error: Exception) -> HubError:
-    reason = f"{constants.ENDPOINT} did not deliver {id}: {type(error).__name__}: {str(error)[:200]}"
+    reason = f"{HUB} did not deliver {id}: {type(error).__name__}: {str(error)[:200]}"
     hint = "Check the network, a proxy, and HF_ENDPOINT; or add a folder: grpo models add NAME FOLDER."
     return HubError("hub_unreachable", reason, hint, is_temporary=True)
 

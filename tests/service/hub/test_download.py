@@ -125,6 +125,15 @@ def test_without_a_network_the_failure_is_temporary(
     assert "http://127.0.0.1:9 did not deliver org/small" in str(error)
 
 
+def test_the_password_of_a_mirror_is_not_shown(
+    settings: Settings, hub: ModelHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://user:hidden@127.0.0.1:9")
+    error = refusal(settings, hub.id)
+    assert "http://***@127.0.0.1:9 did not deliver" in error.text
+    assert "hidden" not in error.text
+
+
 def test_a_model_above_the_limit_is_refused_before_anything_is_fetched(tmp_path: Path, hub: ModelHub) -> None:
     error = refusal(settings_for(tmp_path / "home", hub_max_bytes=1_000_000), hub.id)
     assert error.code == "model_too_large"
