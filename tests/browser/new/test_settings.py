@@ -6,7 +6,7 @@ from typing import Any
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.test_new import context, deployment, open_with, request_shown, rows
+from tests.browser.new.test_form import context, deployment, open_with, request_shown, rows
 
 __all__ = ["context", "deployment", "rows"]
 
