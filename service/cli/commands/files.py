@@ -11,6 +11,7 @@ from service.cli.terminal.errors import CommandError
 from service.cli.terminal.output import (
     JsonFlag,
     at,
+    excerpt,
     json_line,
     literal,
     print_fields,
@@ -68,7 +69,7 @@ def _show(content: Content) -> None:
     first = json_line(content.first)
     stderr.print(literal(f"{content.name}: {content.num_rows} {_rows(content.num_rows)}"), soft_wrap=True)
     stderr.print(literal(f"columns: {', '.join(content.columns)}"), soft_wrap=True)
-    stderr.print(literal(f"first row: {_cut(first)}"), soft_wrap=True)
+    stderr.print(literal(f"first row: {excerpt(first, SHOWN_CHARACTERS)}"), soft_wrap=True)
     if not {"messages", "prompt"} & set(content.columns):
         example = content.columns[0] if content.columns else "COLUMN"
         note = f"No column is named prompt or messages: no job can use it. Try --map {example}=prompt"
@@ -77,10 +78,6 @@ def _show(content: Content) -> None:
 
 def _rows(count: int) -> str:
     return "row" if count == 1 else "rows"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
 
 
 @app.command()
@@ -108,7 +105,7 @@ def preview(
         )
     )
     for number, row in enumerate(found["rows"], 1):
-        say(f"{number}: {_cut(json_line(row))}")
+        say(f"{number}: {excerpt(json_line(row), SHOWN_CHARACTERS)}")
 
 
 @app.command()

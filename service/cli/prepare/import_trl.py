@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service.cli.terminal.errors import CommandError
-from service.cli.terminal.output import JsonFlag, literal, print_json, say, stderr
+from service.cli.terminal.output import JsonFlag, excerpt, literal, print_json, say, stderr
 
 if TYPE_CHECKING:
     from service.importing.convert import Imported, Source
@@ -24,7 +24,6 @@ STYLES = {
     "refused": "bold red",
     "unknown": "bold red",
 }
-SHOWN_CHARACTERS = 60
 
 Rewards = Annotated[list[str] | None, typer.Option(help="A further reward function: file.py:function.")]
 From = Annotated[str | None, typer.Option("--from", help="trl, axolotl or verl (default: by the fields).")]
@@ -132,5 +131,4 @@ def _sentence(line: Line) -> str:
 
 
 def _short(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
+    return excerpt(json.dumps(value, ensure_ascii=False, default=str))

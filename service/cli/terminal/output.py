@@ -107,7 +107,7 @@ def short_number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
 
 
-def excerpt(text: str) -> str:
-    """The beginning of the text on one line."""
+def excerpt(text: str, limit: int = EXCERPT_CHARACTERS) -> str:
+    """The beginning of the text on one line, at most `limit` characters."""
     line = " ".join(text.split())
-    return line if len(line) <= EXCERPT_CHARACTERS else f"{line[: EXCERPT_CHARACTERS - 1]}…"
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"

@@ -8,7 +8,7 @@ const isNumber = (value) => value !== null && value !== undefined;
 export function changeOf(job) {
   const { difference, low, high } = job.eval.verdict ?? {};
   if (!isNumber(difference)) return null;
-  const text = `${difference > 0 ? "+" : ""}${points(difference)}`;
+  const text = signedPoints(difference);
   if (!isNumber(low) || !isNumber(high)) return { text, detail: "no interval", tone: "unclear", difference };
   const tone = low > 0 ? "good" : high < 0 ? "bad" : "unclear";
   const interval = `${points(low)} to ${points(high)}`;
@@ -25,3 +25,4 @@ export function changeCell(job) {
 }
 
 export const points = (value) => (100 * value).toFixed(1).replace("-", "−");
+export const signedPoints = (value) => `${value > 0 ? "+" : ""}${points(value)}`;

@@ -1,5 +1,6 @@
 // The results at the top of a job's page: state, held-out change, steps, time and cost. Boundary: elements of one job.
 
+import { points, signedPoints } from "../../change.js";
 import { ago, bytes, decimals, duration, el, number, svg } from "../../dom.js";
 import { doing, isOver, progressBar, statusBadge } from "../../job_parts.js";
 import { heldOutName } from "../../metric_names.js";
@@ -53,7 +54,7 @@ function heldOut(baseline, last, best, verdict) {
 function change(verdict) {
   if (!hasInterval(verdict)) return verdict.text;
   const { difference, low, high, rows } = verdict;
-  const text = `${points(difference, true)} points (95% CI ${points(low)} to ${points(high)})`;
+  const text = `${signedPoints(difference)} points (95% CI ${points(low)} to ${points(high)})`;
   const tone = low > 0 ? "good" : high < 0 ? "bad" : "";
   return el("dd", { class: "more change" },
     el("span", {}, el("strong", { class: tone }, text), tone ? "" : ", not significant", rows ? ` · ${number(rows)} rows` : ""),
@@ -83,7 +84,6 @@ function retention(job) {
 const arrow = (values) => (values.length < 2 ? decimals(values[0])
   : [el("small", {}, decimals(values[0])), el("span", { class: "arrow", role: "img", "aria-label": "to" }), decimals(values[1])]);
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
-const points = (value, isSigned) => `${isSigned && value > 0 ? "+" : ""}${(100 * value).toFixed(1)}`.replace("-", "−");
 
 // ---- steps, time, cost
 

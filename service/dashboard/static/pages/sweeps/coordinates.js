@@ -11,7 +11,7 @@ const EDGE = { top: 44, bottom: 34, side: 70 };
 // names: of the settings; runs: [{job, settings, change, reward}], best first. → a <figure>
 export function coordinates(names, runs) {
   const axes = [
-    ...names.map((name) => axis(name.split(".").at(-1), runs.map((run) => run.settings[name] ?? null))),
+    ...names.map((name) => axis(settingName(name), runs.map((run) => run.settings[name] ?? null))),
     axis("Final reward", runs.map((run) => run.reward), number),
     axis("Held-out change", runs.map((run) => run.change), points),
   ].filter((one) => one.values.some((value) => value !== null));
@@ -64,7 +64,10 @@ function line(run, at, axes, across, runs) {
 
 function described(axes, runs) {
   const best = runs.find((run) => run.change !== null) ?? runs[0];
-  const settings = Object.entries(best.settings).map(([name, value]) => `${name.split(".").at(-1)} ${value}`).join(", ");
+  const settings = Object.entries(best.settings).map(([name, value]) => `${settingName(name)} ${value}`).join(", ");
   const change = best.change === null ? "" : ` with a held-out change of ${points(best.change)} points`;
   return `${runs.length} runs over ${axes.map((one) => one.label).join(", ")}. Best: ${settings}${change}. The table below has all values.`;
 }
+
+// "method.reinforcement.hyperparameters.beta" → "beta"
+export const settingName = (path) => path.split(".").at(-1);

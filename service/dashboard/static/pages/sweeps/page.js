@@ -5,7 +5,7 @@ import { JOBS, paged, pause } from "../../api.js";
 import { changeCell } from "../../change.js";
 import { el, empty, failed, heading, loading, number, section, table } from "../../dom.js";
 import { isOver, jobName, statusBadge } from "../../job_parts.js";
-import { coordinates } from "./coordinates.js";
+import { coordinates, settingName } from "./coordinates.js";
 
 const PAGE = 100;
 const MOST = 1000;
@@ -65,7 +65,7 @@ function summary(jobs) {
 }
 
 function runsTable(names, runs) {
-  const columns = ["Run", ...names.map(short), "Held-out change (points)", "Final reward", "Status"];
+  const columns = ["Run", ...names.map(settingName), "Held-out change (points)", "Final reward", "Status"];
   return table("Runs, best held-out change first", columns, runs.map(({ job, settings }) => el("tr", {},
     el("th", { scope: "row" }, el("a", { href: `#/jobs/${job.id}` }, jobName(job))),
     names.map((name) => el("td", { class: "mono" }, settings[name] ?? "–")),
@@ -81,5 +81,3 @@ function settingsOf(job) {
     return {};
   }
 }
-
-export const short = (name) => name.split(".").at(-1);
