@@ -1,4 +1,4 @@
-"""What a step used of the machine: `system/…` metrics of this process and the processes it started.
+"""A step's use of the machine: `system/…` metrics of this process and the processes it started.
 
 Read from /proc once a step, without a thread. Metrics that the system does not offer are left out.
 """
@@ -47,7 +47,7 @@ class MachineUsage:
         return seconds, resident
 
     def _tree(self, pid: int) -> Iterator[int]:
-        """The process and what it has started, and so on."""
+        """The process and all its descendants."""
         yield pid
         for children in (self._proc / str(pid) / "task").glob("*/children"):
             with suppress(OSError):

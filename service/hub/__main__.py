@@ -1,4 +1,4 @@
-"""The child process that talks to the hub: `python -m service.hub ID [--revision R] --home HOME …`.
+"""The child process for requests to the hub: `python -m service.hub ID [--revision R] --home HOME …`.
 
 Checks a model's size, downloads its description (config, tokenizer) and with `--weights` all of it. Prints
 one line of JSON. HF_ENDPOINT and HF_TOKEN select the hub and the account. Files are resumed after a kill.
@@ -157,7 +157,7 @@ def download(model: HubModel, file: HubFile, folder: Path) -> None:
             is_right = hashlib.file_digest(written, "sha256").hexdigest() == file.sha256
         if not is_right:
             part.unlink()
-            reason = f"{file.name} of {model.id} arrived damaged"
+            reason = f"{file.name} of {model.id} does not have the checksum that the hub states"
             raise HubError("hub_unreachable", reason, is_temporary=True)
     part.rename(target)
 
@@ -177,7 +177,7 @@ def named_errors(id: str, revision: str | None) -> Iterator[None]:
         raise HubError("model_not_found", f"there is no model {id} on {HUB}", hint) from error
     except HfHubHTTPError as error:
         status = error.response.status_code
-        reason = f"{HUB} answered {status} for {id}"
+        reason = f"{HUB} responded with {status} for {id}"
         raise HubError("hub_unreachable", reason, is_temporary=status >= 500 or status == 429) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -1,4 +1,4 @@
-"""What is known of a hub's model, where its files are, and why it cannot be used."""
+"""A hub model's facts, the place of its files, and the reasons why it cannot be used."""
 
 import json
 import re
@@ -86,4 +86,4 @@ def result_of(output: str) -> HubModel:
         return HubModel(**found["model"])
     except (ValueError, KeyError, TypeError, AttributeError):
         last = output.strip().rpartition("\n")[2][:300]
-        raise HubError("hub_unreachable", f"the download broke off: {last}", is_temporary=True) from None
+        raise HubError("hub_unreachable", f"the download failed: {last}", is_temporary=True) from None

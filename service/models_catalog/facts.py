@@ -1,4 +1,4 @@
-"""What a model's folder says about it, and whether training it fits this deployment's workers.
+"""Facts from a model's folder, and whether training it fits this deployment's workers.
 
 The estimate is that of `jobs/intake/estimate.py` for the job of docs/write-a-job/sizing.md. Boundary: no
 weights are read, only the headers of their files.

@@ -1,6 +1,6 @@
 """The model catalogue: the base models of this deployment and where their weights are stored.
 
-Jobs name an entry, never a path. Boundary: folders and one JSON file; `service.hub` asks the hub.
+Jobs name an entry, never a path. Boundary: folders and one JSON file; `service.hub` queries the hub.
 """
 
 import fcntl

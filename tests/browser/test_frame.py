@@ -75,7 +75,7 @@ def stopped(deployment: Deployment) -> Iterator[None]:
         deployment.api.start()
 
 
-def test_a_page_of_a_running_job_goes_on_after_the_service_was_away(
+def test_a_page_of_a_running_job_updates_again_after_an_outage_of_the_service(
     page: Page, deployment: Deployment, expected_errors: list[str]
 ) -> None:
     expected_errors += ["ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_EMPTY_RESPONSE"]
@@ -86,7 +86,7 @@ def test_a_page_of_a_running_job_goes_on_after_the_service_was_away(
     page.evaluate("document.querySelector('h1').dataset.kept = 'yes'")
     banner = page.locator("#banner")
     with stopped(deployment):
-        expect(banner).to_contain_text("This page continues when it is back.")
+        expect(banner).to_contain_text("This page updates again when the service responds.")
         drawn(page, "Reward")
     expect(banner).to_be_hidden()
     before = int(deployment.job("running")["progress"]["step"])

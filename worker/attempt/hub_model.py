@@ -6,7 +6,7 @@ there; a killed download continues where it was.
 
 from pathlib import Path
 
-from service.hub.asking import command
+from service.hub.child_process import command
 from service.hub.models import HubError, folder_of, result_of
 from service.jobs.results.weights import WeightsMissing, model_parts
 from service.jobs.store.lineage import lineage_of
@@ -58,7 +58,7 @@ def _missing_model(attempt: Attempt) -> CatalogEntry | None:
     try:
         base = model_parts(lineage, worker.catalog).base
     except WeightsMissing:
-        return None  # `prepare` says so
+        return None  # `prepare` reports it
     return base if isinstance(base, CatalogEntry) and base.must_download else None
 
 

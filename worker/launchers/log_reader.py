@@ -13,7 +13,7 @@ _READ_BYTES = 2**16
 class LogReader:
     """A position in one log. It follows the open file when it is renamed; then the next file follows.
 
-    A file that was rotated away before it was opened is lost, and `GAP` stands in its place.
+    A file that was rotated away before it was opened is lost; `GAP` replaces it.
     """
 
     def __init__(self, path: Path) -> None:

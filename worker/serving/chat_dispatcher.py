@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from grpo_engine.config.job import ModelSource
 from grpo_engine.contract.errors import BaseChangedError
 from grpo_engine.serve.protocol import Answer, Generate, Loaded, Piece, Refusal, Unloadable, Usage
-from service.hub.asking import download_model
+from service.hub.child_process import download_model
 from service.hub.models import HubError
 from service.jobs.results.weights import ModelParts, WeightsMissing, model_parts
 from service.jobs.store.lineage import lineage_of

@@ -1,1 +1,1 @@
-"""The `grpo` commands that talk to the HTTP interface, one module for each group."""
+"""The `grpo` commands that use the HTTP interface, one module for each group."""

@@ -1,4 +1,4 @@
-"""`grpo chat MODEL`: talk to a model in the terminal, or to two in turn, or send one message.
+"""`grpo chat MODEL`: chat with a model in the terminal, or with two in turn, or send one message.
 
 Ctrl-C stops a response; at the prompt it ends the conversation.
 """
@@ -34,12 +34,12 @@ def chat(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Talk to a model. The first response waits until a worker has loaded the model."""
+    """Chat with a model. The first response waits until a worker has loaded the model."""
     settings = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
     client = client_of(context)
     names = [model] if against is None else [_second(client, model, against), model]
     first = [{"role": "system", "content": system}] if system else []
-    talks = {name: [*first] for name in names}
+    conversations = {name: [*first] for name in names}
     if as_json:
         message = {"role": "user", "content": text if text is not None else sys.stdin.read()}
         answers = [
@@ -48,7 +48,7 @@ def chat(
         print_json(answers[0] if against is None else {"object": "list", "data": answers})
         return
     for line in [text] if text is not None else _typed_lines():
-        for name, messages in talks.items():
+        for name, messages in conversations.items():
             if against is not None:
                 say(name, "bold")
             _answer(client, {**settings, "model": name}, messages, line)

@@ -21,7 +21,7 @@ def logs(
     tail: Annotated[int | None, typer.Option(help="Start this many lines before the end.", min=1)] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Print what a job's engine printed in all attempts."""
+    """Print the output of a job's engine in all attempts."""
     client, start, attempt = client_of(context), {"tail": tail}, 1
     try:
         while True:

@@ -9,7 +9,7 @@ from service.cli.operate.settings import database_of, settings_here
 from service.cli.options import client_of
 from service.cli.terminal.errors import CommandError
 from service.cli.terminal.output import JsonFlag, at, print_line, print_table
-from service.hub.asking import find_model
+from service.hub.child_process import find_model
 from service.hub.models import HubError, is_commit, is_hub_id
 from service.settings import Settings
 

@@ -47,7 +47,7 @@ def edit(
 def delete(
     context: typer.Context,
     job_ids: JobIds,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Delete finished jobs with their metrics, rollouts, checkpoints and results; their datasets stay."""

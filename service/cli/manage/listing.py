@@ -24,7 +24,9 @@ def list_jobs(
     ] = None,
     tag: Annotated[str | None, typer.Option(help="Only jobs with this tag.")] = None,
     query: Annotated[str | None, typer.Option(help="Part of the name, suffix, id or model.")] = None,
-    archived: Annotated[Archived, typer.Option(help="Archived jobs.")] = Archived.no,
+    archived: Annotated[
+        Archived, typer.Option(help="Exclude, include, or show only archived jobs.")
+    ] = Archived.no,
     sort: Annotated[
         str, typer.Option(help="created, name, status, model or held_out; - before it: largest first.")
     ] = "-created",

@@ -39,7 +39,7 @@ def sweep(
     job_file: JobFile,
     changes: Annotated[
         list[str],
-        typer.Option("--set", metavar="FIELD=A,B,…", help="A field's values, by its name or its place."),
+        typer.Option("--set", metavar="FIELD=A,B,…", help="Values of a field, given by its name or path."),
     ],
     name: Annotated[str | None, typer.Option(help="Name of the sweep (default: the file's name).")] = None,
     yes: Annotated[bool, typer.Option("--yes", help=f"Allow more than {MANY} jobs.")] = False,

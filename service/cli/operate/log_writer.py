@@ -1,4 +1,4 @@
-"""`python -m service.cli.operate.log_writer FILE [--all]`: keeps a log, and shows what a person needs of it.
+"""`python -m service.cli.operate.log_writer FILE [--all]`: a log file, and what is shown of it.
 
 Reads lines on standard input until its end. All of them go to the file as JSON lines, which is rotated; jobs
 that start or end, warnings and errors go to standard error. A process of its own, so that the log survives
@@ -26,7 +26,7 @@ MAX_SHOWN = 300
 
 
 class LogFile:
-    """A file of lines that is renamed to FILE.1, FILE.2, … as it grows. A full disk loses lines, not more."""
+    """A file of lines that is renamed to FILE.1, FILE.2, … as it grows. A full disk loses lines."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         self._path, self._max_bytes = path, max_bytes
@@ -55,7 +55,7 @@ def _numbered(path: Path, number: int) -> Path:
 
 
 def parsed(line: bytes) -> tuple[dict[str, Any], bool]:
-    """The line's fields, and whether it is a line of our log; another line becomes an `event`."""
+    """The line's fields, and whether it is a line of the service's log; another line becomes an `event`."""
     try:
         fields = json.loads(line)
     except ValueError:

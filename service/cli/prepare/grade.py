@@ -35,7 +35,11 @@ def grade(
     rows: Annotated[Path, typer.Option(exists=True, help="Dataset: JSONL, CSV, Parquet or JSON.")],
     answers: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="JSONL: an answer to each row, as text or `answer`."),
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="JSONL: one answer per row, a string or an object with `answer`.",
+        ),
     ] = None,
     answer: Annotated[
         str | None, typer.Option(help="One answer to all rows; `{{item.answer}}` inserts a row's field.")
@@ -61,7 +65,9 @@ def grade(
     unscored = sum(one["reward"] is None for one in found)
     if unscored:
         message = f"{unscored} of {len(found)} answers cannot be scored"
-        raise CommandError(message, code="not_scorable", hint="in training they are left out, never a 0")
+        raise CommandError(
+            message, code="not_scorable", hint="in training they are left out, not scored as 0"
+        )
 
 
 def grader_in(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ export function installBanner(banner) {
     if (isAway) return;
     isAway = true;
     banner.hidden = false;
-    banner.textContent = "No connection to the service. This page continues when it is back.";
+    banner.textContent = "No connection to the service. This page updates again when the service responds.";
     while (isAway) {
       await pause(LOOK_SECONDS);
       isAway = !(await responds());

@@ -1,5 +1,5 @@
-// CSV → JSONL in the browser, exactly as `grpo files upload` converts it: every cell is a text.
-// Boundary: text in, text out; `uploads.js` asks for the column of the prompt.
+// CSV → JSONL in the browser, exactly as `grpo files upload` converts it: every cell is a string.
+// Boundary: text in, text out; `uploads.js` lets the user choose the column of the prompt.
 
 export const MAX_BYTES = 64 * 2 ** 20;
 

@@ -53,7 +53,7 @@ function heldOut(rows, names, name, { baseline, last }) {
   return [{ ...line, x: [0, ...line.x], y: [baseline[name], ...line.y] }];
 }
 
-// "Held-out (greedy)": how the rows of an evaluation were sampled, if it says so.
+// "Held-out (greedy)": how the rows of an evaluation were sampled, if known.
 export function heldOutName(measured, name = "Held-out") {
   const temperature = measured?.temperature;
   if (temperature === undefined || temperature === null) return name;

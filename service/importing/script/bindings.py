@@ -26,7 +26,7 @@ class Binding:
     node: ast.AST
     """The value, definition or import; the target itself if the value is unknown."""
     line: int
-    """The last one: what stands in a statement does not see what it binds."""
+    """The last binding before the use; a statement does not use the names that it binds itself."""
     scope: Scope
     why_not: str = ""
     """Why the value is unknown; empty: it is known."""

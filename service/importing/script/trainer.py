@@ -43,7 +43,7 @@ _ANY_VALUE = {name for rule in RULES for name, default in rule.defaults.items() 
 
 @dataclass
 class Script:
-    """What a script says: fields as in a configuration file, sources of its rewards, and lines of report."""
+    """Result of reading a script: configuration fields, sources of its rewards, and lines of report."""
 
     path: Path
     text: str
@@ -54,7 +54,7 @@ class Script:
     lines: list[Line] = field(default_factory=list)
 
     def callee(self, found: Located) -> str:
-        """`trl.GRPOConfig`, or what an imported name stands for, of a call; otherwise an empty text."""
+        """Full name of the called import, such as `trl.GRPOConfig`; empty for other calls."""
         if not isinstance(found.node, ast.Call) or found.index not in (None, 0):
             return ""
         head, dot, rest = ast.unparse(found.node.func).partition(".")
@@ -180,7 +180,7 @@ def _read_config(script: Script, value: Located) -> None:
         return
     name = script.callee(found)
     if not (isinstance(found.node, ast.Call) and name.endswith("GRPOConfig")):
-        why = f"`{source_of(found.node)}` is not a GRPOConfig(…) that the script writes out"
+        why = f"`{source_of(found.node)}` is not a GRPOConfig(…) with arguments written in the script"
         script.refuse("args", value.node, f"{why}; {COMMAND_LINE}")
         return
     for field_name, given in script.arguments(found.node, found.scope, ("output_dir",)).items():
@@ -195,7 +195,7 @@ def _read_config(script: Script, value: Located) -> None:
 
 
 def _read_wandb(script: Script) -> None:
-    """What `wandb.init(project=…, name=…)` says, for the sink, unless the configuration says it."""
+    """Take project and name of `wandb.init(…)` for the sink, unless the configuration has them."""
     for call, scope in script.constants.bindings.calls:
         if script.callee(Located(call, scope)) == "wandb.init":
             for name, value in script.arguments(call, scope, ()).items():

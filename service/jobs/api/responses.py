@@ -120,7 +120,7 @@ def _job_read(job: Job, facts: _Facts) -> JobRead:
 
 
 def _attention(job: Job, reward: float | None) -> str | None:
-    """The first reason to look at a job that succeeded, from what its row says."""
+    """The first reason to look at a job that succeeded, from its row."""
     if job.state != JobState.SUCCEEDED.value:
         return None
     verdict = job.evaluation.get("verdict") or {}

@@ -80,7 +80,7 @@ def rise(run: Run) -> Gain | None:
 
 
 def is_selected(run: Run) -> bool:
-    """Whether prompts are chosen by their reward, so that its level says nothing about the policy."""
+    """Whether prompts are chosen by their reward, so that its level does not measure the policy."""
     return run.settings.get("curriculum", "none") != "none"
 
 
@@ -154,7 +154,7 @@ def too_few_steps(run: Run) -> DiagnosisFinding | None:
     num_steps = len(run.series(REWARD)) or len(run.series("loss"))
     if num_steps >= MIN_STEPS or run.failure is not None or (not num_steps and not run.is_over):
         return None
-    cause = "There are too few steps to tell whether the job learns."
+    cause = "There are too few steps to judge whether the job learns."
     evidence = [f"{run.step} of {run.total_steps} steps done; trends need at least {MIN_STEPS}"]
     if not run.is_over and run.total_steps >= MIN_STEPS:
         return finding("too_few_steps", cause, evidence, "Wait.", {}, "info")

@@ -86,7 +86,7 @@ def fitted_change(points: Points) -> tuple[float, float]:
 def settled(judge: Callable[[int], bool | None], ends: Sequence[int]) -> int | None:
     """The newest of `ends` that confirms the verdict true; None if the verdict is false.
 
-    `judge(end)` sees the run up to `end`: true, false, or None if it cannot say. A verdict holds from the
+    `judge(end)` judges the run up to `end`: true, false, or None if undecided. A verdict holds from the
     moment at which two consecutive judgments agree on it, until two agree on the opposite.
     """
     newer: bool | None = None

@@ -120,7 +120,7 @@ def estimate(subject: Subject, past: Sequence[Past]) -> Estimate:
 
 
 def likely_time(subject: Subject, basis: Basis, trained: TokenRange | None) -> float | None:
-    """None without earlier runs of this model: those of others do not tell how long its completions are."""
+    """None without earlier runs of this model: those of others do not predict its completion lengths."""
     if trained is None or not basis.runs or not basis.is_same_model:
         return None
     return likely_seconds(

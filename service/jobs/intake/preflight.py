@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from service.hub.asking import find_model
+from service.hub.child_process import find_model
 from service.hub.models import HubError, is_hub_id
 from service.jobs.intake.adapter_shape import with_adapter_shape
 from service.jobs.intake.checks.duplicates import DuplicateCheck

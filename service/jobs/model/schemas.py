@@ -203,7 +203,7 @@ class JobRead(BaseModel):
     training_file: str
     validation_file: str | None
     validation_split: ValidationSplit | None
-    """Ours: share or number of the training file's rows that are held out."""
+    """Extension of OpenAI's API: share or number of the training file's rows that are held out."""
     result_files: list[str]
     trained_tokens: int | None
     """After success, as OpenAI counts: all sampled tokens, or the targets of the rows. `actual` has those

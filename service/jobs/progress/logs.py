@@ -57,7 +57,7 @@ def without_escapes(text: str) -> str:
 
 
 def readable(line: str) -> str:
-    """A line as it is stored: what a terminal would show last, without control characters, bounded."""
+    """A line for storage: the text after its last carriage return, without control characters, bounded."""
     shown = _CONTROLS.sub("\ufffd", line.rstrip("\r").rsplit("\r", 1)[-1])
     return shown if len(shown) <= MAX_LINE_CHARACTERS else f"{shown[: MAX_LINE_CHARACTERS - 1]}…"
 
@@ -110,7 +110,7 @@ def pieces(lines: Iterable[str]) -> Iterator[list[str]]:
 def lines_after(session: Session, job_id: str, after: int, limit: int) -> list[LogLine]:
     """Lines in order, at most `limit`, and about `PAGE_BYTES`.
 
-    If lines after `after` were dropped, the first line says how many, with the number of the last of them.
+    If lines after `after` were dropped, the first line states how many, with the number of the last of them.
     """
     query = select(LogPiece).where(LogPiece.job_id == job_id, LogPiece.sequence > after)
     found = session.scalars(query.order_by(LogPiece.sequence).limit(_PIECES_AT_ONCE)).all()

@@ -71,7 +71,9 @@ def test_click_and_arrow_keys_in_the_bars_mark_a_card(page: Page, deployment: De
     expect(page.locator(".card.chosen h3")).to_have_text("Completion 3")
 
 
-def test_a_failing_test_shows_what_it_got_and_a_loop_says_so(page: Page, deployment: Deployment) -> None:
+def test_a_failing_test_shows_its_result_and_a_loop_its_time_limit(
+    page: Page, deployment: Deployment
+) -> None:
     job_id = deployment.jobs["first"]
     places = {
         "got" if test["got"] else "detail": (group["step"], at, test)

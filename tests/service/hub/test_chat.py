@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from fastapi.testclient import TestClient
 
-from service.hub.asking import find_model
+from service.hub.child_process import find_model
 from service.platform.catalog import Catalog
 from service.settings import Settings
 from tests.service.serving.answering import answering

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service.hub.asking import command, find_model
+from service.hub.child_process import command, find_model
 from service.hub.models import HubError, folder_of, has_weights, is_hub_id, result_of
 from service.settings import Settings
 from tests.conftest import settings_for
@@ -92,13 +92,13 @@ def test_damaged_weights_are_not_kept(settings: Settings, hub: ModelHub) -> None
     part = folder_of(settings.home, hub.id, REVISION) / "model.safetensors.part"
     find_model(settings, hub.id)
     part.write_bytes(b"x" * 10)
-    with pytest.raises(HubError, match=r"model\.safetensors of org/small arrived damaged"):
+    with pytest.raises(HubError, match=r"model\.safetensors of org/small does not have the checksum"):
         downloaded(settings, hub)
     assert not part.exists()
     assert has_weights(downloaded(settings, hub))
 
 
-def test_a_gated_model_says_what_to_do(
+def test_the_error_of_a_gated_model_has_the_next_action(
     settings: Settings, hub: ModelHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.token = "hf_secret"

@@ -16,7 +16,7 @@ STALL_AFTER, PRESENT = 15 * 2**20, 10 * 2**20
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelHub]:
-    """`org/small` with a configuration, a tokenizer, 24 MiB of weights, and files that nobody needs."""
+    """`org/small` with a configuration, a tokenizer, 24 MiB of weights, and files that are not needed."""
     described = {path.name: path.read_bytes() for path in make_model(tmp_path / "original").iterdir()}
     more = {"model.safetensors": WEIGHTS, "modeling_small.py": b"import os", "pytorch_model.bin": b"pickle"}
     with model_hub(described | more) as found:

@@ -205,7 +205,7 @@ def test_the_warnings_of_a_guard_are_one_finding() -> None:
     assert (finding.count, finding.first_step, finding.last_step) == (3, 20, 147)
 
 
-def test_a_problem_of_a_run_that_improves_is_only_worth_knowing() -> None:
+def test_a_problem_of_a_run_that_improves_is_only_information() -> None:
     (finding,) = diagnose(run(metrics(**{"completions/clipped_ratio": 0.7}))).findings
     assert (finding.code, finding.severity) == ("truncation", "info")
 

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import select
 
-from service.hub.asking import find_model
+from service.hub.child_process import find_model
 from service.hub.models import folder_of
 from service.jobs.results.provenance import facts_of
 from service.jobs.store import queue

@@ -43,7 +43,7 @@ export function editJob(job, { changed, deleted = openList }) {
   name.focus();
 }
 
-// Asks, then deletes finished jobs. → whether all are deleted; a refusal is shown in a dialog.
+// Deletes finished jobs after a confirmation. → whether all are deleted; a refusal is shown in a dialog.
 export async function deleteJobs(jobs) {
   const subject = jobs.length === 1 ? jobName(jobs[0]) : `${jobs.length} jobs`;
   const detail = "Metrics, rollouts, checkpoints and results are deleted too. Datasets stay. This cannot be undone.";

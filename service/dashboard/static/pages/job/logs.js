@@ -1,4 +1,4 @@
-// What a job's engine printed: the newest lines, live, with a filter and the whole log as a download.
+// The output of a job's engine: the newest lines, live, with a filter and the whole log as a download.
 // The page keeps the last `KEPT` lines; only new ones are fetched and drawn.
 
 import { download, get, jobPath, pause } from "../../api.js";

@@ -1,4 +1,4 @@
-// What the results mean, and what to do next: one sentence and its links. Boundary: a job and its findings in, elements out.
+// The meaning of the results and the next action: one sentence and its links. Boundary: a job and its findings in, elements out.
 
 import { el, number } from "../../dom.js";
 import { hasInterval } from "./strip.js";
@@ -20,7 +20,7 @@ function linksOf(job) {
 }
 
 function adviceFor(job, findings, { checkpoints, rollouts, edit, try: talk }) {
-  const read = findings ? ` ${findings === 1 ? "A finding says" : "The findings say"} why.` : "";
+  const read = findings ? ` ${findings === 1 ? "A finding explains" : "The findings explain"} why.` : "";
   switch (job.status) {
     case "failed": return ["Fix the cause below, then run again.", edit];
     case "cancelled": return [`Cancelled at step ${number(job.progress.step, 7)}. Saved checkpoints stay available.`, checkpoints, edit];

@@ -1,4 +1,4 @@
-// What a job uses of its machine, over its steps: processor, memory, GPU, speed. Now and at most.
+// A job's use of its machine over its steps: CPU, memory, GPU, speed; current and peak values.
 
 import { lineChart } from "../../charts.js";
 import { el, empty, number } from "../../dom.js";

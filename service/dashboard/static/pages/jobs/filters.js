@@ -1,4 +1,4 @@
-// What the list is narrowed to and sorted by: controls, address and query are one state.
+// Filters and order of the list: controls, address and query are one state.
 
 import { get } from "../../api.js";
 import { button, el } from "../../dom.js";
@@ -30,7 +30,7 @@ export class Filters {
     return this.values.sort || NEWEST;
   }
 
-  // As parameters of `GET /v1/fine_tuning/jobs`; without archived jobs unless they are asked for.
+  // As parameters of `GET /v1/fine_tuning/jobs`; without archived jobs unless they are requested.
   query() {
     return { ...this.values, archived: this.values.archived || "false", ...Object.fromEntries(this.labels.map(asParameter)) };
   }

@@ -1,4 +1,4 @@
-// The list of jobs, filtered and sorted by the service, live, and what is done with several of them.
+// The list of jobs, filtered and sorted by the service, live, with actions for several jobs.
 
 import { styled } from "../../address.js";
 import { get, JOBS, jobPath, paged, patch, pause } from "../../api.js";

@@ -2,7 +2,7 @@
 // Boundary: its panel; the page builds the request.
 
 import { duration, el, empty, failed } from "../../dom.js";
-import { talk } from "../../talk.js";
+import { streamChat } from "../../chat_stream.js";
 
 const WHY = { stop: "stopped by the model", length: "cut off at max tokens" };
 
@@ -32,7 +32,7 @@ export class Answer {
     let isComplete = false;
     try {
       const turns = wanted.isPlain ? [] : this.turns;
-      const { reason, usage } = await talk({ ...wanted, turns }, { signal, onText: (piece) => this.grow(piece) });
+      const { reason, usage } = await streamChat({ ...wanted, turns }, { signal, onText: (piece) => this.grow(piece) });
       this.end(turn, reason, usage, (performance.now() - began) / 1000);
       this.turns.push({ prompt: wanted.prompt, text: this.text.data });
       isComplete = true;

@@ -12,7 +12,7 @@ const MOST_CHECKPOINTS = 100;
 export async function show(root, params, signal) {
   const box = el("div");
   root.append(heading("Try a model", {
-    below: el("p", { class: "hint" }, "Talk to two models side by side, with the same seed."),
+    below: el("p", { class: "hint" }, "Chat with two models side by side, with the same seed."),
   }), box);
   loading(box, "Loading the models");
   const [{ data }] = await Promise.all([get("/v1/models", { signal }), styled("try")]);

@@ -8,7 +8,7 @@ const TEXT = "/v1/completions";
 // Sends the request and calls `onText(piece)` for each piece of the response. → {reason: "stop"|"length", usage}
 // wanted: {model, prompt, system, turns, isPlain, temperature, maxTokens, seed}; `turns`: the earlier {prompt, text}. Throws ApiError, possibly after some
 // pieces, or AbortError when `signal` fires.
-export async function talk(wanted, { signal, onText }) {
+export async function streamChat(wanted, { signal, onText }) {
   const settings = {
     model: wanted.model, temperature: wanted.temperature, max_tokens: wanted.maxTokens, seed: wanted.seed,
     stream: true, stream_options: { include_usage: true },

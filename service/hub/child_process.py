@@ -1,4 +1,4 @@
-"""Starts the child process that talks to the hub."""
+"""Starts the child process that requests models from the hub."""
 
 import subprocess
 import sys
