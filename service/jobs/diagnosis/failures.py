@@ -92,6 +92,8 @@ _CAUSES: dict[str, tuple[str, Callable[[Run], Change]]] = {
         _at("method.{kind}.hyperparameters"),
     ),
     "model_not_found": ("The base model did not load on the worker.", _at("model")),
+    "model_gated": ("The hub requires an account with access to the base model.", _at("model")),
+    "model_not_supported": ("The base model has no safetensors weights.", _at("model")),
     "base_model_changed": ("The base model's files were replaced while the job was not running.", _same),
     "grader_contract": ("Too many completions could not be scored by the grader.", slow_or_wrong_grader),
     "no_signal": ("No group had different rewards, so there was nothing to learn from.", _same),

@@ -236,6 +236,8 @@ FAILED: dict[str, tuple[Run, str | None, Any]] = {
     "dataset_invalid": (failed("dataset_invalid"), "training_file", None),
     "config_invalid": (failed("config_invalid"), "method.reinforcement.hyperparameters", None),
     "model_not_found": (failed("model_not_found"), "model", None),
+    "model_gated": (failed("model_gated"), "model", None),
+    "model_not_supported": (failed("model_not_supported"), "model", None),
     "base_model_changed": (failed("base_model_changed"), None, {}),
     "grader_contract": (failed("grader_contract"), "method.reinforcement.grader", None),
     "no_signal": (
