@@ -1,12 +1,15 @@
 """The new-job form: more settings, and a grader on rows of the training file."""
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.new.test_form import context, deployment, open_with, request_shown, rows
+from tests.browser.new.test_form import RUN_MS, context, deployment, open_with, request_shown, rows
 
 __all__ = ["context", "deployment", "rows"]
 
@@ -51,3 +54,29 @@ def test_rows_that_cannot_be_scored_show_the_graders_error(page: Page, rows: Pat
     page.get_by_role("button", name="Test on rows").click()
     expect(page.get_by_text("rows cannot be scored.")).to_be_visible()
     expect(page.locator(".trial-rows li").first).to_contain_text("ValueError")
+
+
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [
+        ("Maths, answer in tags", "multi"),
+        ("Code with tests", "code_tests"),
+        ("Classification", "string_check"),
+        ("Output format", "format"),
+        ("Maths with a Python tool", "numeric"),
+    ],
+)
+def test_a_task_fills_in_a_request_that_is_accepted(page: Page, tmp_path: Path, task: str, kind: str) -> None:
+    tests = [{"call": "double", "args": [1], "expected": 2}]
+    sums = [{"role": "user", "content": f"What is {n} + 0?"} for n in range(8)]
+    rows = [{"messages": [each], "answer": str(n), "tests": tests} for n, each in enumerate(sums)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    open_with(page, tmp_path / "sums.jsonl")
+    page.get_by_label("Task").select_option(task)
+    page.get_by_label("Max completion tokens").fill("16")
+    page.get_by_role("button", name="Check").click()
+    # the tiny model's chat template shows no tools, which is a warning
+    expect(page.get_by_role("heading", name=re.compile("^Ready"))).to_be_visible(timeout=RUN_MS)
+    method = request_shown(page)["method"]["reinforcement"]
+    assert method["grader"]["type"] == kind
+    assert ("tools" in method) == (task == "Maths with a Python tool")

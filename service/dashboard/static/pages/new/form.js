@@ -9,6 +9,7 @@ import { field, idOf, input, select } from "./fields.js";
 import { beginning, graderForm, suit } from "./grader.js";
 import { heldOutParts } from "./held_out.js";
 import { settingsPart } from "./settings.js";
+import { taskField } from "./tasks.js";
 import { graderTrial } from "./trial.js";
 
 const METHODS = [
@@ -86,7 +87,8 @@ export function methodParts(draft, signal) {
     shown = draft.type;
     const grader = `method.${shown}.grader`;
     box.replaceChildren(
-      ...(shown === "supervised" ? [] : [section("Reward", el("div", { class: "panel stack" }, graderForm(draft, grader), graderTrial(draft, grader, signal)))]),
+      ...(shown === "supervised" ? [] : [section("Reward", el("div", { class: "panel stack" },
+        shown === "reinforcement" && taskField(draft), graderForm(draft, grader), graderTrial(draft, grader, signal)))]),
       settingsPart(draft, shown));
   };
   draft.listen(draw);
