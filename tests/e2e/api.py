@@ -59,9 +59,9 @@ class Api:
         self.process.kill()
         self.process.wait()
 
-    def upload(self) -> httpx.Response:
+    def upload(self, question: str = "What is 3+3?") -> httpx.Response:
         """A small dataset."""
-        content = jsonl(row(), row("What is 3+3?", "6"))
+        content = jsonl(row(), row(question, "6"))
         data = {"purpose": "fine-tune"}
         return self.client.post("/v1/files", files={"file": ("train.jsonl", content)}, data=data)
 

@@ -32,7 +32,7 @@ def test_the_reward_curve_is_the_apis_with_its_spread_and_the_held_out_rewards(
     edges = [(step, min(1, reward + spread[step])) for step, reward in rewards]
     assert points(traces["Training ±"]) == edges  # clipped to the rewards' range
     before = [(0, job["eval"]["baseline"]["reward"])]
-    assert points(traces["Held-out"]) == before + measured(deployment, "first", "eval/reward")
+    assert points(traces["Held-out (greedy)"]) == before + measured(deployment, "first", "eval/reward")
 
 
 def test_each_graders_part_is_a_line(finished: Page, deployment: Deployment) -> None:
@@ -162,9 +162,9 @@ def test_the_log_scale_applies_to_charts_with_positive_values_only(
 def test_a_series_is_hidden_by_its_name_in_the_legend(page: Page, deployment: Deployment) -> None:
     open_job(page, deployment, "first")
     drawn(page, "Reward")
-    page.get_by_role("button", name="Held-out").click()
+    page.get_by_role("button", name="Held-out (greedy)").click()
     plot = figure(page, "Reward").locator(".plot").element_handle()
-    page.wait_for_function("(plot) => !plot.data.some(({ name }) => name === 'Held-out')", arg=plot)
+    page.wait_for_function("(plot) => !plot.data.some(({ name }) => name === 'Held-out (greedy)')", arg=plot)
     assert points(drawn(page, "Reward")["Training"]) == measured(deployment, "first", "reward")
 
 

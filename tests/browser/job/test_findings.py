@@ -55,6 +55,8 @@ def test_repeated_warnings_are_one_line_with_their_number(page: Page, deployment
     job = deployment.job("guarded")
     job["warnings"] = [{"code": "guard_kl", "message": f"far at {step}", "step": step} for step in (3, 9)]
     page.route(f"**{JOBS}/{job['id']}", lambda route: route.fulfill(json=job))
+    diagnosis = {**deployment.get(f"{JOBS}/{job['id']}/diagnosis"), "findings": []}
+    page.route(f"**{JOBS}/{job['id']}/diagnosis", lambda route: route.fulfill(json=diagnosis))
     page.goto(f"/#/jobs/{job['id']}")
     line = page.get_by_role("region", name="Findings").locator("summary").filter(has_text="far at 9")
     expect(line).to_contain_text("2 times, last at step 9")

@@ -23,7 +23,7 @@ def cell(page: Page, name: str) -> Locator:
 def test_the_results_show_the_held_out_change_with_its_interval(page: Page, deployment: Deployment) -> None:
     evaluation = open_job(page, deployment, "first")["eval"]
     verdict = evaluation["verdict"]
-    shown = cell(page, "Held-out reward")
+    shown = cell(page, "Held-out reward (greedy)")
     before, after = (evaluation[which]["reward"] for which in ("baseline", "last"))
     expect(shown.get_by_role("definition").first).to_have_text(f"{before:.3f}{after:.3f}")
     low, high, points = (f"{100 * verdict[name]:.1f}" for name in ("low", "high", "difference"))
@@ -114,7 +114,7 @@ def test_checkpoints_show_the_held_out_reward_first_and_mark_the_best(
     reported = deployment.get(f"{JOBS}/{deployment.jobs['first']}/checkpoints")["data"]
     listed = page.get_by_role("region", name="Checkpoints, newest first")
     expect(listed.get_by_role("columnheader")).to_have_text(
-        ["Step", "Held-out reward", "Training reward", "Saved", "Size"]
+        ["Step", "Held-out reward (greedy)", "Training reward", "Saved", "Size"]
     )
     held_out = listed.locator("tbody td:nth-child(2)").all_inner_texts()
     assert held_out == [f"{one['metrics']['eval/reward']:.3f}" for one in reported]

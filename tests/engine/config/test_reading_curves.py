@@ -10,9 +10,12 @@ import pytest
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.events import StepFinished
 from grpo_engine.run.build import build_loop
+from grpo_engine.training.machine_usage import MachineUsage
 from service.jobs.model.schemas import JobCreate
 
 PAGE = (Path(__file__).parents[3] / "docs" / "read-a-run" / "curves.md").read_text()
+OF_GPU = {"system/gpu_percent", "system/gpu_memory_gb"}
+"""Written only by a run on a GPU."""
 NAME = re.compile(r"[a-z][a-z0-9_<>/]*")
 STARTS = {"type": "format", "pattern": "^[0-9]", "match": "search"}
 MULTI = {"type": "multi", "graders": {"part": STARTS}, "calculate_output": "part"}
@@ -30,7 +33,8 @@ def written(make_config: Callable[..., RunConfig], tmp_path: Path) -> set[str]:
     sizes = {"prompts_per_step": 8, "group_size": 8, "max_completion_tokens": 30}
     trainer = build_loop(make_config(grader=MULTI, beta=0.1, **sizes), tmp_path)
     (finished,) = [event for event in trainer.method.step(1) if isinstance(event, StepFinished)]
-    return {name.replace("/part/", "/<part>/") for name in finished.metrics}
+    found = {**finished.metrics, **MachineUsage(None, 0).since_last(0)}
+    return {name.replace("/part/", "/<part>/") for name in found} | OF_GPU
 
 
 def test_every_metric_in_the_tables_is_written_by_a_run(written: set[str]) -> None:

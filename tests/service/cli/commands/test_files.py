@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ def database_url(sqlite_url: str) -> str:
 @pytest.fixture
 def grpo(server_url: str, api_key: str) -> Grpo:
     environment = {**os.environ, "GRPO_URL": server_url, "GRPO_API_KEY": api_key, "COLUMNS": "300"}
-    environment["HF_ENDPOINT"] = "http://127.0.0.1:1"
     return lambda *arguments: call_grpo(*arguments, environment=environment)
 
 
@@ -78,8 +78,10 @@ def test_a_folder_of_datasets_is_uploaded_by_split_and_configuration(
     assert "Please pick one among the available configs: ['easy', 'hard'] with --config" in refused.stderr
 
 
-def test_without_a_network_a_hub_dataset_is_refused_in_one_line(grpo: Grpo) -> None:
-    done = grpo("files", "upload", "hf://openai/gsm8k", "--config", "main")
+def test_without_a_network_a_hub_dataset_is_refused_in_one_line() -> None:
+    command = [sys.executable, "-m", "service.cli", "files", "upload", "hf://openai/gsm8k"]
+    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("Error: no connection to http://127.0.0.1:1")

@@ -52,7 +52,7 @@ async function showRows(box, file, limit, signal) {
     const more = shown < found.num_rows && shown === limit && limit < MOST_ROWS
       && button(`Show ${Math.min(MOST_ROWS, found.num_rows)} rows`, () => showRows(box, file, MOST_ROWS, signal));
     box.replaceChildren(
-      table("Rows", columns, lines, "rows"),
+      table("First rows", columns, lines, "rows"),
       el("div", { class: "row" }, el("p", { class: "hint" }, `The first ${number(shown)} of ${number(found.num_rows)} ${rowsText(found.num_rows)}.`), more));
   } catch (error) {
     if (!signal.aborted) failed(box, error, () => showRows(box, file, limit, signal));
