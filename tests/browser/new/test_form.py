@@ -257,7 +257,7 @@ def test_a_draft_is_kept_across_pages(page: Page) -> None:
     page.goto("/#/new")
     page.get_by_label("Suffix").fill("my-try")
     page.goto("/#/jobs")
-    expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
+    expect(page.get_by_role("heading", name="Jobs", exact=True)).to_be_visible()
     page.goto("/#/new")
     expect(page.get_by_label("Suffix")).to_have_value("my-try")
     page.get_by_role("button", name="Reset").click()

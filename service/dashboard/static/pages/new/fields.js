@@ -19,13 +19,14 @@ export const idOf = (param) => `new-${param.replaceAll(".", "-")}`;
 // The label of the form's field for `param`; the last name of the path if the form has none.
 export const labelOf = (param) => document.querySelector(`label[for="${idOf(param)}"]`)?.textContent ?? param.split(".").at(-1);
 
-// A text or number input for the value at `param`; empty: the field is left out of the request.
+// A text or number input for the value at `param`; empty: the field is left out of the request. A number input shows
+// nothing for a word such as "auto".
 export function input(draft, param, { kind = "text", parse = (text) => text, format = String, ...props } = {}) {
   const control = el("input", { type: kind === "number" ? "number" : "text", autocomplete: "off", spellcheck: "false", ...props });
   if (kind === "number") control.step = props.step ?? "any";
   return tied(draft, param, control, {
     read: () => (control.value.trim() === "" ? undefined : kind === "number" ? control.valueAsNumber : parse(control.value)),
-    write: (value) => { control.value = value === undefined || value === null ? "" : format(value); },
+    write: (value) => { control.value = value === undefined || value === null || (kind === "number" && isNaN(value)) ? "" : format(value); },
   });
 }
 
