@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,28 +12,11 @@ import pytest
 
 from examples.tiny_model import make_model
 from service.jobs.model.schemas import JobCreate
-from tests.service.embedded import Up, call_grpo, grpo_job, grpo_up, run_shell, write_rows
+from tests.service.embedded import Up, call_grpo, grpo_job, run_shell, write_rows
 from tests.support.servers import wait_until
 from worker.sinks.tensorboard_files import newest_step
 
 DOCS = Path(__file__).parents[3] / "docs"
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    home = tmp_path_factory.mktemp("cli") / "home"
-    make_model(home / "models" / "tiny", hidden=32, layers=1)
-    with grpo_up(home) as running:
-        yield running
-
-
-@pytest.fixture
-def job_file(tmp_path: Path) -> Path:
-    """A job of ten steps with its dataset in the same folder."""
-    write_rows(tmp_path / "rows.jsonl")
-    path = tmp_path / "job.json"
-    path.write_text(json.dumps(grpo_job("rows.jsonl")))
-    return path
 
 
 @pytest.fixture

@@ -1,34 +1,15 @@
 """`grpo list`, `edit`, `delete` and `sweep` against a `grpo up` with a fake engine."""
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from examples.tiny_model import make_model
 from service.cli.manage.listing import held_out_change
 from service.cli.manage.sweep import label_of, runs_of
 from service.cli.terminal.errors import CommandError
-from tests.service.embedded import Up, grpo_job, grpo_up, write_rows
+from tests.service.embedded import Up
 from tests.support.servers import wait_until
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    home = tmp_path_factory.mktemp("manage") / "home"
-    make_model(home / "models" / "tiny", hidden=32, layers=1)
-    with grpo_up(home) as running:
-        yield running
-
-
-@pytest.fixture
-def job_file(tmp_path: Path) -> Path:
-    write_rows(tmp_path / "rows.jsonl")
-    path = tmp_path / "job.json"
-    path.write_text(json.dumps(grpo_job("rows.jsonl")))
-    return path
 
 
 def settings(job: dict[str, Any]) -> tuple[float, int]:
