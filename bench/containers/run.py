@@ -5,6 +5,8 @@
 
 import argparse
 import json
+import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,6 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.containers.run", description=__doc__)
     parser.add_argument("--folder", type=Path, help="work folder (default: a temporary one)")
     given = parser.parse_args().folder
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the container engine too
     with tempfile.TemporaryDirectory(prefix="grpo-containers-") as temporary:
         folder = (given or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
