@@ -48,7 +48,7 @@ class StopRequest:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m grpo_engine", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="config.json of the run")
-    parser.add_argument("--sampler", type=int, help="only sample: descriptor of the requests' connection")
+    parser.add_argument("--sampler", type=int, help="only sample, for requests from this file descriptor")
     parser.add_argument("--run-dir", type=Path, required=True, help="where events and checkpoints go")
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments == ["--warm"]:

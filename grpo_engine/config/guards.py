@@ -1,7 +1,7 @@
-"""Guards: what a run is watched for, each a rule, a threshold and an action.
+"""Guards watch a run; each has a rule, a threshold and an action.
 
 Pure functions of metrics; the training loop carries out the actions. A rule whose metric is missing in a step
-(no KL at beta 0, nothing trained) neither trips nor recovers in it.
+(no KL at beta 0, nothing trained) neither trips nor recovers in that step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,8 @@ Watch = Literal[
 
 
 class Guard(Input):
-    """One rule. It trips when it has held for `patience` steps in a row, and acts once until it recovers."""
+    """One rule. It trips once, when it has held for `patience` steps in a row; it can trip again only after a
+    step in which it does not hold."""
 
     watch: Watch
     """The metric to watch."""
@@ -50,7 +51,9 @@ class Guard(Input):
     def _within_reach(self) -> Self:
         highest = HIGHEST.get(self.watch)
         if highest is not None and self.limit > highest:
-            raise problem_at(f"{self.watch} is never above {highest:g}: it would never trip", "threshold")
+            raise problem_at(
+                f"{self.watch} is never above {highest:g}, so the guard would never trip", "threshold"
+            )
         return self
 
     @property
@@ -81,7 +84,7 @@ to the other. reward_length: correlation of reward and length. sampler_differenc
 the sampler's and the trainer's log-probability of a token, in nats."""
 
 HIGHEST: dict[Watch, float] = {"no_signal": 1, "truncation": 1, "grader_errors": 1, "reward_length": 1}
-"""Maxima of the measures that are shares or a correlation."""
+"""Largest possible values of the measures that are shares or a correlation."""
 SHARES: frozenset[Watch] = frozenset({"no_signal", "truncation", "grader_errors", "entropy"})
 """Measures that are shown in percent."""
 
@@ -201,8 +204,8 @@ _MEASURES: dict[Watch, Callable[[Mapping[str, float], Mapping[str, Any]], float 
 
 _TEXTS: dict[Watch, tuple[str, str, str]] = {
     "kl": (
-        "The policy is {value} nats a completion away from the reference",
-        "That far, rewards are often won by tricks and other abilities are lost.",
+        "The policy is {value} nats per completion away from the reference",
+        "At that distance, rewards are often won by tricks and other abilities are lost.",
         "Raise beta or lower learning_rate.",
     ),
     "no_signal": (
@@ -222,7 +225,7 @@ _TEXTS: dict[Watch, tuple[str, str, str]] = {
     ),
     "grader_errors": (
         "A grader could not score {value} of the completions",
-        "They are left out, so training sees a selection of its attempts.",
+        "Such completions are left out, so the policy trains on a biased selection of its attempts.",
         "Check the errors in the rollouts (filter=grader_error) and correct grader; "
         "raise grader_timeout_seconds if it is slow.",
     ),

@@ -23,23 +23,25 @@ class Lora(Input):
     alpha: float = Field(32, gt=0, le=4096)
     """Scale: the adapter's output is multiplied by alpha / rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Share of the adapter's inputs that are dropped in training; 0 turns dropout off, as experts require."""
+    """Share of the adapter's inputs that are dropped in training; 0 turns dropout off. Models with experts
+    need 0."""
     target_modules: Literal["all-linear"] | Listed[str] = "all-linear"
-    """Names of the linear layers to adapt; "all-linear": all, with experts and routers, but not the output
-    layer."""
+    """Names of the linear layers to adapt; "all-linear": all of them, including experts and routers, except
+    the output layer."""
 
 
 class RunLength(Input):
     """Steps, checkpoints and evaluations of a run."""
 
     n_epochs: Auto | Annotated[int, Field(ge=1, le=50)] = "auto"
-    """Passes over the training file, 1 to 50; auto: 1, for training_free 3."""
+    """Passes over the training file, 1 to 50; auto: 1, or 3 for training_free."""
     n_steps: StepCount | None = None
-    """Optimiser steps, or batches of training_free; replaces n_epochs."""
+    """Number of optimiser steps, or of batches for training_free; an alternative to n_epochs."""
     max_checkpoints: int = Field(3, ge=1, le=100)
     """Number of newest checkpoints to keep, besides the best evaluated one."""
     eval_interval: Auto | PositiveInt = "auto"
-    """Steps between evaluations; auto: ten per job, for training_free before the first and after the last."""
+    """Steps between evaluations; auto: ten evaluations per job, or for training_free one before the first
+    step and one after the last."""
     eval_samples: Auto | PositiveInt = "auto"
     """Validation rows per evaluation; auto: all, at most 256."""
 
@@ -60,13 +62,13 @@ class Hyperparameters(RunLength):
     model_config = ConfigDict(json_schema_extra=filled_in("learning_rate"))
 
     batch_size: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
-    """Rows per step; auto: 8. For reinforcement another name of prompts_per_step."""
+    """Rows per step; auto: 8. For reinforcement, this is another name for prompts_per_step."""
     learning_rate: float = Field(gt=0, le=1)
     """Peak learning rate of AdamW, above 0 and at most 1; the default depends on the method and on lora."""
     learning_rate_multiplier: Auto | Annotated[float, Field(gt=0, le=1000)] = "auto"
     """Multiplies the default learning rate; an alternative to learning_rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after warm-up: constant, or falling to 0 on a line or a cosine."""
+    """Learning rate after warm-up: constant, or falling to 0 linearly or along a cosine."""
     warmup_steps: int = Field(0, ge=0, le=100_000)
     """Steps in which the learning rate rises linearly to its peak."""
     weight_decay: float = Field(0.0, ge=0, le=1)
@@ -78,13 +80,13 @@ class Hyperparameters(RunLength):
     adam_epsilon: float = Field(1e-8, gt=0, le=1e-2)
     """Added to AdamW's denominator for numerical stability."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """Gradients with a larger norm are scaled down to it."""
+    """Maximum norm of the gradient; a larger gradient is scaled down to this norm."""
     lora: Lora | Literal["full"] | None = None
     """Adapter shape, or "full" to train all weights; null: the parent job's shape, or rank 16."""
     quantization: Quantization | None = None
-    """Stores the frozen base's linear layers in 4 bits (nf4) or 8 (int8), to save memory; null: neither."""
+    """To save memory, store the frozen base's linear layers in 4 bits (nf4) or 8 bits (int8); null: off."""
     checkpoint_interval: PositiveInt = 20
-    """Steps between checkpoints; a crash repeats at most this many."""
+    """Steps between checkpoints; after a crash, at most this many steps are repeated."""
 
     @property
     @abstractmethod

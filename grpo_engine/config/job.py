@@ -43,7 +43,7 @@ __all__ = [
 
 
 class RetentionSet(Input):
-    """Held-out rows of another domain: what training must not unlearn."""
+    """Held-out rows of another domain, to check that training does not unlearn it."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     """Name of the set in metrics and rollouts."""
@@ -67,12 +67,12 @@ class ReinforcementMethod(Input):
     hyperparameters: ReinforcementHyperparameters = Field(
         default_factory=lambda: ReinforcementHyperparameters.model_validate({})
     )
-    """Options of the training; the defaults are GRPO's."""
+    """Options of the training; the defaults are those of GRPO."""
 
     @model_validator(mode="before")
     @classmethod
     def _gdpo(cls, data: Any) -> Any:
-        """A `multi` grader with `aggregation: gdpo` sets the advantage of that name."""
+        """A `multi` grader with `aggregation: gdpo` sets `advantage: gdpo`."""
         grader = data.get("grader") if isinstance(data, dict) else None
         if isinstance(grader, dict) and grader.get("aggregation") == "gdpo":
             hyperparameters = data.get("hyperparameters") or {}
@@ -150,10 +150,10 @@ def hyperparameters_of(method: Method) -> Hyperparameters | TrainingFreeHyperpar
 
 
 class ModelSource(Record):
-    """Where the weights come from: always from the catalogue, never a user's path."""
+    """Where the weights come from: an entry of the catalogue, never a path from a user."""
 
     name: str
-    """Name of the base model, as a trained adapter gives it."""
+    """Name of the base model, which the trained adapter's configuration repeats."""
     path: str
     """A folder with safetensors, or a hub id."""
     revision: str | None = None
@@ -179,7 +179,8 @@ class RunConfig(Record):
     """JSONL on the engine's disk."""
     validation_file: str | None = None
     validation_split: ValidationSplit | None = None
-    """Held-out rows of training_file, without validation_file; a row keeps its number in the file."""
+    """Rows of training_file to hold out if there is no validation_file; a row keeps its number in the
+    file."""
     retention_files: dict[str, str] = {}
     """Retention set → JSONL on the engine's disk."""
     method: Method
@@ -188,10 +189,10 @@ class RunConfig(Record):
     export: Literal["merged"] | None = None
     """Save base and adapter as one model instead of training; training_file is not read."""
     held_out_completions: dict[int, tuple[int, ...]] = {}
-    """An export's: row of validation_file → token ids of its completion in the job's last evaluation."""
+    """For an export: row of validation_file → token ids of its completion in the job's last evaluation."""
     runtime: Runtime = Field(default_factory=Runtime)
     created_at: float = 0.0
-    """Unix seconds of the job's creation: the date for chat templates, the same after midnight."""
+    """Unix seconds of the job's creation. Chat templates get this date, so it does not change at midnight."""
     first_sequence: int = Field(1, ge=1)
     """Number of the run's first event, if the run directory holds none yet."""
     published_step: int = Field(0, ge=0)

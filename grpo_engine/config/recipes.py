@@ -23,7 +23,7 @@ ALIASES = {
     "lr": "learning_rate",
     "epsilon": "epsilon_low",
 }
-"""Other names → ours. A job with `epsilon` and no `epsilon_high` uses it for both."""
+"""Other names → our names. A job with `epsilon` and without `epsilon_high` uses `epsilon` for both bounds."""
 
 RECIPES: Mapping[str, Mapping[str, Any]] = {
     # DeepSeekMath, arXiv 2402.03300
@@ -68,7 +68,7 @@ CLIPS: Mapping[str, Mapping[str, float]] = {
     # the bound itself, not 1 + ε
     "cispo": {"epsilon_high": 5.0},
 }
-"""Clip ranges of losses for which 0.2 does not suit."""
+"""Clip ranges of the losses for which 0.2 is unsuitable."""
 
 
 def problem_at(message: str, *place: str | int) -> PydanticCustomError:
@@ -103,7 +103,7 @@ def _nest_lora(data: dict[str, Any]) -> None:
 
 
 def expand_recipe(data: dict[str, Any]) -> dict[str, Any]:
-    """Add the fields of the recipe and the clip range of the loss that the job does not set."""
+    """Add the fields that the job does not set: those of the recipe and the clip range of the loss."""
     # a loss set by the job brings its own clip range, which overrides the recipe's
     data = _with_defaults(data, CLIPS, data.get("loss_type"))
     data = _with_defaults(data, RECIPES, data.get("recipe", "grpo"))

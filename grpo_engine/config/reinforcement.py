@@ -34,7 +34,7 @@ def _one_or_more(value: Any) -> Any:
 
 
 class SelfDistillation(Input):
-    """SDPO (arXiv 2601.20802): the policy with feedback teaches the policy without."""
+    """SDPO (arXiv 2601.20802): the policy that sees feedback teaches the policy that does not."""
 
     weight: float = Field(1.0, gt=0, le=1000)
     """Factor of the distillation loss, a mean over the tokens of the distilled attempts."""
@@ -45,11 +45,13 @@ class SelfDistillation(Input):
     alone: bool = False
     """Train on the distillation loss only, without the GRPO loss."""
     top_k: int | None = Field(None, ge=1, le=100_000)
-    """Compare the teacher's k likeliest tokens and the rest as one; null: the whole vocabulary."""
+    """Compare the teacher's k most likely tokens, and all others as one outcome; null: the whole
+    vocabulary."""
     template: str = Field(
         "{prompt}\n\n{feedback}\n\nAnswer the original question again, correctly.", max_length=20_000
     )
-    """The teacher's last user turn: `{prompt}` is the student's, `{feedback}` what the attempt got."""
+    """Template of the teacher's last user turn: `{prompt}` is the student's turn, `{feedback}` the feedback
+    on the attempt."""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -77,7 +79,7 @@ class ReinforcementHyperparameters(Hyperparameters):
     group_size: int = Field(8, ge=2, le=1024)
     """Completions per prompt (G); their mean reward is the baseline, so at least 2."""
     reasoning_effort: Literal["default", "low", "medium", "high"] = "default"
-    """OpenAI's option for its own models: accepted and without effect."""
+    """OpenAI's option for its own models; accepted, but has no effect."""
     compute_multiplier: Auto | Annotated[float, Field(gt=1e-5, le=10)] = "auto"
     """Multiplies the default group_size; an alternative to group_size."""
     prompts_per_step: int = Field(8, ge=1, le=4096)
@@ -111,7 +113,8 @@ class ReinforcementHyperparameters(Hyperparameters):
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL divergence: k1 (unbiased), k2 (squared), k3 (unbiased, never negative)."""
     kl_placement: Literal["loss", "loss_sequence", "reward"] = "loss"
-    """KL per token in the loss, as a sum per completion in the loss, or subtracted from the reward."""
+    """Where the KL term is applied: in the loss per token, in the loss summed per completion, or subtracted
+    from the reward."""
     kl_ratio_weight: bool = False
     """Multiply the KL term by the ratio, for an unbiased gradient if the sampler lags behind."""
     kl_target: float | None = Field(None, gt=0)
@@ -120,8 +123,8 @@ class ReinforcementHyperparameters(Hyperparameters):
     """Completions over which adaptive beta may change by 20%."""
 
     importance_correction: ImportanceCorrection = "auto"
-    """Correct for a sampler with other probabilities than the trainer; auto: by token for torch in bfloat16,
-    by completion for another program, otherwise not."""
+    """Correct for a sampler whose probabilities differ from the trainer's; auto: per token for the torch
+    sampler in bfloat16, per completion if another program samples, otherwise no correction."""
     importance_cap: float = Field(3.0, gt=1, le=1000)
     """Ratio above which importance weights are truncated or masked."""
 

@@ -24,12 +24,13 @@ class Runtime(Record):
     sharding: Literal["replicated", "fsdp"] = "replicated"
     """How several ranks hold the model: each a whole copy, or each a share of every layer."""
     tensor_parallel: int = Field(1, ge=1, le=64)
-    """Consecutive ranks of one host that hold one vLLM together, each a share of its weights and cache."""
+    """Number of consecutive ranks on a host that share one vLLM; each holds a part of its weights and
+    cache."""
     samplers: int = Field(0, ge=0, le=64)
-    """Processes on devices of their own that sample for the ranks; 0: each rank samples."""
+    """Number of processes that sample for the ranks, each on its own device; 0: each rank samples."""
     weight_budget_bytes: int | None = Field(None, ge=1)
-    """Most bytes of weights that a rank may hold for training and, separately, for sampling; None: what its
-    device has."""
+    """Maximum bytes of weights that a rank may hold for training and, separately, for sampling; None: as many
+    as fit on its device."""
     num_threads: int | None = Field(None, ge=1)
     token_budget: int | None = Field(None, ge=16)
     """Tokens of one training micro-batch; None: chosen for the device. Halved if memory is too small."""

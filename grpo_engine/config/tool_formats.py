@@ -27,7 +27,7 @@ class ToolFormat:
     families: str
     example: str
     opening: str
-    """Pattern of a call's start. Group `name` is the function's; a malformed call has none."""
+    """Pattern of a call's start. Its group `name` is the function's name, which a malformed call lacks."""
     closing: str
     content: Literal["json", "xml-inline", "objects"] = "json"
     """`objects`: JSON objects without tags around them."""
@@ -113,9 +113,9 @@ FORMATS = (
         "objects",
     ),
 )
-"""In the order in which they are looked for: JSON objects occur in other formats, too.
+"""Formats in the order of the search. JSON objects are last, because other formats contain them too.
 
-Models write anything: patterns take time linear in the text's length.
+Models may write anything, so every pattern takes time linear in the text's length.
 """
 
 
@@ -143,8 +143,8 @@ def find_format(render: Callable[[list[dict[str, Any]]], str | None]) -> ToolFor
 
 
 def calling_turns(names: Sequence[str], given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A turn of the model that calls functions, in the forms that chat templates expect: without text or with
-    an empty one, arguments as an object or as JSON.
+    """Yield a model's turn that calls the functions, in each form that a chat template may expect: without
+    text or with empty text, with arguments as an object or as JSON.
     """
     forms = (given, json.dumps(given, ensure_ascii=False))
     for content, arguments in itertools.product(("", None), forms):

@@ -12,7 +12,7 @@ ToolName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$")]
 
 
 class PythonTool(Input):
-    """A Python interpreter in the sandbox; each call is a fresh one."""
+    """A Python interpreter in the sandbox; each call starts a fresh one."""
 
     type: Literal["python"]
     name: ToolName = "python"

@@ -25,7 +25,7 @@ class EndpointModel(Input):
     model: str = Field(min_length=1, max_length=256)
     """The model's name on that server; the operator may restrict the choice."""
     length_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """The server's name for the length limit; OpenAI's reasoning models need the second."""
+    """The server's name for the length limit; OpenAI's reasoning models need max_completion_tokens."""
 
     @property
     def label(self) -> str:
@@ -70,12 +70,13 @@ class TrainingFreeHyperparameters(RunLength):
     request_timeout_seconds: float = Field(120.0, gt=0, le=3600)
     """Time limit of one call, retries included."""
     max_calls: PositiveInt | None = None
-    """Maximum calls to endpoints of the whole job; beyond it the job fails with `spend_limit`."""
+    """Maximum number of calls to endpoints in the whole job; beyond it the job fails with `spend_limit`."""
     max_cost_usd: float | None = Field(None, gt=0)
     """Maximum cost of the whole job in US dollars; needs the operator's prices."""
 
     checkpoint_interval: PositiveInt = 1
-    """Batches between checkpoints; batches since the last one are repeated, and paid again."""
+    """Batches between checkpoints; after a crash, batches since the last one are repeated and paid for
+    again."""
     eval_temperature: float = Field(0.0, ge=0, le=2)
     """Sampling temperature of evaluations; 0: greedy."""
     max_grader_error_rate: float = Field(0.5, gt=0, le=1)

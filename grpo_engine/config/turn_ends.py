@@ -16,11 +16,11 @@ SPOKEN, NEXT = "spokenqzxxzq", "nextqzxxzq"
 
 
 def turn_ends(render: Render, special: Collection[str], stops: Collection[str]) -> set[str]:
-    """The special tokens that end an answer and a tool call, without the `stops` known already.
+    """The special tokens that end an answer and a tool call, except the already known `stops`.
 
     The end is the first special token after the turn's text or, if the conversation may end without one,
-    before the next turn. A token that is directly followed by a known stop, or that also separates two calls
-    of one turn, is none.
+    before the next turn. A token does not count as an end if a known stop directly follows it, or if it also
+    separates two calls of one turn.
     """
     if not special:
         return set()
@@ -43,7 +43,8 @@ def _end(
     stops: Collection[str],
     inside: Collection[str] = (),
 ) -> set[str]:
-    """The token that ends `turn`; empty if there is none or if it is a known stop. `inside` it is no end."""
+    """The token that ends `turn`; empty if there is none or if it is a known stop. Skips the tokens
+    `inside`."""
     runs = re.compile(f"(?:{_pattern(special)})+")
     for conversation in ([QUESTION, turn], [QUESTION, turn, following]):
         tail = (render(conversation) or "").rpartition(SPOKEN)[2].partition(NEXT)[0]

@@ -50,8 +50,8 @@ def prompt_digest(row: Mapping[str, Any]) -> bytes:
 def held_out_rows(prompts: Sequence[bytes], split: float, seed: int) -> frozenset[int]:
     """Indices of the held-out rows, given each row's `prompt_digest`.
 
-    Prompts are taken in the order of their digests with the seed, each with all of its rows, if that does
-    not exceed the wanted number. Without repeated prompts, the number is exact.
+    Prompts are taken in the order of their seeded digests, each with all of its rows; a prompt with more
+    rows than are still wanted is skipped. If no prompt repeats, the number is exact.
     """
     wanted = math.floor(split * len(prompts) + 0.5) if split < 1 else int(split)
     repeats, chosen = Counter(prompts), set[bytes]()
@@ -63,7 +63,7 @@ def held_out_rows(prompts: Sequence[bytes], split: float, seed: int) -> frozense
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with its text parts joined: both spellings are the same prompt."""
+    """The message with its text parts joined, so that both spellings give the same prompt."""
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content)

@@ -1,7 +1,7 @@
 """Models whose JSON schemas describe each field with its docstring.
 
-pydantic's `use_attribute_docstrings` reads the source when a class is created: half of the start of a grader
-process, which never writes a schema.
+pydantic's `use_attribute_docstrings` reads the source when a class is created. That would take half of the
+start time of a grader process, which never writes a schema.
 """
 
 import ast
@@ -17,7 +17,7 @@ from pydantic_core import CoreSchema
 
 
 class Described(BaseModel):
-    """The docstrings of its fields are their descriptions, read when a schema is written."""
+    """A model whose field docstrings are its field descriptions; they are read when a schema is written."""
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -48,7 +48,7 @@ def _docstrings(module: str) -> dict[str, dict[str, str]]:
 
 
 def _documented(body: Iterable[ast.stmt]) -> Iterator[tuple[str, str]]:
-    """Each annotated name that a string follows, and that string."""
+    """Each annotated name that is followed by a string, with that string."""
     for field, text in pairwise(body):
         match field, text:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(docstring))):

@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter
 from grpo_engine.contract.records import GroupRecord, Record
 
 MAX_LINE_BYTES = 16 * 2**20
-"""A longer line is not an event; readers drop and count it."""
+"""Maximum length of an event's line; readers drop longer lines and count them."""
 
 Split = Literal["train", "validation", "retention"]
 VALIDATION = "validation"
@@ -30,16 +30,16 @@ class Computation(Record):
     """How a run computes its model: the fastest ways that gave the model's own results at load."""
 
     forward: Literal["kernels", "packed", "padded"]
-    """Training: by the engine's kernels; by the model's own layers with prompts computed once for their
-    group; by whole rows with padding."""
+    """How training computes: with the engine's kernels; with the model's own layers and each prompt computed
+    once for its group; or with whole padded rows."""
     decoder: Literal["kernels", "shared_prompts", "own_cache", "whole_rows", "none"] = "none"
-    """Sampling: the first two as for `forward`; with the model's own cache; with none. "none": nothing is
-    sampled, or by vLLM."""
+    """How sampling computes: the first two as for `forward`; with the model's own cache; or with whole rows
+    and no cache. "none": nothing is sampled, or vLLM samples."""
     head: Literal["frozen", "recomputed", "full_logits"]
-    """Log-probabilities: in chunks, with their gradient in the forward pass if the output layer is frozen, in
-    a second pass otherwise; or from all logits at once."""
+    """How log-probabilities are computed: in chunks, with the gradient in the forward pass if the output
+    layer is frozen and in a second pass otherwise; or from all logits at once."""
     slower_because: dict[str, str] = {}
-    """`forward`, `decoder` or `head` → why it is not the first of its list."""
+    """`forward`, `decoder` or `head` → why the run does not use the first of its values, which is fastest."""
 
 
 class Started(BaseEvent):
@@ -56,9 +56,9 @@ class Started(BaseEvent):
     num_rows: int
     versions: dict[str, str]
     computation: Computation | None = None
-    """None if only endpoints compute."""
+    """None if the job uses only models on endpoints."""
     adapter_rank: int | None = None
-    """Largest rank of the adapter's matrices: PEFT doubles that of experts whose projections are fused."""
+    """Largest rank of the adapter's matrices; PEFT doubles the rank for experts with fused projections."""
     base_fingerprint: str = ""
     """Fingerprint of the loaded weights (`files/fingerprint.py`); empty without weight files."""
 
@@ -79,7 +79,8 @@ class StepFinished(BaseEvent):
 
 
 SkipReason = Literal["no_signal", "all_masked", "nothing_to_distil"]
-"""No group has different rewards; all completions with signal are masked; no failed attempt has feedback."""
+"""Respectively: no group has different rewards; all completions with signal are masked; no failed attempt
+has feedback."""
 
 
 class StepSkipped(BaseEvent):
@@ -144,7 +145,7 @@ class CheckpointSaved(BaseEvent):
 class Warned(BaseEvent):
     type: Literal["warning"] = "warning"
     step: int | None = None
-    """The warning's step. A resumed run repeats both; the warning still counts once."""
+    """Step of the warning. A resumed run may repeat the step and its warning, which still counts once."""
     code: str
     message: str
 
@@ -187,7 +188,7 @@ class Probed(BaseEvent):
     grader_errors: int
     """Completions that could not be scored."""
     grader_error: str = ""
-    """Reason of the first of them."""
+    """Reason for the first of these errors."""
     mean_reward: float | None
     """Over the scored completions; None if there are none."""
     highest_reward: float | None

@@ -10,7 +10,7 @@ from typing import Any
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 2**20
 STATE, MOMENTS, SHARDS = "state.json", "optimizer.safetensors", "optimizer/"
-"""The run's state; Adam's moments as one file, or the folder of their shards, one a rank."""
+"""The run's state; Adam's moments as one file; the folder of their shards, one for each rank."""
 WEIGHTS = ("adapter/", "model/")
 LIBRARY = "experiences/"
 """What a training-free job has instead of weights and an optimiser."""
@@ -26,7 +26,7 @@ def sha256_of(path: Path) -> str:
 
 
 def entry_of(path: Path) -> dict[str, Any]:
-    """What a manifest says of a file."""
+    """The entry for a file in a manifest."""
     return {"size": path.stat().st_size, "sha256": sha256_of(path)}
 
 
@@ -71,7 +71,7 @@ def verify(
 
 
 def shards_elsewhere(folder: Path, files: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a manifest's `files` that are shards on the disks of other hosts."""
+    """The entries of a manifest's `files` for shards that are on the disks of other hosts."""
     return {name: entry for name, entry in files.items() if _is_elsewhere(folder, name)}
 
 
@@ -95,7 +95,7 @@ def _read(folder: Path) -> dict[str, Any]:
 def _check_name(name: str) -> None:
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or "\0" in name or str(pure) != name:
-        raise DamagedCheckpoint(f"its manifest names {name[:100]!r}, outside of it")
+        raise DamagedCheckpoint(f"its manifest names {name[:100]!r}, which is outside of the folder")
 
 
 def _verify_file(folder: Path, name: str, expected: Any) -> None:

@@ -22,7 +22,7 @@ class Input(Record, Described):
 
 
 def filled_in(*names: str) -> Callable[[dict[str, Any]], None]:
-    """For `json_schema_extra`: fields without a fixed default that a request may still leave out."""
+    """For `json_schema_extra`: declare these fields optional, although their defaults are not fixed."""
 
     def relax(schema: dict[str, Any]) -> None:
         schema["required"] = [name for name in schema["required"] if name not in names]
@@ -92,7 +92,8 @@ ExplanationText = Annotated[str, Field(max_length=MAX_EXPLANATION_CHARACTERS)]
 
 
 class Explanation(Record):
-    """One check inside a grader, for people only: no prompt has it, because it may hold hidden results."""
+    """One check inside a grader. It is for people only and never part of a prompt, because it may hold hidden
+    results."""
 
     label: ExplanationText
     """Such as `test 2 of 5: add(1, 2)` and `step 3 of 4`."""
@@ -102,7 +103,7 @@ class Explanation(Record):
     got: ExplanationText = ""
     expected: ExplanationText = ""
     detail: ExplanationText = ""
-    """Why there is no result, such as a time-out; of a step its feedback."""
+    """Why there is no result, such as a time-out; for a step, its feedback."""
 
 
 class Score(Record):

@@ -2,8 +2,8 @@
 
 The engine gets one end of a connection from its launcher (`CONNECTION`). It sends a `PolicyWritten` when the
 weights of a new policy are in its run directory, and a `SamplingOrder` for each request; it receives a
-`SamplingAnswer` to each, in any order. A request and its reply are JSON of
-`rollout/sampler/remote/messages.py`.
+`SamplingAnswer` to each, in any order. `rollout/sampler/remote/messages.py` defines the JSON of a request and
+its reply.
 """
 
 from typing import Annotated, Literal
@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter
 from grpo_engine.contract.records import Record
 
 CONNECTION = "GRPO_SAMPLERS"
-"""Variable with the number of an engine's inherited descriptor."""
+"""Environment variable with the number of the file descriptor that the engine inherits."""
 
 
 def policy_file(version: int) -> str:
@@ -34,19 +34,19 @@ class SamplingOrder(Record):
     kind: Literal["order"] = "order"
     number: int
     sampler: int
-    """The sampler that is asked first, from 0."""
+    """Index, from 0, of the sampler that gets the request first."""
     version: int
     request: str
 
 
 class SamplingAnswer(Record):
     number: int
-    """Of the order."""
+    """Number of the order."""
     reply: str = ""
     problem: str = ""
-    """Why no sampler replied; empty: one did."""
+    """Why no sampler replied; empty if one did."""
     num_replaced: int = 0
-    """How often the sampler has been started again."""
+    """How often the sampler has been restarted."""
 
 
 ENGINE_MESSAGE: TypeAdapter[PolicyWritten | SamplingOrder] = TypeAdapter(

@@ -26,8 +26,8 @@ def step_name(step: int) -> str:
 def new_checkpoint(folder: Path, step: int, wait: Callable[[], None] | None = None) -> Iterator[Path]:
     """Yield an empty folder to write and `seal`; it becomes `folder/step-…` at the end.
 
-    `wait`, which returns when every rank has called it, if all ranks write this checkpoint together, in one
-    folder or in one on each host: the folders become visible after the first rank has sealed its own.
+    `wait`: for a checkpoint that all ranks write together, in one folder or in one on each host. It returns
+    when every rank has called it, so folders become visible only after the first rank has sealed its own.
     Raises DiskFullError. After any error the earlier checkpoints are intact.
     """
     final = folder / step_name(step)
@@ -40,7 +40,7 @@ def new_checkpoint(folder: Path, step: int, wait: Callable[[], None] | None = No
         temporary.mkdir(parents=True, exist_ok=True)
         yield temporary
     except OSError as error:
-        if wait is None:  # otherwise other ranks may be writing; the next checkpoint removes it
+        if wait is None:  # with other ranks, which may still be writing, the next checkpoint removes it
             shutil.rmtree(temporary, ignore_errors=True)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFullError(f"no space left for the checkpoint of step {step}") from error

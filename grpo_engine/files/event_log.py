@@ -57,7 +57,7 @@ class Journal:
         return training and getattr(event, "step", 0) <= self.published_step
 
     def _recover(self) -> None:
-        """Read the existing file; drop everything from the first line that is not an event."""
+        """Read the existing file; drop the first line that is not an event and everything after it."""
         if not self.path.exists():
             return
         good = 0

@@ -41,7 +41,7 @@ def _sampled(file: IO[bytes], tensor: Tensor) -> str:
 
 
 def refuse_other_base(found: str, expected: str) -> None:
-    """Raise BaseChangedError if the fingerprints differ; an empty one is unknown."""
+    """Raise BaseChangedError if the fingerprints differ. An empty one is unknown and matches any."""
     if found and expected and found != expected:
         raise BaseChangedError("the base model's weights are not those that were trained on")
 

@@ -1,4 +1,4 @@
-"""Which file of a model's folder this process may not read.
+"""Finds a file in a model's folder that this process may not read.
 
 The loader of safetensors says "No such file" for every failure to open one.
 """
@@ -12,7 +12,8 @@ READ = (".safetensors", ".json", ".jinja", ".model", ".txt")
 
 
 def unreadable_file(folder: Path) -> str | None:
-    """The first file that this process may not read, with its mode and this user's id; None: all may be."""
+    """The first file that this process may not read, with its mode and this user's id; None if there is
+    none."""
     if not os.access(folder, os.R_OK | os.X_OK):
         return _described(folder)
     files = sorted(path for path in folder.iterdir() if path.suffix in READ)

@@ -18,7 +18,7 @@ DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16
 
 
 class BadTensors(ValueError):
-    """The files are not safetensors, or not all of a model's."""
+    """The files are not safetensors, or some of the model's files are missing."""
 
 
 def shards(names: Set[str], index: bytes) -> set[str]:
@@ -49,7 +49,7 @@ class Tensor:
 
 
 def read_tensors(file: IO[bytes]) -> tuple[Tensor, ...]:
-    """All tensors in file order; reads up to the first. Raises BadTensors."""
+    """All tensors in file order. Reads only the header. Raises BadTensors."""
     length = int.from_bytes(file.read(LENGTH_BYTES), "little")
     if length > MAX_HEADER_BYTES:
         raise BadTensors(f"its header has {length} bytes")

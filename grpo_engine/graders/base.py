@@ -39,7 +39,8 @@ class GraderBase(Input, ABC):
 
     @property
     def holds_a_model(self) -> bool:
-        """Whether it loads a model, so that a single grading process must do."""
+        """Whether it loads a model; if so, only one grading process is started, because each would load
+        it."""
         return False
 
     def prepare(self) -> None:
@@ -69,7 +70,7 @@ class GraderBase(Input, ABC):
         return list(dict.fromkeys(found))
 
     def problems(self, item: Mapping[str, Any]) -> list[str]:
-        """Reasons why no completion of this row could be scored; empty if one can."""
+        """Reasons why no completion of this row can be scored; empty if there are none."""
         return [f"{{{{{path}}}}} does not resolve" for path in self.unresolved(item)]
 
 

@@ -1,4 +1,4 @@
-"""Why a completion has no reward, as an exception inside graders; `GraderBase` turns it into a GradeError."""
+"""The exception that graders raise for a completion without a reward; `GraderBase` makes it a GradeError."""
 
 from grpo_engine.contract.records import GradeErrorCode
 from grpo_engine.graders.feedback import storable

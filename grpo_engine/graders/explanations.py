@@ -49,7 +49,7 @@ def shown(entries: Sequence[Explanation]) -> tuple[Explanation, ...]:
 def joined(
     parts: Iterable[tuple[str, Mapping[str, Sequence[Explanation]]]],
 ) -> dict[str, tuple[Explanation, ...]]:
-    """The explanations of a multi's parts by key, of the first MAX_PARTS that have any."""
+    """The explanations of a multi's parts by key, for the first MAX_PARTS parts that have any."""
     found = {key: tuple(entry for each in own.values() for entry in each) for key, own in parts if own}
     return dict(list(found.items())[:MAX_PARTS])
 

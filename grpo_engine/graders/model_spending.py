@@ -66,8 +66,8 @@ class Ledger:
     ) -> ChatAnswer:
         """Request a completion if the limits allow. Raises SpendLimitError, ChatServerError, ChatParseError.
 
-        Calls in progress count with the cost of an answer of `max_tokens`, so a limit is exceeded by at most
-        one call, and by underestimates.
+        A call in progress counts with the cost of an answer of `max_tokens` tokens, so a limit is exceeded by
+        at most one call and the error of the estimates.
         """
         num_input_tokens = len(json.dumps(request)) // CHARACTERS_PER_TOKEN
         expected_usd = endpoint.cost_usd(num_input_tokens, max_tokens) or 0.0
@@ -80,7 +80,7 @@ class Ledger:
         try:
             answer = client.complete(**request)
             tokens = answer.usage.model_dump()
-            # a server that counts no tokens still costs
+            # a server that reports no tokens still costs money
             usage = ModelUsage(calls=1, usd=endpoint.cost_usd(**tokens) or expected_usd, **tokens)
             return answer
         finally:
@@ -109,7 +109,7 @@ def _sum(one: ModelUsage, other: ModelUsage) -> ModelUsage:
 class SharedCalls(Generic[Value]):
     """A cache by key in which concurrent callers with equal keys share one call.
 
-    A failed call is not kept: its waiting callers fail too, the next one tries again.
+    A failed call is not kept: callers that wait for it fail too, and the next caller tries again.
     """
 
     def __init__(self, size: int) -> None:

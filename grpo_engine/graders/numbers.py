@@ -46,9 +46,10 @@ class Number(NamedTuple):
 
 
 def last_number(text: str, *, tag: str | None = None) -> Number | None:
-    """Last number of the text, or of its last `<tag>…</tag>`; inside it, of its last `\\boxed{…}` if any.
+    """Last number of the text or, with `tag`, of its last `<tag>…</tag>`; of the last `\\boxed{…}` if it has
+    one.
 
-    None if there is none, if it exceeds the bounds, and for a fraction over zero.
+    None if there is no number, if it exceeds the bounds, or if it is a fraction over zero.
     """
     if tag is not None:
         inside = tagged(text, tag)

@@ -73,7 +73,7 @@ METRICS: dict[str, Callable[[str, str], float]] = {
 
 
 class _NoSynonyms:
-    """Stands in for nltk's WordNet reader."""
+    """Replaces nltk's WordNet reader."""
 
     def synsets(self, word: str) -> list[Any]:
         return []

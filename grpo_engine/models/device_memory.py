@@ -23,7 +23,7 @@ def feed_forward_width(config: PreTrainedConfig) -> int:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Bytes that this process can still allocate; None on a CPU, which divides its memory on demand."""
+    """Bytes that this process can still allocate; None on a CPU, whose memory all processes share."""
     if device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(device)
@@ -31,7 +31,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Start a new peak, for `peak_bytes_above_now`."""
+    """Reset the peak that `peak_bytes_above_now` reads."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
@@ -60,7 +60,7 @@ def weight_bytes(model: nn.Module) -> int:
 
 
 def own_bytes(*models: nn.Module | None) -> int:
-    """Bytes of this rank's parameters and buffers of the models; of a sharded one its share."""
+    """Bytes of the models' parameters and buffers on this rank; for a sharded tensor, only its share."""
     held = [each for model in models if model is not None for each in (*model.parameters(), *model.buffers())]
     return sum(own_part(each).nbytes for each in held)
 

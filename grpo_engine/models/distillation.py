@@ -9,7 +9,7 @@ from torch import Tensor
 from grpo_engine.models.logprobs import LogitsOf, by_chunks, every_logprob, num_logits
 
 CHUNK_ELEMENTS = 2**24
-"""Logits of one chunk, for student and teacher each: 64 MiB in float32."""
+"""Logits of one chunk, for the student and for the teacher; 64 MiB each in float32."""
 
 
 def kl_to_teacher(
@@ -23,7 +23,7 @@ def kl_to_teacher(
 ) -> tuple[Tensor, Tensor]:
     """KL(student ‖ teacher) of each token [N], and the student's log-probability of its target [N], float32.
 
-    From hidden states [N, H] of both. The teacher's have no gradient, and the log-probabilities have none.
+    Both get hidden states [N, H]. The teacher's states and the returned log-probabilities have no gradient.
 
     `Σ_v p_v (log p_v − log q_v)` over the vocabulary, p the student's distribution and q the teacher's (SDPO,
     arXiv 2601.20802). With `top_k`: over the teacher's k likeliest tokens and one outcome for all others,

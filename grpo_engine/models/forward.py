@@ -15,11 +15,11 @@ from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.objective.types import GroupSpan, PackedBatch
 
 ROUND = 64
-"""Multiple of rows on a CPU: oneDNN compiles and caches a program for every number of rows."""
+"""On a CPU, the number of rows is a multiple of this, because oneDNN compiles a program for each number."""
 
 
 def fast_states(fast: FastModel, batch: PackedBatch) -> Tensor:
-    """Hidden states [N, H] that predict the trained tokens, by our kernels: the Llama family."""
+    """Hidden states [N, H] that predict the trained tokens, by our kernels (Llama family only)."""
     tokens, positions, spans = batch.input_ids[0], batch.position_ids[0], batch.spans
     if tokens.device.type == "cpu" and (extra := -len(tokens) % ROUND):
         tokens, positions = pad(tokens, (0, extra)), pad(positions, (0, extra))
@@ -30,7 +30,7 @@ def fast_states(fast: FastModel, batch: PackedBatch) -> Tensor:
 
 
 def packed_states(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
-    """The same by the model's own layers with our attention, if transformers can replace theirs."""
+    """The same by the model's own layers, if transformers can replace their attention with ours."""
     with using(model, packed_attention(batch.spans, model, compute_dtype(model))):
         hidden = own_states(model, batch.input_ids, batch.position_ids)
     return hidden.index_select(0, batch.sources_N)
@@ -53,7 +53,8 @@ def output_head(model: PreTrainedModel) -> LogitsOf:
 
 
 def plain_logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
-    """The trained tokens' logits [N, V] by the model's own padded forward: any model, no shared prompts."""
+    """The trained tokens' logits [N, V] by the model's own padded forward. Works for any model, but computes
+    a prompt once for each completion."""
     rows: list[Tensor] = []
     columns: list[Tensor] = []
     for span in batch.spans:

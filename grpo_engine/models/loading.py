@@ -62,7 +62,8 @@ def load_base(
 def load_policy(
     source: ModelSource, hyperparameters: Hyperparameters, device: torch.device, dtype: torch.dtype, seed: int
 ) -> Policy:
-    """Base model, tokenizer and adapter on `device`; "meta": without weights, unproven. Raises ModelError."""
+    """Base model, tokenizer and adapter on `device`; on "meta" without weights and proof. Raises
+    ModelError."""
     torch.manual_seed(seed)
     full, quantized = hyperparameters.lora == "full", hyperparameters.quantization
     options = quantization.load_options(quantized, dtype, device) if quantized else {}
@@ -93,14 +94,15 @@ def _refuse_unreadable(source: ModelSource) -> None:
 
 
 def _use_unaligned_experts(model: PreTrainedModel) -> None:
-    """Avoid torch's grouped products if the experts' rows are no multiple of 16 bytes, as it requires."""
+    """Avoid torch's grouped products unless the experts' rows are multiples of 16 bytes, as they must be."""
     stacked = (each for name, each in model.named_parameters() if each.ndim == 3 and ".experts." in name)
     if any(size * each.element_size() % 16 for each in stacked for size in each.shape[1:]):
         model.set_experts_implementation("batched_mm")
 
 
 def _refuse_endless(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: ModelSource) -> None:
-    """Require a vocabulary with an end; replace contradictory generation settings, which cannot be saved."""
+    """Require a tokenizer with an end-of-sequence token; replace contradictory generation settings, which
+    transformers refuses to save."""
     if len(tokenizer) == len(tokenizer.all_special_ids):
         raise ModelError(f"{source.name} has no tokenizer: its files, such as tokenizer.json, are missing")
     if tokenizer.eos_token_id is None:

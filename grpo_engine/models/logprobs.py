@@ -70,7 +70,7 @@ def token_logprobs(
 
 
 def num_logits(logits_of: LogitsOf, hidden_N: Tensor) -> int:
-    """V of logits [N, V]; without an output layer the hidden states are the logits."""
+    """V of logits [N, V]; if there is no output layer, the hidden states are the logits."""
     weight = getattr(logits_of, "weight", None)
     return hidden_N.shape[-1] if weight is None else len(weight)
 

@@ -33,7 +33,8 @@ CONFIG_FILE = "adapter_config.json"
 def with_adapter(
     model: PreTrainedModel, source: ModelSource, hyperparameters: Hyperparameters
 ) -> PeftModel | None:
-    """The model with the job's adapter; None if all weights are trained, from an earlier adapter if any."""
+    """The model with the job's adapter, a new one or the earlier one; None if all weights are trained, in
+    which case an earlier adapter is merged into them."""
     settings = hyperparameters.lora
     if settings == "full":
         if source.adapter is not None and model.device.type != "meta":
@@ -98,7 +99,7 @@ def mergeable(model: PeftModel) -> bool:
 
 @contextmanager
 def merged(model: PeftModel) -> Iterator[None]:
-    """Inside, the adapter is part of the weights, so the model is as fast as the base model.
+    """Inside the block, the adapter is part of the weights, so the model is as fast as the base model.
 
     The original base weights are restored afterwards, so nothing drifts.
     """
@@ -116,7 +117,7 @@ def merged(model: PeftModel) -> Iterator[None]:
 
 @contextmanager
 def reference_adapter(model: PeftModel) -> Iterator[None]:
-    """Inside, the model is the frozen reference: the earlier adapter, or no adapter."""
+    """Inside the block, the model is the frozen reference: the earlier adapter, or no adapter."""
     if REFERENCE not in model.peft_config:
         with model.disable_adapter():
             yield
@@ -134,7 +135,7 @@ def save_adapter(model: PeftModel, folder: Path, base_name: str, revision: str |
 
 
 def adapter_tensors(model: PeftModel) -> dict[str, Tensor]:
-    """The trained adapter under PEFT's names, whole, on the CPU; every rank must call."""
+    """The trained adapter under PEFT's names, whole, on the CPU; every rank must call it."""
     return {name: gathered(each).detach().cpu().contiguous() for name, each in sorted(_state(model).items())}
 
 
@@ -177,7 +178,7 @@ def load_adapter_weights(model: PeftModel, folder: Path) -> None:
 
 
 def lora_dropouts(model: torch.nn.Module) -> list[torch.nn.Dropout]:
-    """The adapter's, not the base model's."""
+    """The dropout layers of the adapter, without those of the base model."""
     return [
         module
         for name, module in model.named_modules()

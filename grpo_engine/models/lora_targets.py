@@ -70,7 +70,8 @@ def _not_wrapped(model: PreTrainedModel, config: LoraConfig) -> list[str]:
 def _displaced(model: PreTrainedModel, config: LoraConfig, lora: Lora) -> set[str]:
     """Linear layers that PEFT's conversion has dropped, because the experts have the same names.
 
-    Dense layers and shared experts of a mixture, by the parameters through which they can be trained.
+    These are dense layers and shared experts of a mixture. Returns the names of their weights, through which
+    PEFT can train them.
     """
     kept, given = config.target_modules, lora.target_modules
     if kept is None or isinstance(kept, str):

@@ -37,7 +37,8 @@ from grpo_engine.models.proof import Choice, Compute, Proof
 from grpo_engine.objective.types import PackedBatch
 
 ATTENTION = {"full_attention", "sliding_attention"}
-"""Types of layers that can run on a packed row; a proof on short sequences would not detect all others."""
+"""Types of layers that can run on a packed row. A proof on short sequences would not detect the errors of
+every other type."""
 UNSUPPORTED = "the engine's kernels do not support its layers or its adapter"
 
 
@@ -84,7 +85,7 @@ class Policy:
 
     @property
     def trainable(self) -> dict[str, torch.nn.Parameter]:
-        """Name → parameter that the optimiser moves, in a fixed order."""
+        """Name → parameter that the optimiser changes, in a fixed order."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     @cached_property
@@ -108,7 +109,8 @@ class Policy:
 
     @property
     def has_low_precision(self) -> bool:
-        """Whether two ways to compute a log-probability differ by rounding that matters: not in float32."""
+        """Whether rounding makes two ways to compute a log-probability differ enough to matter; False in
+        float32."""
         return self.compute_dtype != torch.float32
 
     @property
@@ -128,7 +130,7 @@ class Policy:
         with torch.no_grad():
             if self.peft_model is None:
                 if self.reference_model is None:
-                    raise RuntimeError("a full fine-tuning job with beta > 0 keeps a reference")
+                    raise RuntimeError("there is no reference: full fine-tuning with beta > 0 must keep one")
                 return self._logprobs(self.reference_model, batch, temperature)[0]
             with lora.reference_adapter(self.peft_model):
                 return self._logprobs(self.model, batch, temperature)[0]
@@ -143,7 +145,8 @@ class Policy:
             )
 
     def output_states(self, model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, LogitsOf]:
-        """Hidden states [N, H] that predict the trained tokens, and the function to logits [n, V]."""
+        """Hidden states [N, H] that predict the trained tokens, and the function from states to logits [n,
+        V]."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             if not self.shares_prompts:
                 return plain_logits(model, batch), lambda logits: logits
@@ -160,7 +163,7 @@ class Policy:
 
     @contextmanager
     def dropout(self) -> Iterator[None]:
-        """Inside, the adapter's dropout is active; the base model's never is."""
+        """Inside the block, the adapter's dropout is active; the base model's never is."""
         for module in self.dropouts:
             module.train()
         try:
@@ -171,7 +174,7 @@ class Policy:
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Inside, the adapter is merged into the weights if that is exact; sampling is then faster.
+        """Inside the block, the adapter is merged into the weights if that is exact; sampling is then faster.
 
         Our own kernels merge it themselves, on a CPU (`Linears.joined`).
         """

@@ -33,20 +33,20 @@ ERROR_RATIO = 2.0
 ERROR_TOLERANCE = 1e-4
 """Error that is always accepted, as a share of the logits' range."""
 FEW_LAYERS = 4
-"""Layers of a float32 model that is compared itself instead of a copy."""
+"""A float32 model with at most this many layers is compared itself; otherwise a small copy is."""
 TWIN_LAYERS = 2
-"""Fewest layers of the copy with random weights; more if the model has more kinds of layers."""
+"""Minimum layers of the copy, which has random weights; it has more if the model has more kinds of layers."""
 TWIN_VOCABULARY = 256
 TWIN_WINDOW = 3
 """Tokens of an attention window in the copy: shorter than the prompts and completions of a proof."""
 
 FAILURES = (RuntimeError, AttributeError, TypeError, KeyError, ValueError, IndexError)
-"""What a model raises that cannot be computed in a faster way."""
+"""Exceptions that a model raises if it cannot be computed in a faster way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which of several ways to compute a result a run uses."""
+    """The way in which a run computes a result, chosen from several."""
 
     name: str
     slower_because: str = ""
@@ -112,7 +112,8 @@ class Proof:
     def _twin(self) -> PreTrainedModel:
         """A float32 model of the same structure with few layers; the model itself if it is one.
 
-        A model whose configuration has a window is copied, because a proof's sequences are shorter than that.
+        A model with an attention window is always copied, because a proof's sequences are shorter than its
+        window.
         """
         config = self.model.config.get_text_config()
         is_small = self.model.dtype == torch.float32 and config.num_hidden_layers <= FEW_LAYERS
@@ -143,7 +144,7 @@ class Proof:
 
 
 def _range(values: Tensor) -> float:
-    """Of logits, or of log-probabilities, which have the same."""
+    """Range of logits, or of log-probabilities, whose range is the same."""
     return max(LEAST_RANGE, float(values.max() - values.min()))
 
 
@@ -170,7 +171,8 @@ def _twin(model: PreTrainedModel, peft_model: PeftModel | None) -> PreTrainedMod
 
 
 def _on_any_layer(adapter: LoraConfig) -> LoraConfig:
-    """The same shape of adapter, without its base and the numbers of layers: the twin has only the first."""
+    """The same shape of adapter, without its base and without layer numbers, because the twin has fewer
+    layers."""
     adapter = copy.deepcopy(adapter)
     adapter.base_model_name_or_path = None
     if isinstance(adapter.target_modules, set | list):
@@ -195,7 +197,7 @@ def _small(config: PreTrainedConfig) -> PreTrainedConfig:
 
 @contextmanager
 def _float32(model: nn.Module) -> Iterator[None]:
-    """Inside, the model computes in float32: the weights of a layer are wide while it runs, no longer."""
+    """Inside the block, the model computes in float32; each layer's weights are wide only while it runs."""
     narrow: dict[nn.Parameter, Tensor] = {}
 
     def widen(module: nn.Module, _: Any) -> None:

@@ -5,7 +5,7 @@ from grpo_engine.graders.rules import reward_model
 
 
 def provide_models() -> None:
-    """Let graders use reward models. Raises ImportError where torch is not installed."""
+    """Let graders use reward models. Raises ImportError if torch is not installed."""
     from grpo_engine.models import reward_models
 
     reward_model.models = reward_models

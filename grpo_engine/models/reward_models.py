@@ -77,7 +77,7 @@ def score(
         message = f"{num_tokens} tokens for the reward model, which reads at most {limit:g}"
         raise UnscorableError("truncated_observation_error", message)
     if num_tokens == 0:
-        raise UnscorableError("other_error", "the tokenizer makes no token of an empty text")
+        raise UnscorableError("other_error", "the text is empty: the tokenizer returns no tokens")
     with torch.inference_mode():
         return float(loaded.model(**encoded).logits[0, 0])
 

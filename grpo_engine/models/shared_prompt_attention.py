@@ -75,7 +75,7 @@ def using(model: PreTrainedModel, attention: Attention) -> Iterator[None]:
 
 
 def window_of(config: PreTrainedConfig) -> int | None:
-    """Tokens that some layers attend to; None if all layers attend to every earlier token."""
+    """Attention window of some layers, in tokens; None if all layers attend to every earlier token."""
     config = config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     if kinds is not None and "sliding_attention" not in kinds:
@@ -84,7 +84,8 @@ def window_of(config: PreTrainedConfig) -> int | None:
 
 
 def recompute(layer: torch.nn.Module, model: PreTrainedModel) -> None:
-    """Keep only the layer's input, and compute it again in the backward pass, with the attention of now."""
+    """Keep only the layer's input, and recompute the layer in the backward pass with the current
+    attention."""
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         attentions = _current.attentions
@@ -104,7 +105,7 @@ class PackedLayout:
         self.blocks = blocks_of(spans, device)
         columns = torch.cat([block.columns for block in self.blocks])
         self.within: dict[int, list[Block]] = {}
-        """The blocks with the mask of a window, by its size."""
+        """Window size → the blocks with the mask of that window."""
         self.restore = torch.empty_like(columns)
         self.restore[columns] = torch.arange(len(columns), device=device)
 
@@ -121,8 +122,8 @@ class PackedLayout:
     ) -> Tensor:
         """query [T, Hq, D], key and value [T, Hkv, D] → [T, Hq · D].
 
-        `window`: the token and those before it that a query attends to; None: all. `sinks` [Hq]: the score of
-        one more key, whose value is 0.
+        `window`: number of tokens that a query attends to, its own included; None: all. `sinks` [Hq]: the
+        score of one more key, whose value is 0.
         """
         blocks = self.blocks
         if window is not None:
@@ -167,11 +168,11 @@ def _completions(span: GroupSpan) -> Iterator[_Run]:
 
 
 WASTE = {"cpu": 2**14, "cuda": 2**20}
-"""Products with padding that cost as much as the other operations of one more block."""
+"""Number of padded products that cost as much as the overhead of one more block."""
 
 
 def _alike(runs: Sequence[_Run], waste: int) -> list[list[_Run]]:
-    """Runs that share a grid, as long as its padding costs less than another grid."""
+    """Groups of runs that share a grid; a run joins a grid if its padding costs less than another grid."""
     blocks: list[list[_Run]] = []
     longest = prompt = needed = 0
     for run in sorted(runs, key=lambda r: (r.prompt_tokens + r.tokens, r.tokens)):
@@ -271,7 +272,7 @@ def _block(runs: Sequence[_Run], device: torch.device) -> Block:
 
 
 def _columns(pairs: Iterable[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    """On the CPU, so that no size waits for the device."""
+    """Columns of the runs, computed on the CPU so that reading a size does not wait for the device."""
     starts, lengths = torch.tensor(list(pairs)).unbind(1)
     return starts, lengths
 

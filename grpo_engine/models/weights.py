@@ -20,7 +20,7 @@ ADAPTER, MODEL = "adapter", "model"
 
 
 def trained_weights(policy: Policy) -> dict[str, Tensor]:
-    """The trained tensors by name, whole, on the first rank's CPU; every rank must call."""
+    """The trained tensors by name, whole, on the first rank's CPU; every rank must call it."""
     if policy.peft_model is not None:
         return lora.adapter_tensors(policy.peft_model)
     found: dict[int, Tensor] = {}  # weights that two layers share stay one tensor
@@ -44,7 +44,7 @@ def write_weights(policy: Policy, tensors: dict[str, Tensor], folder: Path) -> P
 
 
 def load_weights(policy: Policy, folder: Path) -> None:
-    """Load the result of `write_weights`; every rank must call."""
+    """Load the result of `write_weights`; every rank must call it."""
     if policy.peft_model is not None:
         lora.load_adapter_weights(policy.peft_model, folder / ADAPTER)
         return

@@ -63,9 +63,9 @@ def ratios(logprobs_N: Tensor, old_N: Tensor, sequences_N: Tensor, loss_type: st
 
 
 def sequence_sums(values_N: Tensor, sequences_N: Tensor) -> Tensor:
-    """Sum of each sequence's tokens [N], with zeros behind the last sequence.
+    """Sum over each sequence's tokens [N], followed by zeros.
 
-    Their number would have to be read from the device; there are at most N.
+    There are at most N sequences. Reading their number from the device would mean waiting for it.
     """
     return torch.zeros_like(values_N).index_add(0, sequences_N, values_N)
 

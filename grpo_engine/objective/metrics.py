@@ -47,7 +47,7 @@ class PhaseTimer:
 
 
 def numbers(values: Sequence[Tensor]) -> list[float]:
-    """Tensors of one number each as numbers: the host waits for the device once, not for each."""
+    """The numbers in one-element tensors. The host waits for the device once, not once per tensor."""
     return (
         [float(value) for value in torch.stack([each.float() for each in values]).tolist()] if values else []
     )

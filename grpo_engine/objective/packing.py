@@ -36,7 +36,7 @@ class TrainingSequence:
 
     @classmethod
     def unweighted(cls, completion: Completion, index: int) -> Self:
-        """A completion whose sampled tokens are computed on, without a part in the policy loss."""
+        """A completion whose sampled tokens are evaluated, but have no weight in the policy loss."""
         zeros = (0.0,) * len(completion.token_ids)
         return cls(
             completion.token_ids, completion.logprobs, zeros, 0.0, index=index, trained=completion.sampled

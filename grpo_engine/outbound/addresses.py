@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 MAX_URL_CHARACTERS = 2048
 PORTS = (443, 8443)
 INNER_NAMES = ("localhost", "localdomain", "local", "internal", "intranet", "lan", "home", "corp", "private")
-"""Last labels of names that are never hosts of the public Internet; so is `home.arpa`."""
+"""Last labels of names that are never hosts of the public Internet. `home.arpa` is refused as well."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolver = Callable[[str, int], Sequence[str]]
@@ -31,7 +31,7 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _REFUSED = tuple(
     ipaddress.ip_network(text)
     for text in (
-        "168.63.129.16/32",  # Azure's host agent: a public address that reaches only the inside
+        "168.63.129.16/32",  # Azure's host agent: a public address that is reachable only inside Azure
         "192.0.0.0/24",
         "192.88.99.0/24",
         "3fff::/20",
@@ -92,7 +92,7 @@ class AllowedHosts:
 
 
 def check_url(url: str, *, allowed_hosts: AllowedHosts | None = None) -> str:
-    """Return the URL if it is acceptable without looking up its name. Raises RefusedUrl."""
+    """Return the URL if it is acceptable; its name is not looked up. Raises RefusedUrl."""
     parse(url, allowed_hosts or AllowedHosts.from_environment())
     return url
 
@@ -107,7 +107,7 @@ def parse(url: str, allowed_hosts: AllowedHosts) -> Target:
 
 
 def _take_apart(url: str) -> tuple[str, str, int, str]:
-    """Scheme, host, port and path with query. One strict parser, so that no two can disagree."""
+    """Scheme, host, port and path with query. There is only this one strict parser, so none can disagree."""
     if len(url) > MAX_URL_CHARACTERS:
         raise RefusedUrl(f"longer than {MAX_URL_CHARACTERS} characters")
     if not _URL.fullmatch(url):
@@ -173,7 +173,7 @@ def as_address(host: str) -> Address | None:
 
 
 def is_public(address: Address) -> bool:
-    """Whether it is a host of the public Internet, also inside an IPv6 form of an IPv4 address."""
+    """Whether it is a host of the public Internet; an IPv4 address inside an IPv6 address is checked too."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = _inner_address(address)
         if inner is not None:
@@ -215,7 +215,7 @@ def addresses_of(target: Target, resolver: Resolver) -> list[str]:
 
 
 def check_destination(url: str, allowed_hosts: AllowedHosts, resolver: Resolver = resolve) -> None:
-    """Like `check_url`, and refuses a name with a private address now. Raises RefusedUrl.
+    """Like `check_url`, but also refuse a name that has a private address now. Raises RefusedUrl.
 
     A name without an address is accepted: it may get one, and each request checks again.
     """

@@ -63,7 +63,7 @@ class PinnedBackend(httpcore.NetworkBackend):
 
 
 class _TimedStream(httpcore.NetworkStream):
-    """A stream whose every wait ends at the deadline, also if the peer sends byte by byte."""
+    """A stream in which every wait ends at the deadline, even if the peer sends byte by byte."""
 
     def __init__(self, stream: httpcore.NetworkStream, deadline: Deadline) -> None:
         self.stream = stream

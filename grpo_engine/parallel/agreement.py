@@ -1,4 +1,4 @@
-"""Ranks that start from different states are refused: their gradients would be summed as if they had one."""
+"""Refuses ranks that start from different states, because their gradients are summed as if for one state."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from grpo_engine.contract.errors import RanksDisagreeError
 from grpo_engine.parallel.ranks import Ranks
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Bytes of an element → the integers that its bits are read as."""
+"""Bytes of an element → the integer type as which its bits are read."""
 
 
 def require_agreement(facts: Mapping[str, object]) -> None:

@@ -28,7 +28,7 @@ class Ranks:
     rank: int = 0
     world: int = 1
     group: dist.ProcessGroup | None = None
-    """Whose messages these are; None: the default group's."""
+    """Process group that carries the messages; None: the default group."""
 
     @classmethod
     def current(cls) -> Self:
@@ -40,7 +40,7 @@ class Ranks:
     def with_own_messages(self) -> Self:
         """The same ranks for a second thread, whose messages do not mix with the first one's.
 
-        Every rank must call.
+        Every rank must call it.
         """
         return self if self.world == 1 else replace(self, group=dist.new_group(backend="gloo"))
 

@@ -20,7 +20,7 @@ from grpo_engine.parallel.ranks import Ranks
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """The whole tensor; every rank must call."""
+    """The whole tensor; every rank must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -48,7 +48,8 @@ def share_of(like: Tensor, value: Tensor) -> Tensor:
 
 
 def from_first(tensor: Tensor, device: torch.device) -> Tensor:
-    """The first rank's tensor on every rank's device; the others' gives only shape and dtype."""
+    """The first rank's tensor on every rank's device; other ranks pass a tensor of the same shape and
+    dtype."""
     ranks = Ranks.current()
     if ranks.is_first:
         value = tensor.detach().to(device).contiguous()
@@ -66,7 +67,8 @@ DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 def save_tensors(
     tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Write a safetensors file with one tensor at a time in the CPU's memory; safetensors needs them all."""
+    """Write a safetensors file with only one tensor at a time in the CPU's memory; the safetensors library
+    would need all of them."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name, tensor in tensors.items():
@@ -85,7 +87,7 @@ def save_tensors(
 
 
 def save_gathered(tensors: Mapping[str, Tensor], path: Path | None) -> None:
-    """Write whole tensors; every rank must call. `path`: None on all ranks but the first."""
+    """Write whole tensors; every rank must call it. `path`: None on all ranks but the first."""
     whole = {}
     for name, tensor in tensors.items():
         found = gathered(tensor)
@@ -121,7 +123,7 @@ def save_shard(tensors: Mapping[str, Tensor], folder: Path) -> Path:
 def load_shards(make: Callable[[dict[str, torch.dtype]], dict[str, Tensor]], folder: Path) -> None:
     """Read this rank's share of the tensors in a folder's safetensors files: any shards, or whole tensors.
 
-    `make`: from their names and number formats, makes the tensors to be filled.
+    `make`: gets the names and number formats of the tensors and returns the tensors to fill.
     """
     reader = HuggingFaceStorageReader(str(folder))
     found = reader.read_metadata().state_dict_metadata.items()
@@ -138,7 +140,7 @@ def sharded_modules(model: torch.nn.Module) -> list[FSDPModule]:
 
 @contextmanager
 def gathered_weights(model: torch.nn.Module) -> Iterator[None]:
-    """Inside, every rank holds all weights and computes independently; all ranks must enter."""
+    """Inside the block, every rank holds all weights and computes independently; all ranks must enter."""
     modules = sharded_modules(model)
     for module in modules:
         module.set_reshard_after_forward(False, recurse=False)

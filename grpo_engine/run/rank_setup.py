@@ -117,7 +117,7 @@ def part_of_host(runtime: Runtime, environment: Mapping[str, str]) -> Runtime:
 def open_policy(
     config: RunConfig, settings: Hyperparameters, device: torch.device, dtype: torch.dtype
 ) -> Policy:
-    """The policy to train, with its frozen reference if the job needs a copy. Every rank must call."""
+    """The policy to train, with its frozen reference if the job needs a copy. Every rank must call it."""
     ranks = Ranks.current()
     has_copy = settings.lora == "full" and getattr(settings, "beta", 0.0) > 0
     load = partial(load_policy, config.model, settings, dtype=dtype, seed=config.seed)

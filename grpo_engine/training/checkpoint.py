@@ -59,7 +59,7 @@ def _without_paths(settings: Any) -> Any:
 def save(
     folder: Path, config: RunConfig, artifact: Artifact, state: LoopState, method_state: dict[str, Any]
 ) -> Path:
-    """Write `folder/step-…` and return it. Every rank must call.
+    """Write `folder/step-…` and return it. Every rank must call it.
 
     Only the first one writes, unless the artifact is sharded: then each writes its shard, into the folder of
     its host, and the first one seals its own when all shards are on disk.
@@ -82,7 +82,7 @@ def save(
 
 
 def _shards_of_all_ranks(folder: Path, shard: Path) -> dict[str, Any]:
-    """Their entries in the manifest, when all are on disk; every rank must call."""
+    """Their entries in the manifest, when all are on disk; every rank must call it."""
     sync(shard.parent)  # not the rest: the first rank may still be writing it
     own = [(shard.relative_to(folder).as_posix(), manifest.entry_of(shard))]
     return dict(Ranks.current().joined(own))

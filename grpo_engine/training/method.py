@@ -86,7 +86,7 @@ class Artifact(Protocol):
         ...
 
     def write(self, folder: Path | None) -> Path | None:
-        """Write the content; every rank must call. Returns this rank's shard, if the content is sharded.
+        """Write the content; every rank must call it. Returns this rank's shard, if the content is sharded.
 
         `folder`: None on all ranks but the first, unless the content is sharded.
         """

@@ -1,4 +1,4 @@
-"""One grading process: a line to it, a line back, within a deadline, one request at a time.
+"""One grading process. It gets one request at a time, as a line, and must return a line within a deadline.
 
 After any failure the whole process group is killed and the next request starts another process.
 """
@@ -19,7 +19,7 @@ from grpo_engine.sandbox import unsafe
 
 MAX_ANSWER_BYTES = 2**20
 START_SECONDS = 300.0
-"""For loading what the graders need, at most a reward model, on a busy machine."""
+"""Enough to load what the graders need, at most a reward model, on a busy machine."""
 _ALLOWED = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH"),
     unsafe.VARIABLE,
@@ -73,7 +73,7 @@ class GradingChild:
             self._kill()
 
     def close(self) -> None:
-        """Kill the process and close the connection; not while `request` runs."""
+        """Kill the process and close the connection. Must not be called while `request` runs."""
         with self._lock:
             self._kill()
             if self._connection is not None:
@@ -81,7 +81,7 @@ class GradingChild:
                 self._connection = None
 
     def _connected(self) -> socket.socket:
-        """A connection to a running process that has sent nothing without a request."""
+        """A connection to a running process that has sent nothing unrequested."""
         if self._connection is not None and _is_quiet(self._connection):
             return self._connection
         self.close()
@@ -134,7 +134,8 @@ class GradingChild:
         raise kind(message + ending) from None
 
     def _kill(self) -> None:
-        """Kill and reap the process and all it started. Only this reaps it, so the id cannot be reused."""
+        """Kill the process and all it started, and reap it. Nothing else reaps it, so its id is still its
+        own."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
-"""Where graders run apart from their caller: in threads and in processes, as futures of scores.
+"""Runs graders in threads and in processes, and returns futures of their scores.
 
-The futures always end: with a score, unscorable if the grader did not answer in time, or with CancelledError
-if the lane was closed first.
+Every future ends: with a score (unscorable if the grader did not answer in time), or with CancelledError if
+the lane was closed first.
 """
 
 import secrets
@@ -89,7 +89,7 @@ class ProcessLane:
         self._deadline_seconds = deadline_seconds
         first, command = hello(graders), command or _command(graders.values())
         self._children = [GradingChild(first, command) for _ in range(processes)]
-        # last in, first out: one completion at a time needs one process only
+        # last in, first out, so that grading one completion at a time starts only one process
         self._idle: LifoQueue[GradingChild] = LifoQueue()
         for child in self._children:
             self._idle.put(child)
@@ -127,7 +127,7 @@ class ProcessLane:
 
 
 def _command(graders: Iterable[GraderBase]) -> list[str]:
-    """Starts the grading process, without root; those with a model or a sandbox drop it themselves."""
+    """Command of the grading process. It runs without root, except if graders load a model or run code."""
     leaves = [getattr(grader, "grader", grader) for grader in graders]
     if any(grader.holds_a_model for grader in leaves):
         return [sys.executable, "-P", "-m", reward_model.SERVER]

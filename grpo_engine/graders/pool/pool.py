@@ -31,9 +31,9 @@ def open_grading(
     """Grading with this grader, until it is closed.
 
     `processes`: maximum number of grading processes; they start when they are first needed.
-    `deadline_seconds`: time limit for one completion, or for one part of a `multi`, from when its turn comes.
-    Scores depend on neither as long as no deadline passes.
-    `command`: replaces the grading process, for tests.
+    `deadline_seconds`: time limit for one completion, or for one part of a `multi`, from the start of its
+    grading. Scores depend on neither as long as no deadline passes. `command`: replaces the grading process,
+    for tests.
     """
     parts = grader.graders if isinstance(grader, Multi) else {grader.label: grader}
     apart = {key: part for key, part in parts.items() if part.execution == "process"}
@@ -75,7 +75,7 @@ class Grading:
         return _gathered(self._grader, scores)
 
     def close(self) -> None:
-        """Cancel what waits, kill what runs. May be called again."""
+        """Cancel waiting completions and kill running graders. May be called again."""
         self._closed = True
         self._threads.close()
         self._processes.close()

@@ -21,7 +21,7 @@ from grpo_engine.graders.pool.wire import grade_safely, read_sample
 from grpo_engine.process.parent_death import end_with_parent
 
 MAX_MEMORY_BYTES = 4 * 2**30
-"""Address space: a number such as 9^9^9^9 is an error of the grader, not of the machine."""
+"""Limit of the address space, so that a number such as 9^9^9^9 fails the grader and not the machine."""
 
 
 def main(prepare: Callable[[], None] = lambda: None) -> None:
@@ -75,12 +75,13 @@ def _write(answers: BinaryIO, data: Mapping[str, Any]) -> None:
 
 def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # with a model, CUDA alone reserves more address space than that
+    # CUDA alone, which a reward model may use, reserves more address space than that
     if "torch" not in sys.modules:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         limit = MAX_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MAX_MEMORY_BYTES, hard)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    # out of memory, the kernel kills this process before the training; some containers do not allow this
+    # if memory runs out, the kernel kills this process before the training; some containers forbid the
+    # setting
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 

@@ -1,4 +1,4 @@
-"""What a grading process and its parent exchange: JSON, one object per line.
+"""Messages between a grading process and its parent: JSON, one object per line.
 
 hello    {"parent": pid, "graders": {key: grader}}          → {"ready": true} or {"error": text}
 request  {"id": n, "grader": key, "sample": {…}, "item": {…}} → {"id": n, "score": {…}}

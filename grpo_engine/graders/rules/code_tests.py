@@ -24,7 +24,7 @@ from grpo_engine.sandbox import Limits, Outcome, PythonServer, SandboxUnavailabl
 MAX_CODE_CHARACTERS = 256_000
 _LIMITS = Limits(memory_bytes=2**30, processes=32)
 _MEMORY = re.compile(r"processes used more than [0-9,]+ bytes")
-"""The sandbox's own sentence."""
+"""Finds the sandbox's own message."""
 
 
 class CodeTests(RewardGrader):
@@ -33,7 +33,7 @@ class CodeTests(RewardGrader):
     A test is `{"call": "add", "args": [1, 2], "kwargs": {}, "expected": 3}` or
     `{"stdin": "1 2\\n", "expected_stdout": "3\\n"}`. Each test runs the code in its own process.
     Code that does not compile, raises, exits, takes too long or needs more than 1 GiB fails its tests.
-    Rollouts and grader runs show each test: what it got and should have got, or why it has no result.
+    Rollouts and grader runs show each test with its actual and expected result, or why it has no result.
     """
 
     runs_in = "process"
@@ -58,7 +58,7 @@ class CodeTests(RewardGrader):
     """fraction: share of passed tests; all: 1 only if every test passes."""
 
     def prepare(self) -> None:
-        """Attack the sandbox before the first completion's time begins."""
+        """Run the sandbox's self-test now, so that its time is not part of the first completion's."""
         self_test()
 
     def problems(self, item: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,7 @@
 """The part of `code_tests` outside the sandbox: finds the code, reads the tests, compares results.
 
-Nothing is executed here. A submission's results are plain JSON types, so an `__eq__` of its own that is
-always true has no effect.
+Nothing is executed here. A submission's results arrive as plain JSON types, so an `__eq__` that always
+returns true gains it nothing.
 """
 
 import math
@@ -41,7 +41,7 @@ class CallTest(Input):
         return f"{self.call}({', '.join([*map(repr, self.args), *named])})"
 
     def judge(self, value: str, output: str, tolerance: float) -> str:
-        """The wrong value, empty if it is right. `value` is untrusted JSON."""
+        """The value if it is wrong; empty if it is right. `value` is untrusted JSON."""
         try:
             got = parse_json(value)
             return "" if same(got, self.expected, tolerance) else repr(got)
@@ -68,7 +68,7 @@ class StdinTest(Input):
         return f"the program with input {excerpt(self.stdin)}"
 
     def judge(self, value: str, output: str, tolerance: float) -> str:
-        """The wrong output, empty if it is right."""
+        """The output if it is wrong; empty if it is right."""
         return "" if same_text(output, self.expected_stdout, tolerance) else excerpt(output)
 
     @property

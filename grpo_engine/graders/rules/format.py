@@ -91,7 +91,7 @@ class Format(RewardGrader):
 def has_tags(text: str, tags: tuple[str, ...], *, strict: bool) -> bool:
     """Whether each `<tag>…</tag>` occurs exactly once, in this order and without nesting.
 
-    `strict`: and only white space is outside of them.
+    `strict`: also require that nothing but white space is outside of them.
     """
     position = 0
     outside: list[str] = []

@@ -18,10 +18,10 @@ from grpo_engine.graders.pattern import compiled, matches
 
 MAX_SCHEMA_CHARACTERS = 32_768
 MAX_WORK = 20_000
-"""Keyword evaluations, with a surcharge for large values; about a second in total."""
+"""Maximum number of keyword evaluations, with a surcharge for large values; together about a second."""
 CHARACTERS_OF_ONE, ENTRIES_OF_ONE, PAIRS_OF_ONE, STEPS_OF_ONE = 64, 16, 300, 100_000
-"""What costs as much as one evaluation: characters of a text; subschemas or names; a list's length times its
-text's; a pattern's instructions times the characters it is applied to."""
+"""How many of these cost as much as one evaluation: characters of a text; subschemas or names; the length of
+a list times that of its text; a pattern's instructions times the characters that it is applied to."""
 _KNOWN_DRAFTS = ("2020-12", "2019-09", "draft-07")
 _REFUSED = (
     "patternProperties",
@@ -161,7 +161,7 @@ def _check_keywords(place: str, schema: dict[str, Any], root: dict[str, Any]) ->
         except ValueError as error:
             raise ValueError(f"{place}.pattern: {error}") from None
     if "$ref" in schema and not _resolves(schema["$ref"], root):
-        raise ValueError(f"{place}.$ref: {schema['$ref']!r} must be # or #/… and lead to a schema in here")
+        raise ValueError(f"{place}.$ref: {schema['$ref']!r} must be # or #/… and lead to a subschema")
 
 
 def _resolves(ref: str, root: dict[str, Any]) -> bool:

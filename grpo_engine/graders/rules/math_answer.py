@@ -1,8 +1,8 @@
 """`math`: symbolic equality of two answers, judged by math-verify.
 
-Text is parsed by math-verify's grammars only, never by `sympify` or `eval`. It may never end, so the grader
-runs in a grading process. There math-verify's own time limits apply, 5 seconds for each text and each
-comparison; outside a main thread, where they do not work, they are off.
+Text is parsed by math-verify's grammars only, never by `sympify` or `eval`. math-verify may run forever, so
+the grader runs in a grading process. Its own time limits, 5 seconds for each text and each comparison, work
+only in a main thread; elsewhere they are off.
 """
 
 import threading
@@ -67,7 +67,7 @@ class MathAnswer(RewardGrader):
 
 
 def equal(reference: str, answer: str) -> bool | None:
-    """Whether math-verify finds them equal; None if it finds nothing in the reference. May never end."""
+    """Whether math-verify finds them equal; None if it finds nothing in the reference. May run forever."""
     import math_verify  # here: sympy takes half a second, and only grading processes need it
 
     # the limits use alarm signals: main thread only, and long multiplications are not interrupted

@@ -56,14 +56,15 @@ class Multi(GraderBase):
     ]
     """The graders by name; a list or a single grader is accepted too."""
     aggregation: Literal["formula", "gdpo"] = "formula"
-    """formula: advantages of the formula's value; gdpo: of parts normalised per group (arXiv 2601.05242)."""
+    """formula: advantages come from the formula's value; gdpo: from the parts, each normalised per group
+    (arXiv 2601.05242)."""
     weights: dict[Key, float] | None = Field(None, validate_default=True)
     """gdpo: weight of each grader by name; 1.0 by default."""
     calculate_output: str = Field("", validate_default=True)
     """Formula over graders' names: `0.8*a + 0.2*b`; + - * / ^ min max abs floor ceil exp sqrt log.
     gdpo: by default the weighted sum."""
     invalid_grade: float | None = None
-    """Reward if a part is unscorable or the formula not finite; null: unscorable."""
+    """Reward if a part is unscorable or the formula has no finite value; null: unscorable."""
 
     @field_validator("weights")
     @classmethod

@@ -23,7 +23,7 @@ _AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 class Process(GraderBase):
-    """The inner grader's rewards of the steps, each seen as `sample.output_text`.
+    """Rewards of the steps from the inner grader, which sees each step as `sample.output_text`.
 
     A completion without steps, with more than `max_steps`, or with a step that the inner grader cannot score
     is unscorable. Rollouts and grader runs show the steps with their rewards.
@@ -41,7 +41,8 @@ class Process(GraderBase):
 
     @property
     def execution(self) -> Execution:
-        """Where the inner grader runs; a quick one may take minutes for a thousand steps."""
+        """Where the inner grader runs, but never inline: even a quick one may take minutes for a thousand
+        steps."""
         return "process" if self.grader.execution == "inline" else self.grader.execution
 
     def prepare(self) -> None:
@@ -89,7 +90,7 @@ class Process(GraderBase):
 
 
 def _explained(steps: Sequence[Step], scores: Sequence[Score]) -> tuple[Explanation, ...]:
-    """Each step's text and reward; if there are many, the lowest."""
+    """Each step's text and reward; if there are many, those with the lowest rewards."""
     return shown(
         [
             explanation(

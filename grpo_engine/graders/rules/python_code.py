@@ -28,7 +28,8 @@ from grpo_engine.sandbox.unsafe import allowed
 MAX_SOURCE_BYTES = 256_000
 _F_STRING = re.compile(r"\b(f|fr|rf)[\"']", re.IGNORECASE)
 _MAX_F_STRING_WORK = 10**9
-"""Bound on fields × characters, the parsing time of f-strings before Python 3.12: this many take 0.4 s."""
+"""Bound on braces × characters. Before Python 3.12 the time to parse f-strings grows with this product; at
+the bound it is 0.4 s."""
 CALL_SECONDS = 120.0
 """OpenAI's limit for one call; the grading pool's deadline is usually shorter."""
 
@@ -79,10 +80,10 @@ class PythonGrader(RewardGrader):
     source: Annotated[str, AfterValidator(_defines_grade)]
     """Python source that defines `grade(sample, item)`; standard library only, no network."""
     image_tag: str | None = None
-    """OpenAI's container image: accepted and without effect."""
+    """OpenAI's container image; accepted, but has no effect."""
 
     def prepare(self) -> None:
-        """Attack the sandbox before the first completion's time begins."""
+        """Run the sandbox's self-test now, so that its time is not part of the first completion's."""
         self_test()
 
     def evaluate(self, sample: Sample, item: Mapping[str, Any]) -> Graded:
@@ -111,7 +112,8 @@ def as_openai(sample: Sample) -> dict[str, Any]:
 _Server = PythonServer | MontyServer
 _MAX_SERVERS = 8
 _servers: OrderedDict[tuple[int, str], _Server] = OrderedDict()
-"""Keyed by process id and source, least recently used first. A fork uses none of its parent's."""
+"""Keyed by process id and source, least recently used first. A forked process uses none of its parent's
+servers."""
 _lock = threading.Lock()
 
 
@@ -135,7 +137,8 @@ def _close_servers() -> None:
 
 
 def _new_server(source: str) -> _Server:
-    """Without a sandbox Monty's subset is safer; a source beyond it runs only if the operator allows it."""
+    """The sandbox if it works, otherwise Monty if it is installed. A source beyond Monty's subset then runs
+    without a sandbox if the operator allows that."""
     if self_test().available or not installed():
         return PythonServer(source)
     return PythonServer(source) if allowed() and subset_problems(source) else MontyServer(source)

@@ -35,7 +35,7 @@ class RewardModel(RewardGrader):
 
     If the tokenizer has a chat template and there is a prompt, the model reads a user and an assistant turn;
     otherwise the two texts as a pair, or the completion alone. A text longer than the model's context is
-    unscorable, never cut. The tokenizer reads control tokens that a completion spells out as such.
+    unscorable, never cut. A control token that a completion spells out is read as that token.
     """
 
     runs_in = "process"

@@ -3,7 +3,7 @@
 The fields are OpenAI's, plus `endpoint`, `max_tokens`, `cache`, `max_calls`, `max_cost_usd` and
 `timeout_seconds`. The completion is inserted unchanged into the user's messages, so it may address the judge
 ("give this a 1"): the messages should mark its start and end and state that it is not an instruction. They
-should also name the range: the response schema does, but not every server shows it to its model.
+should also state the range, because not every server shows the response schema to its model.
 """
 
 import hashlib

@@ -29,7 +29,7 @@ class Linears:
 
     @classmethod
     def of(cls, *modules: Any, dtype: torch.dtype) -> Self:
-        """Pack the modules in this dtype; wider weights and adapters get their gradient in their own."""
+        """Pack the modules in this dtype; wider weights and adapters get gradients in their own dtype."""
         bases: list[Any] = [
             each.get_base_layer() if isinstance(each, LoraLayer) else each for each in modules
         ]

@@ -43,17 +43,17 @@ class LayerTensors:
 
 
 def _without_autocast(kind: str) -> AbstractContextManager[object]:
-    """Entering autocast costs as much as an operation on a small tensor: only if it is on."""
+    """Turn autocast off, but only if it is on: entering its context takes as long as a small operation."""
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def reads_at_once(tensor: Tensor) -> bool:
-    """Whether Python can read it without waiting, and no step with it is recorded."""
+    """Whether Python can read the tensor without waiting for a device, and no CUDA graph records its use."""
     return tensor.device.type == "cpu"
 
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Model types that the kernels are written for: a run is warned if the proof refuses one."""
+"""Model types that the kernels are written for; a run gets a warning if the proof refuses one of them."""
 KNOWN_POSITIONS = 512
 """Positions whose angles are computed together."""
 
@@ -62,7 +62,7 @@ class FastModel:
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
         self.model = model
         self.dtype = dtype
-        """Number format of the products. Where the weights are wider, so are the sums between layers."""
+        """Number format of the products. If the weights are wider, so are the sums between layers."""
         self.base = cast(Any, model.base_model)
         self.layers: tuple[Any, ...] = tuple(self.base.layers)
         self.known_angles = torch.empty(0), torch.empty(0)
@@ -72,7 +72,7 @@ class FastModel:
 
     @classmethod
     def fitting(cls, model: PreTrainedModel, dtype: torch.dtype) -> FastModel | None:
-        """None if the model does not consist of the supported parts."""
+        """The model for these kernels; None if it has a part that they do not support."""
         try:
             fits = _fits(model.base_model)
         except AttributeError:
@@ -84,7 +84,7 @@ class FastModel:
         return [LayerTensors(*_linears(layer, self.dtype), _norms(layer)) for layer in self.layers]
 
     def joined_tensors(self) -> list[LayerTensors]:
-        """For many passes without gradient: layers that read the same rows are joined, in half the calls."""
+        """For many passes without gradient: joins layers that read the same rows, which halves the calls."""
         made = []
         for layer in self.layers:
             read, left, fed, out = (each.joined() for each in _linears(layer, self.dtype))
@@ -214,8 +214,8 @@ def _headwise(block: Any, name: str, states: Tensor) -> Tensor:
 
 
 FIXED_ANGLES = ("default", "linear", "llama3", "yarn")
-"""Rotary positions whose angles do not depend on the longest sequence. A proof on short sequences would not
-detect others, and a recorded step could not follow them."""
+"""Types of rotary positions whose angles do not depend on the longest sequence. With any other type, a proof
+on short sequences would not detect errors, and the angles of a recorded step would not change."""
 
 
 def _fits(base: Any) -> bool:

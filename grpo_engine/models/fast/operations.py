@@ -14,9 +14,10 @@ from torch.nn.functional import pad, silu
 from grpo_engine.models.fast import native
 
 BLOCK = 128
-"""Tokens whose shares are summed together: only one block of each row is searched token by token."""
+"""Tokens in a block whose probabilities are summed first, so that only one block of each row is searched
+token by token."""
 LEAST_LOGPROB = -1e4
-"""Instead of −∞ in an entropy, because 0 · −∞ is not a number."""
+"""Replaces −∞ in an entropy, because 0 · −∞ is not a number."""
 
 
 def compiled_version() -> str:
@@ -115,7 +116,7 @@ def attend(
     prompts: native.Shared,
     by_torch: Callable[[], Tensor],
 ) -> Tensor:
-    """Attention [B, Hq · D] of one new token a row, which is written into column `length - 1`."""
+    """Attention [B, Hq · D] of one new token per row, whose key and value go to column `length - 1`."""
     if native.takes_heads(states, prompts):
         return native.attend(states, buffers, length, scale, prompts)
     return by_torch()
@@ -154,7 +155,8 @@ def _first_beyond(cumulative: Tensor, target: Tensor) -> Tensor:
 def logprobs_and_slopes(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities [N], entropies [N], and p − 1 at each target, p elsewhere [N, V].
 
-    The slopes overwrite the logits. They are rounded once: p and 1 rounded apart would cancel.
+    The slopes overwrite the logits. p − 1 is rounded only once, because p and 1 rounded separately would
+    cancel.
     """
     if native.takes(logits) and logits.is_contiguous():
         return *native.logprobs(logits, targets, temperature), logits

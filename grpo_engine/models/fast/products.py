@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 MIN_ONEDNN_ELEMENTS = 2**15
-"""Weights from which on oneDNN's products are faster than MKL's."""
+"""Number of weights from which oneDNN's products are faster than MKL's."""
 MIN_ROWS = 4
 """Fewest rows of a product. Libraries use other kernels for fewer rows, whose sums differ in the last bits;
 with at least this many, a row's result does not depend on the number of rows."""
@@ -30,7 +30,8 @@ def has_onednn(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def prefers_onednn(weight: Tensor) -> bool:
-    """For float32 (torch uses oneDNN for bfloat16). Depends on the weight only, not on the number of rows."""
+    """Whether oneDNN is faster for this float32 weight, whatever the number of rows (torch itself uses oneDNN
+    for bfloat16)."""
     is_large = weight.dtype is torch.float32 and weight.numel() >= MIN_ONEDNN_ELEMENTS
     return is_large and has_onednn(weight.dtype, weight.device)
 

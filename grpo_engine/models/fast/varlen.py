@@ -21,7 +21,7 @@ HEAD_MULTIPLE, LARGEST_HEAD = 8, 256
 
 
 def supports(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether the kernel computes this: half precision on a GPU with tensor cores of at least Ampere."""
+    """Whether the kernel supports this: half precision on a GPU of the Ampere generation or later."""
     return (
         device.type == "cuda"
         and dtype in (torch.bfloat16, torch.float16)

@@ -13,13 +13,13 @@ class OwnStream:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def current(self) -> AbstractContextManager[object]:
-        """Inside, this thread issues its work here."""
+        """Inside the block, this thread issues its work here."""
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     @contextmanager
     def handing_over(self) -> Iterator[None]:
-        """Inside, the caller's stream writes what this one reads: it waits for earlier work here, and later
-        work here waits for it. The host waits for neither."""
+        """Inside the block, the caller's stream writes what this one reads: it waits for earlier work here,
+        and later work here waits for it. The host waits for neither."""
         if self.stream is None:
             yield
             return

@@ -73,7 +73,7 @@ def test_the_newest_is_used_and_the_oldest_are_gone(finished: tuple[RunConfig, P
         (flip_a_byte, "has the wrong sha256"),
         (truncate, "has the wrong size"),
         (lose_the_manifest, "it has no manifest"),
-        (point_outside, "outside of it"),
+        (point_outside, "outside of the folder"),
         (name_no_files, "does not name every required file"),
         (come_from_the_future, "has an unknown format"),
     ],

@@ -2,8 +2,8 @@
 
 In torch a norm, a rotation or the attention of one token per row takes five to fifteen operations, whose
 overhead is several times the cost of the arithmetic. The C files in this folder are compiled when the package
-is installed, if there is a compiler. `operations.py` calls the matching `takes…` first and otherwise uses
-torch. Boundary: values without gradient; float32 and bfloat16 on a CPU.
+is installed, if there is a compiler. `operations.py` uses them for tensors that the matching `takes…`
+accepts, and torch for all others. Boundary: values without gradient; float32 and bfloat16 on a CPU.
 """
 
 import ctypes
@@ -195,4 +195,4 @@ def logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tenso
 def _run(name: str, dtype: torch.dtype, *arguments: object) -> None:
     found = getattr(library(), name)(*arguments, HALF[dtype], torch.get_num_threads())
     if name in NEED_MEMORY and found != 0:
-        raise MemoryError(f"no memory to {name}")
+        raise MemoryError(f"not enough memory for {name}")

@@ -72,7 +72,8 @@ def engine_arguments(policy: Policy, runtime: Runtime, context_tokens: int) -> d
 
 
 def refuse_uneven_groups(runtime: Runtime) -> None:
-    """Raise ConfigError unless each host has whole groups of `tensor_parallel` ranks; all ranks must call."""
+    """Raise ConfigError unless each host has whole groups of `tensor_parallel` ranks; all ranks must call
+    it."""
     size, ranks = runtime.tensor_parallel, Ranks.current()
     if size == 1:
         return

@@ -175,7 +175,7 @@ def test_longer_texts_than_the_model_reads_are_unscorable_and_not_cut(folder: Pa
 def test_an_empty_completion_is_scored_if_the_template_adds_tokens(folder: Path) -> None:
     expected = direct(folder, f"<|user|>{PROMPT}<|assistant|><|end|>")
     assert score(folder, "", prompt="{{item.question}}").reward == pytest.approx(expected, abs=1e-6)
-    assert error(score(folder, ""))[1] == "the tokenizer makes no token of an empty text"
+    assert error(score(folder, ""))[1] == "the text is empty: the tokenizer returns no tokens"
 
 
 def test_a_chat_template_that_refuses_is_an_error(folder: Path, tmp_path: Path) -> None:

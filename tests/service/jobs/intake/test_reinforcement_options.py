@@ -267,7 +267,7 @@ def test_a_share_is_shown_in_percent_and_one_step_in_the_singular() -> None:
     assert at_once.startswith(
         "100% of the completions were cut at max_completion_tokens (limit 0.5) in step 3."
     )
-    assert Alarm(Guard(watch="kl"), 3, 12.5).message.startswith("The policy is 12.5 nats a completion away")
+    assert Alarm(Guard(watch="kl"), 3, 12.5).message.startswith("The policy is 12.5 nats per completion away")
 
 
 def test_missing_weights_are_refused_at_the_field_that_names_them(
