@@ -79,7 +79,7 @@ class ReinforcementHyperparameters(Hyperparameters):
     group_size: int = Field(8, ge=2, le=1024)
     """Completions per prompt (G); their mean reward is the baseline, so at least 2."""
     reasoning_effort: Literal["default", "low", "medium", "high"] = "default"
-    """OpenAI's option for its own models; accepted, but has no effect."""
+    """OpenAI's option for its own models; it is accepted, but has no effect."""
     compute_multiplier: Auto | Annotated[float, Field(gt=1e-5, le=10)] = "auto"
     """Multiplies the default group_size; an alternative to group_size."""
     prompts_per_step: int = Field(8, ge=1, le=4096)

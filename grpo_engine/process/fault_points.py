@@ -36,7 +36,7 @@ HANG_SECONDS = 3600.0
 
 
 class InjectedFault(Exception):
-    """What a point with the action `raise` raises."""
+    """The exception that the action `raise` raises at a fault point."""
 
 
 class Fault(NamedTuple):
@@ -76,7 +76,7 @@ class Faults:
         self._lock = threading.Lock()
 
     def __call__(self, point: str) -> None:
-        """Fail here, if a fault is due."""
+        """Fail at this point if a fault is due."""
         fault = self.faults.get(point)
         if fault is not None and self._is_due(point, fault) and self._mark(point):
             _act(point, fault)
@@ -87,7 +87,7 @@ class Faults:
             return fault.nth in (None, self._passed[point])
 
     def _mark(self, point: str) -> bool:
-        """Whether no process has failed here before."""
+        """Whether no process has failed at this point before."""
         if self.marks is None:
             return True
         try:

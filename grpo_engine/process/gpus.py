@@ -1,8 +1,8 @@
 """The GPUs that a process may use: how many, which, and how large.
 
-Numbers of device files are no names of GPUs: in a container with /dev/nvidia2 and /dev/nvidia5, CUDA counts 0
-and 1. GPUs are named by the UUIDs that `nvidia-smi` lists, which CUDA_VISIBLE_DEVICES accepts and which mean
-the same card in every process.
+The numbers of device files cannot serve as names of GPUs: in a container with /dev/nvidia2 and /dev/nvidia5,
+CUDA counts 0 and 1. GPUs are named by the UUIDs that `nvidia-smi` lists. CUDA_VISIBLE_DEVICES accepts them,
+and they mean the same card in every process.
 Boundary: the standard library only. Whether CUDA works is not checked (`run/gpu_trial.py`).
 """
 
@@ -25,7 +25,8 @@ class ListedGpu(NamedTuple):
 
 
 def count_visible_gpus(environment: Mapping[str, str], device_folder: Path = Path("/dev")) -> int:
-    """Number of GPUs in CUDA_VISIBLE_DEVICES or, if it is unset, of NVIDIA's device files; starts nothing."""
+    """Number of GPUs in CUDA_VISIBLE_DEVICES or, if it is unset, of NVIDIA's device files. Starts no
+    process."""
     named = _named_gpus(environment)
     if named is not None:
         return len(named)
@@ -33,9 +34,9 @@ def count_visible_gpus(environment: Mapping[str, str], device_folder: Path = Pat
 
 
 def visible_gpus(environment: Mapping[str, str], device_folder: Path = Path("/dev")) -> list[str]:
-    """A name in CUDA_VISIBLE_DEVICES for each GPU: those in it or, if it is unset, the UUIDs of all.
+    """A name of each GPU for CUDA_VISIBLE_DEVICES: its own names or, if it is unset, the UUIDs of all GPUs.
 
-    Without `nvidia-smi`, numbers from 0 as CUDA counts.
+    Without `nvidia-smi`, the names are CUDA's numbers from 0.
     """
     named = _named_gpus(environment)
     if named is not None:
@@ -73,5 +74,5 @@ def _named_gpus(environment: Mapping[str, str]) -> list[str] | None:
 
 
 def _is_named(number: int, gpu: ListedGpu, name: str) -> bool:
-    """CUDA accepts a number or the beginning of a UUID."""
+    """Whether the name means this GPU. CUDA accepts a number or the beginning of a UUID."""
     return name == str(number) or (name.startswith("GPU-") and gpu.uuid.startswith(name))

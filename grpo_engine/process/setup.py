@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 DEFAULTS = {
-    # by default libgomp spins long at barriers: ten times slower when another process needs a core; without
-    # any spinning, short steps are slow
+    # libgomp's default is to spin for long at barriers, which makes it ten times slower if another process
+    # needs a core; without any spinning, short steps are slow
     "GOMP_SPINCOUNT": "10000",
     # oneDNN keeps a thousand compiled products by default
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
@@ -20,13 +20,13 @@ DEFAULTS = {
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Constants of glibc's malloc.h."""
 MAX_KEPT_BYTES = 2**30
-"""Freed memory kept at the end of the heap: a step's activations, which the next step needs again."""
+"""Freed memory to keep at the end of the heap, for the next step's activations."""
 MIN_MAPPED_BYTES = 32 * 2**20
 """Larger blocks are mapped separately; glibc accepts no larger threshold."""
 
 
 def set_library_defaults() -> None:
-    """Set what libraries read when they are imported: environment variables, unless they are set."""
+    """Set environment variables that libraries read when they are imported, unless they are already set."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     # peft imports bitsandbytes, which recommends a package and warns of each conversion to float16
@@ -34,7 +34,7 @@ def set_library_defaults() -> None:
 
 
 def keep_freed_memory(device_type: str) -> None:
-    """Make glibc keep large freed blocks, so that the next operation does not pay for fresh pages (CPU)."""
+    """On a CPU, make glibc keep large freed blocks, so that the next operation needs no fresh pages."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None and device_type == "cpu":
         mallopt(M_MMAP_THRESHOLD, MIN_MAPPED_BYTES)
@@ -43,9 +43,9 @@ def keep_freed_memory(device_type: str) -> None:
 
 @contextmanager
 def without_garbage_collector() -> Iterator[None]:
-    """Import modules without the collector, which takes a quarter of the time and finds nothing.
+    """Import modules without the collector, which would take a quarter of the time and find nothing.
 
-    Later collections leave the modules out too: they stay for the life of the process.
+    Later collections skip the modules too, because they stay for the life of the process.
     """
     gc.disable()
     try:

@@ -67,7 +67,7 @@ class PromptSource:
 class PromptOutcome:
     has_signal: bool
     pass_rate: float
-    """Share of its scored completions with full reward."""
+    """Share of the prompt's scored completions with full reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Difficulty:
 
 
 MAX_REST_EPOCHS = 8
-"""A prompt is always used again, because the policy changes."""
+"""Maximum number of epochs to skip a prompt; then it is used again, because the policy has changed."""
 
 
 class CurriculumSource(PromptSource):
@@ -94,7 +94,7 @@ class CurriculumSource(PromptSource):
         self.difficulty: dict[int, Difficulty] = {}
 
     def batch(self, step: int) -> list[Prompt]:
-        """The next prompts that are not skipped; if too few remain, skipped ones too."""
+        """The next prompts that are not skipped; if too few remain, skipped ones are used too."""
         return [self._at(position) for position in self._positions()]
 
     def observe(self, outcomes: Mapping[int, PromptOutcome]) -> None:

@@ -1,7 +1,7 @@
 """Scored groups → the records and events that people read.
 
-A group grows by its prompt's messages, which point into the rendered prompt, and by its row's other fields,
-whose long values are cut: `MAX_REFERENCE_CHARACTERS` together.
+A record also has the prompt's messages, as places in the rendered prompt, and the row's other fields. Long
+values are cut, to `MAX_REFERENCE_CHARACTERS` together.
 """
 
 import json
@@ -14,12 +14,12 @@ from grpo_engine.objective.types import Prompt, ScoredGroup
 from grpo_engine.rollout.dataset import text_of
 
 EVENT_BYTES = 4 * 2**20
-"""JSON of a rollouts event, unless its first group alone is larger; well below `MAX_LINE_BYTES`."""
+"""Maximum bytes of a rollouts event, unless its first group alone is larger; well below `MAX_LINE_BYTES`."""
 MAX_REFERENCE_CHARACTERS, MAX_VALUE_CHARACTERS = 8000, 2000
-"""Of all fields of a row together, and of each."""
+"""Maximum characters of all fields of a row together, and of each field."""
 MAX_FIELDS, MAX_NAME_CHARACTERS = 32, 64
 MAX_CONTENT_CHARACTERS = 4000
-"""Of a message that its chat template changed."""
+"""Maximum characters of a message's content if the chat template changed it."""
 
 
 def rollouts(

@@ -21,7 +21,7 @@ from grpo_engine.rollout.prompt_source import PromptOutcome
 from grpo_engine.rollout.sampler.base import Sampler, Sampling
 
 UNANSWERED = "rollout"
-"""Part that carries the reason for a missing completion."""
+"""Name of the part whose error says why there is no completion."""
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids → text, decoded as the completion's own text was."""
@@ -142,7 +142,7 @@ def _lost_the_sandbox(score: Score) -> bool:
 
 
 def _first_rows(graded: Sequence[GradedGroup]) -> tuple[str, ...]:
-    """Each different complaint with the first row, counted from 1, that caused it."""
+    """Each different error of a grader, with the first row, counted from 1, that caused it."""
     found: dict[str, int] = {}
     for group in graded:
         for complaint in grader_complaints([each for each in group.scores if each.reward is None]):
@@ -185,7 +185,7 @@ def scored_groups(
 
 
 def with_zero_advantages(graded: GradedGroup) -> ScoredGroup:
-    """The group with advantages of 0 and no signal: it was discarded, or evaluated only."""
+    """The group with advantages of 0 and no signal, because it was discarded or only evaluated."""
     return ScoredGroup(graded.group, graded.scores, (0.0,) * len(graded.scores), has_signal=False)
 
 

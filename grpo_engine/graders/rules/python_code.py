@@ -80,7 +80,7 @@ class PythonGrader(RewardGrader):
     source: Annotated[str, AfterValidator(_defines_grade)]
     """Python source that defines `grade(sample, item)`; standard library only, no network."""
     image_tag: str | None = None
-    """OpenAI's container image; accepted, but has no effect."""
+    """OpenAI's container image; it is accepted, but has no effect."""
 
     def prepare(self) -> None:
         """Run the sandbox's self-test now, so that its time is not part of the first completion's."""

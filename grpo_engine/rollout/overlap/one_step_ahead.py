@@ -6,8 +6,9 @@ exactly one step behind, a checkpoint holds the rollouts that are not trained ye
 equals an uninterrupted one bit for bit. The loss uses the log-probabilities that the sampler recorded
 (`gradients.py`).
 
-Costs: the snapshot's memory (`policy_snapshot.py`) and a shared processor. It pays if sampling leaves cores
-or the device idle. Evaluations run between steps with the current policy.
+It costs the snapshot's memory (`policy_snapshot.py`), and sampling and training share the processor. It is
+faster if sampling alone leaves cores or the device idle. Evaluations run between steps with the current
+policy.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class OneStepAhead:
         self._background = ThreadPoolExecutor(1, thread_name_prefix="ahead")
         self._next: Future[tuple[StepGroups, dict[str, float]]] | None = None
         self._drawn: dict[str, Any] = {}
-        """State of the drawing source when it drew the step that is trained now."""
+        """State of the drawing source when it drew the rows of the step that is being trained."""
         self._staleness = 0
 
     def collect(self, step: int, sampling: Sampling, timer: PhaseTimer) -> StepGroups:
@@ -112,7 +113,7 @@ class OneStepAhead:
     def state(self) -> dict[str, Any]:
         """JSON for `load`; waits until the next step is sampled.
 
-        An error there is raised by `collect` of that step.
+        If sampling fails, `collect` of that step raises the error.
         """
         content = {"known": self.known.state, "drawn": self.drawing.state, "next": None}
         if self._next is not None and self._next.exception() is None:
@@ -131,7 +132,7 @@ class OneStepAhead:
         return {"sampling/staleness": float(self._staleness), **self.known.metrics()}
 
     def _draw_next(self) -> None:
-        """Advance past the rows that were drawn last, with all outcomes so far."""
+        """Advance the drawing source past its last rows, with all outcomes so far."""
         self.drawing.observe({})
         self.drawing.load(_at_place_of(self.drawing.state, self.known.state))
 

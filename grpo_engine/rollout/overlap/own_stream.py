@@ -7,19 +7,19 @@ import torch
 
 
 class OwnStream:
-    """A CUDA stream beside the default one; on a CPU nothing."""
+    """A CUDA stream beside the default one; on a CPU it does nothing."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def current(self) -> AbstractContextManager[object]:
-        """Inside the block, this thread issues its work here."""
+        """Inside the block, this thread issues its work to this stream."""
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     @contextmanager
     def handing_over(self) -> Iterator[None]:
-        """Inside the block, the caller's stream writes what this one reads: it waits for earlier work here,
-        and later work here waits for it. The host waits for neither."""
+        """Inside the block, the caller's stream writes what this stream reads. So it waits for earlier work
+        of this stream, whose later work waits for it. The host waits for neither."""
         if self.stream is None:
             yield
             return

@@ -1,9 +1,9 @@
-"""A copy of the policy that stays fixed while the policy is trained, and a sampler of it.
+"""A copy of the policy that stays fixed while the policy is trained, and a sampler that uses it.
 
 Samplers on other devices have such a copy already.
-The copy shares the frozen weights and owns the trained ones: with LoRA the adapter (and, if it is merged for
-sampling, the merged layers during sampling); with full fine-tuning a second model. Its modules are separate,
-so merging, switching adapters and attention layouts do not interfere.
+The copy shares the frozen weights and owns the trained ones: with LoRA, the adapter (and during sampling the
+merged layers, if it is merged); with full fine-tuning, a second model. Its modules are separate, so merging,
+switching adapters and attention layouts do not interfere.
 """
 
 import copy
@@ -34,7 +34,7 @@ class PolicySnapshot:
         self.sampler = sampler_for(sampler, self.policy_copy, method)
 
     def update(self, version: int) -> None:
-        """Copy the policy's current weights; `version` is the policy's."""
+        """Copy the policy's current weights; `version` is the policy version."""
         if not self.is_remote:
             self._copy_weights()
         self.sampler.load_policy(version)
@@ -87,6 +87,6 @@ def sampler_for(sampler: Sampler, policy: Policy, method: ReinforcementMethod) -
         return TorchSampler(policy, sampler.sample_budget)
     raise ConfigError(
         f"max_staleness is 1, but {type(sampler).__name__} cannot sample while the policy is trained: it "
-        "sleeps then and gives its memory to the trainer",
+        "then releases its memory to the trainer",
         hint="Set max_staleness to 0 or runtime.sampler to torch, or give the job resources.sampler_gpus.",
     )

@@ -1,4 +1,4 @@
-"""What a sampler is, and the randomness that all samplers share."""
+"""The interface of samplers, and the random numbers that all of them use."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from grpo_engine.objective.types import Completion, Group, Prompt
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A completion that continues after tool answers, in place of a prompt."""
+    """A completion to continue after tool answers, in place of a new prompt."""
 
     prompt: int
-    """Number of its first prompt in the step."""
+    """Number of the completion's original prompt in the step."""
     sample: int
     """Number in that prompt's group."""
     turn: int
@@ -39,9 +39,10 @@ class Sampling:
     first_prompt: int = 0
     """Number of the first prompt in the step; different numbers draw different tokens."""
     stop: tuple[str, ...] = ()
-    """A completion ends after the first of these."""
+    """A completion ends after the first of these texts in it."""
     continuing: tuple[Continuation, ...] = ()
-    """What each prompt continues, in groups of one. Empty: new prompts, numbered from `first_prompt`."""
+    """The completion that each prompt continues, in groups of one. Empty: new prompts, numbered from
+    `first_prompt`."""
 
     def stream(self, place: int, sample: int) -> tuple[int, int, int]:
         """(prompt, sample, turn) of a completion of the prompt at `place`.
@@ -54,14 +55,14 @@ class Sampling:
         return earlier.prompt, earlier.sample, earlier.turn
 
     def limit(self, place: int) -> int:
-        """Largest number of tokens of a completion of the prompt at `place`."""
+        """Maximum tokens of a completion of the prompt at `place`."""
         return self.continuing[place].max_tokens if self.continuing else self.max_tokens
 
     def starting_at(self, first_prompt: int) -> Sampling:
         return replace(self, first_prompt=first_prompt)
 
     def part(self, start: int, stop: int) -> Sampling:
-        """For the prompts from `start` to `stop`, which keep their random numbers."""
+        """The sampling of the prompts from `start` to `stop`, which keep their random numbers."""
         return replace(self, first_prompt=self.first_prompt + start, continuing=self.continuing[start:stop])
 
 
@@ -120,7 +121,7 @@ def finished_completion(
 
 class Sampler(Protocol):
     matches_trainer: bool
-    """Computes as the trainer does: in float32 with its log-probabilities."""
+    """Whether it computes as the trainer does, so that in float32 its log-probabilities are the trainer's."""
 
     def generate(
         self,

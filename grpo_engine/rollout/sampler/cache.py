@@ -1,8 +1,8 @@
 """Keys and values of rows that are decoded together, laid out so that attention is a contiguous product.
 
 A group's prompt is kept once. Every row's next token goes to the same column. A bias of −∞ hides padding and
-free columns: products over the whole buffer are faster than over a part of it. Buffers grow and shrink with
-their rows; `fixed_cache.py` has the same in buffers that never move.
+free columns, because products over the whole buffer are faster than over a part of it. Buffers grow and
+shrink with their rows; `fixed_cache.py` is the same cache with buffers that never move.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Prefill:
 
 
 class RowCache:
-    """Attention of one new token per row to its prompt and to its own tokens before."""
+    """Attention of one new token per row to its prompt and to the row's earlier tokens."""
 
     def __init__(self, prefill: Prefill, group_size: int, *, length: int = 0) -> None:
-        """`length`: columns that other rows use already; the new rows' first token goes behind them."""
+        """`length`: number of columns that other rows already use; the new rows start after them."""
         like = prefill.keys[0]
         self.growth = GROWTH.get(like.device.type, GROWTH["cuda"])
         self.prompts = PromptCache(prefill, group_size)
@@ -82,12 +82,13 @@ class RowCache:
         self._widen(max(self.growth, self.capacity // 4))
 
     def advance(self) -> None:
-        """Open the next column, on the device. Call once before each step; the caller counts `length`."""
+        """Open the next column, on the device. Must be called before each step; the caller updates
+        `length`."""
         self.column += 1
         self.bias.index_fill_(2, self.column, 0.0)
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only these rows [B'], and drop the first columns if none of them uses those."""
+        """Keep only these rows [B'], and drop the first columns that none of them uses."""
         self.prompts.keep(rows)
         rows = rows.to(self.bias.device)
         self.positions = self.positions.index_select(0, rows)
@@ -146,7 +147,8 @@ class RowCache:
             self.bias = pad(self.bias, (0, columns), value=HIDDEN)
 
     def _write(self, buffer: Tensor, states: Tensor) -> None:
-        """Write [B, Hkv, D] into the open column; a recorded step must find its number on the device."""
+        """Write [B, Hkv, D] into the open column. Its number is on the device, where a recorded step reads
+        it."""
         if reads_at_once(buffer):
             buffer.select(2, self.length - 1).copy_(states)
         else:
@@ -159,7 +161,8 @@ def spread(states: Tensor, columns: Tensor) -> Tensor:
 
 
 def arranged(prompt_of_row: Sequence[int], prompts: int, most: int) -> tuple[list[int], list[int]]:
-    """Rows by prompt: a flat grid [prompts · most] whose free places point at row 0, and each row's place."""
+    """Arrange rows by prompt: a flat grid [prompts · most], whose free places point at row 0, and the place
+    of each row in it."""
     grid, slots = [0] * (prompts * most), []
     used = [0] * prompts
     for row, prompt in enumerate(prompt_of_row):
@@ -190,7 +193,7 @@ class PromptCache:
         self.prompts = torch.tensor(self.prompt_of_row, device=device)
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only these rows, and the prompts that have one."""
+        """Keep only these rows, and the prompts that have one of them."""
         kept = [self.prompt_of_row[row] for row in rows.tolist()]
         live = sorted(set(kept))
         chosen = torch.tensor(live, device=self.bias.device)

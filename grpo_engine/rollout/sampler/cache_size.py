@@ -9,11 +9,12 @@ from transformers import PreTrainedConfig
 from grpo_engine.models.device_memory import feed_forward_width
 
 USABLE = 0.9
-"""Share of the free memory that is planned for; the rest is fragments and workspaces."""
+"""Share of the free memory to plan for; fragments and workspaces take the rest."""
 LOGIT_COPIES = 4
-"""float32 numbers of each token of the vocabulary that drawing a token needs."""
+"""float32 numbers per token of the vocabulary that are needed to draw a token."""
 PROMPT_PLACES = 2
-"""Prompts in the cache, as a multiple of the groups that are decoded at once: some have few rows left."""
+"""Prompts in the cache, as a multiple of the groups that are decoded at once. There are more prompts than
+groups because some have few rows left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,5 +47,5 @@ class DecodingMemory:
 def groups_that_fit(
     free: int, memory: DecodingMemory, *, group_size: int, prompt_tokens: int, max_tokens: int
 ) -> int:
-    """Groups to decode at once with `free` bytes; 1 if not even that fits, because this is an estimate."""
+    """Groups to decode at once with `free` bytes. At least 1, because the memory is only an estimate."""
     return max(1, int(USABLE * free) // memory.group(group_size, prompt_tokens, max_tokens))

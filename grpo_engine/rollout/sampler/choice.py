@@ -28,7 +28,7 @@ def open_sampler(
     context_tokens: int,
     run_dir: Path,
 ) -> Sampler:
-    """The sampler of a training process: on its own device, or samplers on others.
+    """The sampler of a training process: on its own device, or on other devices.
 
     Raises as `open_local_sampler`, and ConfigError if the launcher has started no samplers.
     """
@@ -45,7 +45,7 @@ def open_local_sampler(
     context_tokens: int,
     run_dir: Path,
 ) -> Sampler:
-    """The sampler on this device, for completions that have at most `context_tokens` with their prompts.
+    """The sampler on this device; a prompt and its completion have at most `context_tokens`.
 
     Raises ConfigError if vLLM is configured and not available, DeviceMemoryError if the weights exceed
     `weight_budget_bytes`.
@@ -84,7 +84,7 @@ def _torch_sampler(runtime: Runtime, policy: Policy) -> TorchSampler:
 
 
 def _refuse_above_budget(runtime: Runtime, policy: Policy, num_bytes: int) -> None:
-    """`num_bytes`: of all weights, which the ranks of a group divide among them."""
+    """`num_bytes`: size of all weights, which the ranks of a group divide among themselves."""
     own = -(-num_bytes // runtime.tensor_parallel)
     refuse_above_budget(policy.source.name, "sampling", own, runtime.weight_budget_bytes)
 

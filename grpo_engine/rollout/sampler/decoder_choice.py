@@ -46,7 +46,7 @@ def choose_decoder(policy: Policy, *, is_frozen: bool = False) -> tuple[Callable
 
 
 def _candidates(policy: Policy) -> dict[str, MakeOn]:
-    """By name, fastest first."""
+    """The decoders by name, fastest first."""
     ways: dict[str, MakeOn] = {}
     if policy.shares_prompts and policy.fast is not None:
         ways["kernels"] = lambda model: SharedDecoder(model, Kernels(supported_by_kernels(model)))
@@ -57,7 +57,7 @@ def _candidates(policy: Policy) -> dict[str, MakeOn]:
 
 
 def _maker(policy: Policy, *, is_frozen: bool) -> Callable[[], Decoder]:
-    """Makes decoders by the policy's own kernels."""
+    """A function that makes decoders with the policy's own kernels."""
     assert policy.fast is not None
     fast = policy.fast
     kernels = cache(lambda: Kernels(fast)) if is_frozen else lambda: Kernels(fast)
@@ -67,7 +67,7 @@ def _maker(policy: Policy, *, is_frozen: bool) -> Callable[[], Decoder]:
 PROMPTS = ((5, 9, 2, 7, 3), (4, 8))
 TOKENS = (6, 1, 3)
 KEPT = (0, 2, 3)
-"""Of the prompts' two rows each, those that stay after the first token."""
+"""Rows that stay after the first token; each prompt has two."""
 
 
 def _proof_logits(make_on: MakeOn, model: PreTrainedModel) -> Tensor:

@@ -30,11 +30,11 @@ from grpo_engine.rollout.sampler.graphs import RecordedSteps
 
 class Decoder(Protocol):
     def start(self, prompts_P: Sequence[Sequence[int]], group_size: int) -> Tensor:
-        """Run the prompts; logits [P·G, V] of each row's first token."""
+        """Run the prompts; returns logits [P·G, V] of each row's first token."""
         ...
 
     def step(self, tokens_B: Tensor) -> Tensor:
-        """Append a token to each row; logits [B, V] of the next."""
+        """Append a token to each row; returns logits [B, V] of the next token."""
         ...
 
     def keep(self, rows: Tensor) -> None:
@@ -44,7 +44,7 @@ class Decoder(Protocol):
 
 class Run(Protocol):
     logits: Callable[[Tensor], Tensor]
-    """Hidden states [B, H] → [B, V]."""
+    """Hidden states [B, H] → logits [B, V]."""
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         """Tokens [T], their positions [T] and their attention → hidden states [T, H]."""
@@ -52,7 +52,7 @@ class Run(Protocol):
 
 
 LARGEST_COPY = 2**25
-"""Bytes of the largest output layer that is copied for decoding, so that memory stays bounded."""
+"""Largest output layer, in bytes, that is copied for decoding; the limit bounds memory."""
 
 
 def _output_layer(model: PreTrainedModel, dtype: torch.dtype, *, packed: bool) -> Callable[[Tensor], Tensor]:
@@ -71,7 +71,7 @@ class Kernels:
 
     def __init__(self, fast: FastModel) -> None:
         self.fast = fast
-        # A GPU replays recorded steps, so fewer calls gain nothing there, and the copy costs memory.
+        # A GPU replays recorded steps, so fewer calls would gain nothing, and the copy costs memory.
         self.on_cpu = reads_at_once(fast.base.embed_tokens.weight)
         self.tensors = fast.joined_tensors() if self.on_cpu else fast.tensors()
         self.logits = _output_layer(fast.model, fast.dtype, packed=self.on_cpu)
@@ -119,7 +119,7 @@ class SharedDecoder:
         self.recorded = RecordedSteps()
 
     def reserve(self, room: Room) -> None:
-        """Sizes of all decodings that follow; call once.
+        """Set the maximum sizes of all decodings that follow. Must be called only once.
 
         On a GPU our kernels then use buffers that never move, and record their steps.
         """
@@ -137,7 +137,7 @@ class SharedDecoder:
         return logits.repeat_interleave(group_size, 0)
 
     def join(self, prompts_P: Sequence[Sequence[int]], group_size: int) -> Tensor:
-        """Further rows behind those that run; logits [P·G, V] of their first tokens."""
+        """Add rows after the running ones; returns logits [P·G, V] of their first tokens."""
         prefill, logits = self._prefill(prompts_P)
         self.cache.join(prefill, group_size)
         return logits.repeat_interleave(group_size, 0)
@@ -154,10 +154,10 @@ class SharedDecoder:
         self.cache.keep(rows)
 
     def _on_device(self, tokens_B: Tensor) -> Tensor:
-        """A step without its bookkeeping, all effects in place."""
+        """The device's part of a step; all its effects are in place."""
         self.cache.advance()
         hidden = self.run(tokens_B, self.cache.positions, self.cache)
-        # A finished row that is still here may have no further position.
+        # A finished row that has not left yet may have reached the last position.
         self.cache.positions.add_(1).clamp_(max=self.last_position)
         return self.run.logits(hidden)
 

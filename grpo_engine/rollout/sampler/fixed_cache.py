@@ -1,8 +1,9 @@
 """The cache of `cache.py` in buffers that never move, so that a recorded step stays valid (GPUs).
 
-Rows use the first places of their buffers and prompts any place. A step computes the smallest half, quarter
-and so on of the rows that holds those which run, likewise of the columns; each of these shapes is recorded
-once. The columns are a ring: after `tokens` steps the oldest one is overwritten, which no running row needs.
+Rows use the first places of their buffers; prompts use any place. A step computes a half, a quarter and so on
+of the rows: the smallest that holds all running ones. The same is true of the columns. Each of these shapes
+is recorded once. The columns are a ring: after `tokens` steps the oldest one, which no running row needs, is
+overwritten.
 """
 
 from collections.abc import Sequence
@@ -19,29 +20,30 @@ FEWEST_COLUMNS = 256
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Sizes of the buffers: the most that a decoding needs at the same time."""
+    """Sizes of the buffers: the maximum that a decoding needs at the same time."""
 
     rows: int
     group_size: int
     prompts: int
     prompt_tokens: int
-    """Of the longest prompt."""
+    """Tokens of the longest prompt."""
     tokens: int
-    """Of the longest completion."""
+    """Tokens of the longest completion."""
 
 
 def bucket(count: int, most: int, fewest: int) -> int:
-    """The smallest half, quarter, … of `most` that holds `count`, at least `fewest`."""
+    """The smallest of `most`, its half, its quarter and so on that is at least `count` and `fewest`."""
     while (half := -(-most // 2)) >= max(count, fewest):
         most = half
     return most
 
 
 class FixedCache(RowCache):
-    """Attributes with `all_` hold every place; those of `RowCache` are views of the places in use."""
+    """The cache. Attributes with `all_` hold every place; those of `RowCache` are views of the places in
+    use."""
 
     def __init__(self, prefill: Prefill, room: Room) -> None:
-        """Empty; `prefill` shows the shapes of keys and values."""
+        """Starts empty; `prefill` gives the shapes of keys and values."""
         self.room = room
         like = prefill.keys[0]
         self.column = torch.zeros(1, dtype=torch.long, device=like.device)
@@ -95,7 +97,7 @@ class FixedCache(RowCache):
         self._view()
 
     def _view(self) -> None:
-        """Show the rows and columns that the next steps compute."""
+        """Set the views to the rows and columns that the next steps compute."""
         rows = bucket(self.num_rows, self.room.rows, FEWEST_ROWS)
         columns = bucket(self.length + 1, self.room.tokens, FEWEST_COLUMNS)
         self.bias = self.all_bias[:rows, :, :columns]
@@ -122,7 +124,7 @@ class FixedPrompts(PromptCache):
         self.prompt_of_row = []
 
     def put(self, prefill: Prefill, group_size: int) -> None:
-        """Store prompts in places that no row uses, and add their rows behind the others."""
+        """Store prompts in places that no row uses, and add their rows after the others."""
         taken = set(self.prompt_of_row)
         free = [place for place in range(len(self.bias)) if place not in taken][: len(prefill.lengths)]
         places = torch.tensor(free).to(self.bias.device, non_blocking=True)
@@ -138,7 +140,7 @@ class FixedPrompts(PromptCache):
         self._set_members([self.prompt_of_row[row] for row in rows.tolist()])
 
     def _set_members(self, prompt_of_row: Sequence[int]) -> None:
-        """Arrange the rows by prompt; nothing reads the results of free places and of further rows."""
+        """Arrange the rows by prompt. Results of free places and of rows beyond these are never read."""
         self.prompt_of_row = list(prompt_of_row)
         grid, slots = arranged(prompt_of_row, len(self.bias), self.most)
         self.grid.copy_(torch.tensor(grid), non_blocking=True)

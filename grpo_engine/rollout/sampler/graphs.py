@@ -1,6 +1,7 @@
 """Decoding steps recorded once and replayed (CUDA graphs), so that small models do not wait for Python.
 
-A recording is valid for fixed buffers: each shape of the cache's buffers has its own (`fixed_cache.py`).
+A recording is valid only for fixed buffers, so each shape of the cache's buffers has its own
+(`fixed_cache.py`).
 """
 
 from collections.abc import Callable
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 CAPTURE_MODE = "thread_local"
-"""Only this thread's work is recorded and restricted: with `max_staleness` another one trains meanwhile."""
+"""Record and restrict only this thread's work, because with `max_staleness` another thread trains
+meanwhile."""
 
 
 class RecordedStep:
@@ -22,7 +24,7 @@ class RecordedStep:
         self.recorded: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, step: Callable[[Tensor], Tensor], tokens_B: Tensor) -> Tensor:
-        """Logits of the first rows, which have these tokens."""
+        """Logits of the first rows, whose next tokens are `tokens_B`."""
         self.tokens[: len(tokens_B)].copy_(tokens_B)
         return self._logits(step)[: len(tokens_B)]
 
@@ -50,7 +52,7 @@ class RecordedSteps:
         self.by_shape: dict[Any, RecordedStep] = {}
 
     def __call__(self, step: Callable[[Tensor], Tensor], shape: tuple[int, ...], tokens_B: Tensor) -> Tensor:
-        """`shape`: of the buffers now, the number of their rows first."""
+        """`shape`: current shape of the buffers; its first number is that of the rows."""
         if shape not in self.by_shape:
             self.by_shape[shape] = RecordedStep(shape[0], tokens_B)
         return self.by_shape[shape](step, tokens_B)

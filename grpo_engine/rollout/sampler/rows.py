@@ -14,43 +14,44 @@ from grpo_engine.rollout.sampler.decoding import Decoder, SharedDecoder
 from grpo_engine.rollout.sampler.fixed_cache import Room
 
 STOP_MARGIN = 4
-"""Tokens searched beyond a stop string's bytes, because special tokens decode to nothing."""
+"""Extra tokens in which to search for a stop string, because special tokens decode to nothing."""
 KEEP_BELOW = {"cpu": 0.85, "cuda": 0.5}
-"""Finished rows leave when at most this share of the rows still runs: leaving copies the cache. On a GPU it
-gains nothing until half of the rows are enough (`fixed_cache.py`)."""
+"""Finished rows leave when at most this share of the rows still runs, because leaving copies the cache. On a
+GPU it gains nothing until half of the rows are enough (`fixed_cache.py`)."""
 REFILL_BELOW = 0.75
-"""Waiting prompts join when fewer than this share of the places are taken: joining copies the cache too."""
+"""Waiting prompts join when less than this share of the places is taken, because joining copies the cache."""
 LOOK_EVERY = {"cpu": 1, "cuda": 8}
-"""Tokens between two checks for finished rows: on a GPU each check waits for the device."""
+"""Tokens between two checks for finished rows. On a GPU each check waits for the device."""
 OnRow = Callable[[int, list[int], list[float], bool], None]
-"""Called when a row is finished: its number, token ids, their log-probabilities, whether a stop token or
-string ended it."""
+"""Called when a row is finished, with its number, its token ids, their log-probabilities, and whether a stop
+token or string ended it."""
 
 
 class Rows:
-    """What every row of a sampling has drawn; `live` are those in the decoder, in its order.
+    """The tokens that every row of a sampling has drawn; `live` are the rows in the decoder, in its order.
 
-    The device only draws. Every few tokens, `look` copies them to the host, which finds the rows that are
-    finished: one wait for the device instead of several for each token.
+    The device only draws. Every few tokens, `look` copies them to the host, which finds the finished rows. So
+    the host waits for the device once every few tokens, not several times for each.
     """
 
     def __init__(
         self, limits: Sequence[int], draws: Tensor | None, sampling: Sampling, policy: Policy, on_row: OnRow
     ) -> None:
-        """`limits`: tokens of each row [R]; `draws`: uniform numbers [R, max_tokens], None for greedy."""
+        """`limits`: maximum tokens of each row [R]; `draws`: uniform numbers [R, max_tokens], None for
+        greedy."""
         self.sampling, self.policy, self.on_row, self.draws = sampling, policy, on_row, draws
         self.kind = policy.device.type
         self.look_every = LOOK_EVERY.get(self.kind, 1)
         self.limits = np.array(limits)
         self.stop_ids = np.array(sorted(policy.stop_set))
-        # A row may be limited, or stop, between two looks.
+        # A row may reach its limit, or stop, between two looks.
         shape = len(limits), sampling.max_tokens + self.look_every
         self.tokens = np.zeros(shape, dtype=np.int64)
         self.logprobs = np.zeros(shape, dtype=np.float32)
         self.clear()
 
     def clear(self) -> None:
-        """No row is in the decoder."""
+        """Remove all rows from the decoder."""
         self.live = np.zeros(0, dtype=np.int64)
         self.at = np.zeros(0, dtype=np.int64)
         """Tokens that each live row has."""
@@ -65,7 +66,7 @@ class Rows:
         return int(self.running.sum())
 
     def enter(self, rows: range) -> None:
-        """Start these rows, behind the live ones; after a look."""
+        """Start these rows after the live ones. Must follow a look."""
         self.live = np.concatenate([self.live, np.array(rows)])
         self.at = np.concatenate([self.at, np.zeros(len(rows), dtype=np.int64)])
         self.running = np.concatenate([self.running, np.ones(len(rows), dtype=bool)])
@@ -103,9 +104,10 @@ class Rows:
             self.on_row(row, own, values, bool(stops[number, first[number]]))
 
     def leave(self, *, at_once: bool) -> Tensor | None:
-        """Places in the decoder of the running rows, if it is time for the finished ones to leave.
+        """Places of the running rows in the decoder, if it is time for the finished ones to leave; otherwise
+        None.
 
-        `at_once`: as soon as one is finished.
+        `at_once`: rows leave as soon as one is finished.
         """
         running, num_live = self.num_running, len(self.live)
         if running == num_live or not (at_once or running <= KEEP_BELOW[self.kind] * num_live):
@@ -138,7 +140,7 @@ def steps(
     decoder: Decoder, prompts: Sequence[Sequence[int]], group_size: int, at_once: int, rows: Rows
 ) -> Iterator[None]:
     """Decode all groups, at most `at_once` at a time; pauses after each check for finished rows."""
-    # Other decoders have no position for a finished row that stays.
+    # Other decoders have no position for a finished row, so they check after every token.
     shared = decoder if isinstance(decoder, SharedDecoder) else None
     look_every = rows.look_every if shared else 1
     most_prompts = min(PROMPT_PLACES * at_once, len(prompts))

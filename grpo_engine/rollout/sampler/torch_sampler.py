@@ -22,7 +22,7 @@ from grpo_engine.rollout.sampler.decoder_choice import choose_decoder
 from grpo_engine.rollout.sampler.rows import OnRow, Rows, steps
 
 LARGEST_UNIFORM = 1 - 2**-22
-"""Below 1 by enough that u · Σp stays below Σp in float32."""
+"""Far enough below 1 that u · Σp stays below Σp in float32."""
 
 
 class TorchSampler:
@@ -63,7 +63,7 @@ class TorchSampler:
     def _out_of_memory(
         self, groups: GroupAssembly, samples: Mapping[int, Sequence[int]], sampling: Sampling
     ) -> str | None:
-        """Sample these; returns the message if memory ran out. Completions that had ended are kept."""
+        """Draw these samples; returns the message if memory ran out. Finished completions are kept."""
         try:
             self._sample(groups, samples, sampling)
         except torch.OutOfMemoryError as error:
@@ -79,7 +79,7 @@ class TorchSampler:
     def _sample(
         self, groups: GroupAssembly, samples: Mapping[int, Sequence[int]], sampling: Sampling
     ) -> None:
-        """Place of a group → its samples to draw, of each group equally many."""
+        """Draw samples. `samples`: place of a group → numbers of its samples, equally many for each group."""
         streams = [(place, sample) for place, drawn in samples.items() for sample in drawn]
 
         def on_row(row: int, tokens: list[int], logprobs: list[float], stopped: bool) -> None:
@@ -125,7 +125,8 @@ class TorchSampler:
 
 
 def _largest_class(missing: Mapping[int, Sequence[int]]) -> dict[int, Sequence[int]]:
-    """The groups that lack the same number of samples, of most samples together; at first these are all."""
+    """Of the groups that lack the same number of samples, those that lack most together; at first, all
+    groups."""
     by_number: defaultdict[int, dict[int, Sequence[int]]] = defaultdict(dict)
     for place, samples in missing.items():
         by_number[len(samples)][place] = samples

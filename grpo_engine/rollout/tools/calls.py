@@ -1,7 +1,7 @@
 """Tool calls in the text of a model's turn, read with transformers' response parser, one call at a time.
 
-Nothing runs here, and nothing raises: a malformed call is a call with an error, and its neighbours are read.
-JSON objects without tags (Llama) have no region that the response parser could find; they are read here.
+Nothing runs here, and nothing raises: a malformed call becomes a call with an error, and the others are still
+read. JSON objects without tags (Llama) are read here, because the response parser would not find them.
 """
 
 import ast
@@ -35,7 +35,8 @@ class ToolCall:
 
 
 class CallReader:
-    """Reads the calls of one format. `tools`: function schemas, with the types that a format leaves out."""
+    """Reads the calls of one format. `tools`: function schemas, for the types that a format does not
+    write."""
 
     def __init__(self, known: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> None:
         self.known = known
@@ -44,9 +45,9 @@ class CallReader:
         self._template = None if known.content == "objects" else load_response_template(_template(known))
 
     def read(self, text: str) -> list[ToolCall]:
-        """The calls of one turn, in order; calls inside the model's thoughts do not count.
+        """The calls of one turn, in order; calls inside the model's thoughts are ignored.
 
-        A last call without its end tag counts. A call that cannot be read has `error` set.
+        A last call may lack its end tag. A call that cannot be read has `error` set.
         """
         before, has_thoughts, after = text.partition(self.known.thoughts_end)
         answer = after if has_thoughts else before
@@ -66,7 +67,7 @@ class CallReader:
         return checked(found["tool_calls"][0]["function"])
 
     def _unread(self, body: str) -> str:
-        """What is left of arguments between tags without the arguments."""
+        """The rest of a body with tagged arguments after all arguments are removed."""
         if self.known.content != "xml-inline":
             return ""
         rest = re.sub(self.known.options["tag_pattern"], "", body, flags=re.DOTALL)
@@ -111,7 +112,7 @@ def _not_json(error: BaseException) -> str:
 
 
 def _objects(text: str) -> Iterator[ToolCall]:
-    """Calls among the JSON objects of a text; other objects are text."""
+    """The JSON objects in a text that are calls; other objects are ignored."""
     at = 0
     while start := _OBJECT.search(text, at):
         try:

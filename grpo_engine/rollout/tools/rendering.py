@@ -1,9 +1,9 @@
 """Tool answers as the token ids between a model's turn and its next one.
 
-How a chat template writes tool answers is found once: a made-up conversation is rendered with markers in
+A made-up conversation shows once how a chat template writes tool answers: it is rendered with markers in
 place of the answers, and the text around the markers is kept as token ids. Sampled tokens are never rendered
 or tokenised again, whatever the template does to earlier turns. Answers are data: their text never becomes a
-special token. Templates that write answers as JSON strings get their characters escaped.
+special token. If a template writes answers as JSON strings, their characters are escaped.
 
 A model whose chat template is missing or does not support tool answers gets the plain format:
 
@@ -43,9 +43,9 @@ class Frame:
     closing: tuple[int, ...]
     """Ends the model's turn if a stop string ended it without an end-of-turn token."""
     pieces: tuple[tuple[int, ...], ...]
-    """n + 1: before the first answer, between two, after the last."""
+    """n + 1 pieces: before the first answer, between two answers, after the last one."""
     is_json: bool = False
-    """Answers are inside JSON strings."""
+    """Whether answers are inside JSON strings."""
 
     def around(self, answers: Sequence[Sequence[int]], *, ended: bool, room: int) -> tuple[int, ...] | None:
         """Token ids of the answers in their frame, at most `room`: the longest answers are cut first.
@@ -77,9 +77,9 @@ class AnswerRenderer:
     def render(
         self, names: Sequence[str], answers: Sequence[str], *, last_token: int | None, room: int
     ) -> tuple[int, ...] | None:
-        """Ids of the answers of the tools `names` after a turn that ended in `last_token`.
+        """Token ids of the answers from the tools `names`, after a turn that ended in `last_token`.
 
-        Answers are shortened to `room` tokens in all; None if the frame alone does not fit.
+        Answers are shortened to `room` tokens in total. None if not even the frame fits.
         """
         frame = self.frame(tuple(names))
         if frame.is_json:
@@ -88,7 +88,7 @@ class AnswerRenderer:
         return frame.around(ids, ended=last_token in self.stop_ids, room=room)
 
     def frame(self, names: tuple[str, ...]) -> Frame:
-        """What this model's template writes around these tools' answers."""
+        """The tokens that this model's template writes around the answers of these tools."""
         if names not in self._frames:
             self._frames[names] = next(self._candidates(names))
         return self._frames[names]
@@ -108,7 +108,7 @@ class AnswerRenderer:
         yield Frame((), tuple(map(self._structure, pieces)))
 
     def _taken_apart(self, text: str, count: int, with_calls: bool) -> Frame | None:
-        """The frame in a rendered conversation; None if turn or answers are not found in it.
+        """The frame in a rendered conversation; None if the turn or the answers are not found in it.
 
         The model's turn ends at the first end-of-turn token after its text or, if the template writes none,
         after its last call or its text.
@@ -156,7 +156,8 @@ def tool_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat:
 
 
 def _fair(lengths: Sequence[int], room: int) -> list[int]:
-    """Tokens kept of each answer, at most `room` in all: short ones whole, long ones equal shares."""
+    """Tokens to keep of each answer, at most `room` in total. Short answers stay whole, long ones get equal
+    shares."""
     kept = [0] * len(lengths)
     order = sorted(range(len(lengths)), key=lambda place: lengths[place])
     for done, place in enumerate(order):

@@ -31,7 +31,7 @@ from grpo_engine.rollout.tools.rendering import AnswerRenderer, tool_format
 from grpo_engine.rollout.tools.toolbox import OpenToolbox, Toolbox
 
 UNKNOWN_TOOL = "unknown"
-"""Name that templates get for an unknown tool: the model's own text is never rendered."""
+"""Name of an unknown tool for templates, because text that the model wrote is never rendered."""
 
 
 class ToolSampler(AroundSampler):
@@ -101,7 +101,8 @@ class ToolSampler(AroundSampler):
         ]
 
     def _calls(self, turn: Completion) -> list[ToolCall]:
-        """Calls of a turn. Their markers may be special tokens; spaces in arguments stay as they are."""
+        """Calls of a turn, from its text with special tokens, which may mark calls, and with unchanged
+        spaces."""
         ids = list(turn.token_ids)
         if ids and ids[-1] in self.policy.stop_set:
             ids.pop()
@@ -135,7 +136,8 @@ class ToolSampler(AroundSampler):
         toolbox: OpenToolbox,
         sampling: Sampling,
     ) -> None:
-        """Sample the next turn of all these in one call of the inner sampler, each as its own prompt."""
+        """Sample the next turn of these conversations in one call of the inner sampler, each as its own
+        prompt."""
 
         def on_turn(place: int, group: Group) -> None:
             self._take_turn(conversations[place], group.completions[0], groups, toolbox, sampling)

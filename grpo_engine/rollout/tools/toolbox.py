@@ -31,7 +31,7 @@ from grpo_engine.sandbox import Outcome, PythonServer, SandboxUnavailable, untru
 
 CALLS_AT_A_TIME = 8
 OVERTIME_SECONDS = 5.0
-"""Time beyond a tool's own limit for starting it and resolving its host name."""
+"""Time beyond a tool's own limit, to start it and to resolve its host name."""
 MAX_REQUEST_BYTES = 2**20
 NO_OUTPUT = "(no output)"
 CELL = '''
@@ -48,7 +48,8 @@ def run(code):
     value = eval(compile(ast.Expression(last.value), "<code>", "eval"), names) if last else None
     return "" if value is None else repr(value)
 '''
-"""The program of every sandbox. Its name starts like the sandbox's own, so tracebacks start at the code."""
+"""The program of every sandbox. Its file name starts like those of the sandbox, which tracebacks leave
+out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class ToolResult:
 
     text: str
     failed: bool = False
-    """The call could not be read or run, or its tool reported a failure."""
+    """Whether the call could not be read or run, or its tool reported a failure."""
 
 
 class Toolbox:
@@ -77,7 +78,7 @@ class Toolbox:
 
     @contextmanager
     def open(self) -> Iterator[OpenToolbox]:
-        """Accepts calls inside the block; none is waiting or running when it ends."""
+        """Accepts calls inside the block; when it ends, no call is waiting or running."""
         pool = ThreadPoolExecutor(CALLS_AT_A_TIME, thread_name_prefix="tool")
         interpreters = Interpreters(CALLS_AT_A_TIME if self._python else 0)
         try:
@@ -90,8 +91,8 @@ class Toolbox:
 class Interpreters:
     """Up to `count` reused sandboxes with a new process for every call; each starts when it is first needed.
 
-    A call takes 2 ms this way; with a sandbox of its own, 40 ms. A sandbox in which a call was killed or left
-    something behind is replaced before the next call.
+    A call takes 2 ms this way, and 40 ms with a sandbox of its own. If a call was killed or left something
+    behind, its sandbox is replaced before the next call.
     """
 
     def __init__(self, count: int) -> None:
@@ -127,7 +128,7 @@ class OpenToolbox:
         return self.pool.submit(self._answer, call, item, key)
 
     def _answer(self, call: ToolCall, item: Mapping[str, Any], key: str) -> ToolResult:
-        """Run a call, in at most its tool's time limit and OVERTIME_SECONDS."""
+        """Run a call, for at most its tool's time limit plus OVERTIME_SECONDS."""
         tool = self.tools.get(call.name)
         if call.error:
             return ToolResult(f"Error: {call.error}", failed=True)
@@ -142,7 +143,7 @@ class OpenToolbox:
 
 
 def within(seconds: float, run: Callable[[], ToolResult]) -> ToolResult:
-    """The answer, or an error after `seconds`; the thread then continues until its own time limits."""
+    """The answer, or an error after `seconds`; the thread then runs on until its own time limits end it."""
     future: Future[ToolResult] = Future()
 
     def fulfil() -> None:
@@ -161,7 +162,8 @@ def within(seconds: float, run: Callable[[], ToolResult]) -> ToolResult:
 
 
 def shortened(text: str, limit: int) -> str:
-    """At most `limit` characters: a longer text's start and end, and its length."""
+    """The text if it has at most `limit` characters, otherwise its start, a note of its length, and its
+    end."""
     if len(text) <= limit:
         return text
     note = f"\n[... cut from {len(text)} characters ...]\n"
@@ -184,7 +186,7 @@ def _run_python(tool: PythonTool, call: ToolCall, interpreters: Interpreters) ->
 
 
 def _run_http(tool: HttpTool, call: ToolCall, item: Mapping[str, Any], key: str) -> ToolResult:
-    """The server's answer. Never repeated: a call may have effects."""
+    """The server's answer. A request is never repeated, because a call may have effects."""
     try:
         body, headers = http_request(call, item, key)
         answer = post(tool.url, body, headers, timeout_seconds=tool.timeout_seconds)
@@ -200,7 +202,7 @@ def http_request(call: ToolCall, item: Mapping[str, Any], key: str) -> tuple[byt
     """Body and headers of a call. Raises ValueError.
 
     The trace_id depends only on the call, its row and its place in the job, so a resumed step repeats it.
-    Signed as Standard Webhooks are, if GRPO_ENDPOINT_SECRET is set.
+    The request is signed as in Standard Webhooks if GRPO_ENDPOINT_SECRET is set.
     """
     data = {"name": call.name, "arguments": call.arguments, "item": dict(item)}
     try:

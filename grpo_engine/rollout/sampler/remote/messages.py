@@ -10,18 +10,18 @@ class SampleRequest(Record):
     """P prompts of a step."""
 
     version: int
-    """Of the policy to sample from."""
+    """Version of the policy to sample from."""
     context_tokens: int
-    """Most tokens of a prompt and its completion, the same in all requests of a run."""
+    """Maximum tokens of a prompt and its completion; the same in all requests of a run."""
     prompts: tuple[tuple[int, ...], ...]
     """Token ids of each prompt."""
     group_size: int
     sampling: Sampling
-    """Names the random numbers, so that any sampler draws the same tokens."""
+    """Determines the random numbers, so that every sampler draws the same tokens."""
 
 
 class SampleReply(Record):
     groups: tuple[tuple[Completion, ...], ...] = ()
     """[P][G] completions, in the order of the prompts."""
     failure: Failed | None = None
-    """Why there are none, if the job is at fault."""
+    """Why there are no completions, if the job is at fault."""

@@ -1,7 +1,7 @@
 """The trainer's side: hands each policy over, and divides a step's prompts among the samplers.
 
-A completion's random numbers depend on its name only, so neither the number of samplers nor a lost one
-changes a token.
+A completion's random numbers depend only on its position in the step, so neither the number of samplers nor
+the loss of one changes a token.
 """
 
 import os
@@ -42,7 +42,7 @@ class RemoteSampler:
     def __init__(
         self, policy: Policy, runtime: Runtime, context_tokens: int, run_dir: Path, *, matches_trainer: bool
     ) -> None:
-        """Raises ConfigError without samplers to connect to."""
+        """Raises ConfigError if there are no samplers to connect to."""
         if CONNECTION not in os.environ:
             message = f"runtime.samplers is {runtime.samplers}, but this process was started without samplers"
             raise ConfigError(message, hint="Only the service starts them: resources.sampler_gpus.")
@@ -79,7 +79,7 @@ class RemoteSampler:
         sampling: Sampling,
         on_group: OnGroup | None = None,
     ) -> list[Group]:
-        """Raises SamplerError, or MachineError if no sampler answers."""
+        """Sample on the remote devices. Raises SamplerError, or MachineError if no sampler answers."""
         assert self.version is not None, "load_policy comes before generate"
         groups = GroupAssembly(prompts_P, group_size, on_group)
         first_of: dict[int, int] = {}

@@ -1,6 +1,6 @@
-"""The base that vLLM loads for a policy on a quantised one, which vLLM itself (0.32) cannot read.
+"""The base model that vLLM loads for a policy on a quantised base, which vLLM itself (0.32) cannot read.
 
-It gets the values that the quantised weights stand for, in the job's data type: the sampler computes as the
+It has the values that the quantised weights stand for, in the job's data type. So the sampler computes as the
 trainer does, but its copy of the base takes the memory of an unquantised one.
 """
 
@@ -21,7 +21,7 @@ from grpo_engine.parallel.ranks import Ranks
 
 @contextmanager
 def served_base(policy: Policy, run_dir: Path) -> Iterator[dict[str, Any]]:
-    """vLLM's arguments that name another base than the policy's; its folder exists only inside."""
+    """vLLM's arguments that name another base than the policy's; its folder exists only inside the block."""
     if not is_quantized(policy.model):
         yield {}
         return

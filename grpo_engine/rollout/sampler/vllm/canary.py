@@ -19,7 +19,7 @@ CANARY_TOKENS = 32
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.03}
 """Largest mean difference of a token's log-probability between trainer and server, in nats."""
 MOVED_SHARE = 0.05
-"""If the server moved by less than this share of the trainer's move, it is stale."""
+"""The server is stale if its log-probabilities changed by less than this share of the trainer's change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def canary_tokens(policy: Policy) -> tuple[int, ...]:
 
 
 def trained_logprobs(policy: Policy, token_ids: Sequence[int]) -> tuple[float, ...]:
-    """Log-probabilities of the tokens after the first, under the trainer's own forward."""
+    """Log-probabilities of the tokens after the first, by the trainer's own forward pass."""
     prompt, rest = tuple(token_ids[:1]), tuple(token_ids[1:])
     sequence = TrainingSequence(rest, (0.0,) * len(rest), (0.0,) * len(rest), 1.0)
     batch = next(pack([TrainingGroup(prompt, (sequence,))], len(token_ids), policy.device))
@@ -65,7 +65,7 @@ def prove(now: Reading, before: Reading | None, dtype: torch.dtype) -> None:
 
 
 def _is_stale(now: Reading, before: Reading) -> bool:
-    """Whether the trainer moved in most tokens and the server did not."""
+    """Whether the trainer's log-probabilities changed for most tokens and the server's did not."""
     changed = sum(new != old for new, old in zip(now.trained_T, before.trained_T, strict=True))
     trained = _distance(now.trained_T, before.trained_T)
     served = _distance(now.served_T, before.served_T)
@@ -80,7 +80,7 @@ def _evidence(now: Reading, before: Reading | None) -> tuple[str, ...]:
     found = [f"trainer and vLLM on {now.name}: {_distance(now.trained_T, now.served_T):.3g} nats a token"]
     if before is not None:
         found.append(
-            f"since {before.name} the trainer moved by {_distance(now.trained_T, before.trained_T):.3g}, "
+            f"since {before.name} the trainer changed by {_distance(now.trained_T, before.trained_T):.3g}, "
             f"vLLM by {_distance(now.served_T, before.served_T):.3g}"
         )
     return tuple(found)

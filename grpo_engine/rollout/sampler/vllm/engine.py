@@ -1,9 +1,9 @@
 """vLLM inside this process: the only module that starts it and sends it requests.
 
-It runs in the engine's own process, so it ends with it and leaves nothing behind. vLLM assumes a process of
-its own and changes environment, threads, random numbers and warnings; because this process also trains and
-starts graders, all of that is restored.
-Left out: a second vLLM in a process, because they share state, and other ranks (`shared_engine.py`).
+vLLM runs in the engine's process, so it ends with it and leaves nothing behind. It assumes that it has the
+process to itself and changes environment, threads, random numbers and warnings. All of that is restored,
+because this process also trains and starts graders.
+Left out: a second vLLM in a process, because the two would share state, and other ranks (`shared_engine.py`).
 """
 
 import os
@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 ENVIRONMENT = {
-    # No child process that could outlive this one, and weights are handed over without another copy.
+    # Start no child process, which could outlive this one and would need another copy of the weights.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # The trainer's threads are the sampler's threads.
+    # The sampler uses the trainer's threads.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
 }
@@ -29,22 +29,23 @@ LOGGING_LEVEL = "ERROR"
 """Starting vLLM prints some forty lines; set `VLLM_LOGGING_LEVEL` to see them."""
 CANARY_REQUEST = "canary"
 _KEPT: list[Any] = []
-"""Every vLLM of a rank: as one ends, it destroys the process group that the ranks communicate in."""
+"""Every vLLM of a rank, kept because one that ends destroys the process group of the ranks."""
 
 
 @contextmanager
 def vllm_environment() -> Iterator[None]:
-    """Use around every first import of vLLM and around its start; only its own variables remain."""
+    """Required around the first import of vLLM and around its start; afterwards only its variables remain."""
     os.environ.update(ENVIRONMENT)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", LOGGING_LEVEL)
     before, threads = dict(os.environ), torch.get_num_threads()
     set_threads = torch.set_num_threads
     with warnings.catch_warnings(), torch.random.fork_rng():
-        warnings.simplefilter("ignore")  # a job cannot change its dependencies' deprecations
+        warnings.simplefilter("ignore")  # a job cannot fix what its dependencies deprecate
         try:
             yield
         finally:
-            # LD_PRELOAD above all would reach every grader and sandbox that this process starts.
+            # Otherwise every grader and sandbox that this process starts would inherit them, LD_PRELOAD above
+            # all.
             for name in [name for name in os.environ if not name.startswith("VLLM_")]:
                 if name not in before:
                     del os.environ[name]
@@ -103,7 +104,7 @@ class VllmEngine:
             seed=seed,
             stop=list(stop),
             include_stop_str_in_output=True,
-            # The policy decides what ends a completion, not the served model's settings.
+            # The policy, not the served model's settings, decides what ends a completion.
             ignore_eos=True,
             stop_token_ids=list(stop_ids),
             detokenize=bool(stop),
@@ -123,14 +124,14 @@ class VllmEngine:
                 list(self._finished())
 
     def agreed(self, condition: bool) -> bool:
-        """Whether all ranks that share this vLLM meet the condition; each must call."""
+        """Whether all ranks that share this vLLM meet the condition; each of them must call it."""
         return condition
 
     def prompt_logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probabilities of the tokens after the first, under the served weights."""
         from vllm import SamplingParams
 
-        # Greedy: a draw without a seed would use the trainer's random numbers.
+        # Greedy, because a draw without a seed would use the trainer's random numbers.
         parameters = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
         self._add(CANARY_REQUEST, token_ids, parameters)
         (output,) = self._finished()
@@ -140,7 +141,7 @@ class VllmEngine:
     def load_adapter(self, name: str, number: int, folder: Path) -> None:
         """Serve only this adapter from now on. Raises ValueError if vLLM cannot.
 
-        Reads it at once: the folder may be removed afterwards.
+        The adapter is read now, so the folder may be removed afterwards.
         """
         from vllm.lora.request import LoRARequest
 
@@ -156,9 +157,9 @@ class VllmEngine:
             self.core.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
 
     def forget_prefixes(self) -> None:
-        """Drop the cached prompts, which belong to the weights they were computed with."""
+        """Drop the cached prompts, which are valid only for the weights that computed them."""
         if not self.core.reset_prefix_cache():
-            raise RuntimeError("vLLM keeps its prefix cache: requests are still running")
+            raise RuntimeError("vLLM cannot drop its prefix cache while requests are running")
 
     def sleep(self) -> None:
         """Release the device's memory for training: drop the cache, move the weights to the host."""
@@ -168,7 +169,7 @@ class VllmEngine:
 
     def wake(self) -> None:
         if self.asleep:
-            torch.cuda.empty_cache()  # memory that training has freed is still reserved for it
+            torch.cuda.empty_cache()  # torch still reserves the memory that training has freed
             self.core.wake_up()
             self.asleep = False
 
@@ -198,8 +199,8 @@ def _answer(output: Any) -> VllmCompletion:
 
 
 def _remove_rendezvous_file() -> None:
-    """Remove torch.distributed's file, which a group of one process does not need: a SIGKILL would leave
-    it behind."""
+    """Remove torch.distributed's file, which a group of one process does not need and a SIGKILL would leave
+    behind."""
     store = dist.distributed_c10d._get_default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store

@@ -16,7 +16,7 @@ from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.rollout.sampler.vllm.engine import vllm_environment
 
 ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM's adapter kernels support; a smaller adapter is padded to the next one."""
+"""Ranks of adapters that vLLM's kernels support; other adapters are padded to the next larger one."""
 TEMPERATURES = (0.01, 2.0)
 """Outside this range vLLM refuses, or samples at another temperature than requested."""
 CPU_BLOCK_TOKENS = 32
@@ -39,7 +39,7 @@ def engine_arguments(policy: Policy, runtime: Runtime, context_tokens: int) -> d
         "max_model_len": context_tokens,
         "max_num_seqs": runtime.sample_budget * runtime.tensor_parallel,
         "enable_prefix_caching": True,
-        # For the correction, log-probabilities must be those of the distribution drawn from.
+        # The correction needs the log-probabilities of the distribution from which tokens are drawn.
         "logprobs_mode": "processed_logprobs",
         # The model's own defaults (top_p, penalties) are not part of a job.
         "generation_config": "vllm",
@@ -61,8 +61,8 @@ def engine_arguments(policy: Policy, runtime: Runtime, context_tokens: int) -> d
         padded = next(size for size in ADAPTER_RANKS if size >= rank)
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": padded}
     if Ranks.current().world > 1:
-        # vLLM runs in the ranks themselves and must not start processes. Its own all-reduce would need every
-        # rank to see the GPUs of all.
+        # vLLM runs in the ranks themselves and must not start processes. With its own all-reduce, every rank
+        # would have to see the GPUs of all.
         arguments |= {
             "distributed_executor_backend": "external_launcher",
             "tensor_parallel_size": runtime.tensor_parallel,

@@ -1,4 +1,4 @@
-"""Sampling with vLLM, whose numerics differ: its log-probabilities are recorded and corrected for.
+"""Sampling with vLLM. Its numerics differ, so its log-probabilities are recorded for a correction.
 
 Each completion is a request with its own seed; vLLM computes a group's prompt once through its prefix cache.
 The trained policy is handed over before each step under a new version, and a canary proves that it arrived.
@@ -34,7 +34,7 @@ from grpo_engine.rollout.sampler.vllm.shared_engine import open_engine
 
 SEED_BITS = 63
 HEADROOM = 1.2
-"""Free bytes for each byte of training beside an awake vLLM: free memory is in pieces."""
+"""Free bytes required for each byte of training beside an awake vLLM; free memory is fragmented."""
 TORCH_HINT = "Set runtime.sampler to torch for this job."
 
 
@@ -42,7 +42,8 @@ class VllmSampler:
     matches_trainer = False
 
     def __init__(self, policy: Policy, runtime: Runtime, context_tokens: int, run_dir: Path) -> None:
-        """Loads the base model into vLLM and compares the two. Raises ConfigError, PolicyMismatchError."""
+        """Load the base model into vLLM and compare it with the trainer's. Raises ConfigError,
+        PolicyMismatchError."""
         self.policy = policy
         self.scratch = run_dir / f"served-adapter-{Ranks.current().rank}"
         self.canary = canary_tokens(policy)
@@ -53,13 +54,13 @@ class VllmSampler:
         except (ValueError, RuntimeError, OSError) as error:
             raise ConfigError(f"vLLM cannot load {policy.source.name}: {error}", hint=TORCH_HINT) from error
         self.training_bytes = 0
-        """Most that the trainer has allocated while vLLM slept, beside what it keeps."""
+        """Peak that the trainer has allocated while vLLM slept, without the memory that it keeps."""
         self.stays_awake = False
         self.version: int | None = None
         self.proven = self._base_reading()
 
     def load_policy(self, version: int) -> None:
-        """Hand the trained weights over, unless this version is served already.
+        """Hand the trained weights over, unless vLLM already serves this version.
 
         Raises ConfigError if vLLM refuses the adapter, PolicyMismatchError if it serves another policy.
         """
@@ -83,7 +84,10 @@ class VllmSampler:
         return {"memory/sampler_slept": float(self.engine.asleep)}
 
     def _wake(self) -> None:
-        """Wake up, for good if training fits beside vLLM: at first the trainer has tried its largest step."""
+        """Wake up, and stay awake from now on if training fits beside vLLM.
+
+        The trainer tries its largest step before the first call, so its peak is known.
+        """
         if not self.engine.asleep:
             return
         device = self.policy.device
@@ -139,7 +143,7 @@ class VllmSampler:
                 raise ConfigError(message, hint=f"Change lora.target_modules. {TORCH_HINT}") from error
 
     def _base_reading(self) -> Reading | None:
-        """The canary on the model without adapter; None if the trainer no longer has it."""
+        """The canary on the model without its adapter; None if the trainer no longer has that model."""
         policy = self.policy
         if policy.peft_model is None and policy.source.adapter is not None:
             return None
@@ -154,7 +158,8 @@ class VllmSampler:
 
 
 def request_seed(sampling: Sampling, prompt: int, sample: int, turn: int) -> int:
-    """Seed of one turn of one completion, by its name alone: batching and resuming change nothing."""
+    """Seed of one turn of one completion. It depends only on their numbers, so batching and resuming change
+    nothing."""
     name = f"{sampling.seed}/{sampling.step}/{prompt}/{sample}/{turn}"
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % 2**SEED_BITS
@@ -173,9 +178,9 @@ def _checkpoint_weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
 
 
 def _layer_of(name: str) -> str:
-    """`model.layers.3` of `model.layers.3.mlp.up_proj.weight`; empty outside of the layers.
+    """`model.layers.3.mlp.up_proj.weight` → `model.layers.3`; empty for weights outside of the layers.
 
-    Names on disk that stand for one tensor in memory, such as a layer's experts, belong to one layer.
+    Names on disk that stand for one tensor in memory, such as a layer's experts, belong to the same layer.
     """
     found = re.match(r".*?\.\d+(?=\.)", name)
     return found[0] if found else ""

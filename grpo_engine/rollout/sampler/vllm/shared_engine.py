@@ -1,10 +1,10 @@
-"""One vLLM that several ranks of a host hold together: tensor parallelism (`runtime.tensor_parallel`).
+"""One vLLM that several ranks of a host share: tensor parallelism (`runtime.tensor_parallel`).
 
 Each rank of a tensor-parallel group runs vLLM in its own process and on its own device, with its share of
 every layer and of the cache (vLLM's `external_launcher`). Schedulers are deterministic: ranks that submit the
-same requests in the same order make the same steps, and every rank has all results. So each submits the
-requests of the whole group and keeps the completions of its own, which have the seeds that they have without
-tensor parallelism. Groups are consecutive ranks. Left out: groups over several hosts.
+same requests in the same order make the same steps, and every rank has all results. So each rank submits the
+requests of the whole group and keeps the completions of its own requests. These have the same seeds as
+without tensor parallelism. Groups are consecutive ranks. Left out: groups over several hosts.
 """
 
 import warnings
@@ -23,13 +23,14 @@ T = TypeVar("T")
 
 
 def open_engine(arguments: dict[str, Any]) -> VllmEngine:
-    """vLLM of this rank alone, or of its group. Raises ValueError or RuntimeError if vLLM refuses."""
+    """The vLLM of this rank or of its group. Raises ValueError or RuntimeError if vLLM refuses the
+    arguments."""
     is_shared = arguments.get("tensor_parallel_size", 1) > 1
     return SharedEngine(arguments) if is_shared else VllmEngine(arguments)
 
 
 class SharedEngine(VllmEngine):
-    """All ranks of the group must make the same calls, except that each submits its own requests."""
+    """A vLLM of several ranks. They must make the same calls, except that each submits its own requests."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         _communicate_by_torch()
@@ -47,7 +48,7 @@ class SharedEngine(VllmEngine):
         yield from self._round(self._gather(own))
 
     def answer_others(self) -> bool:
-        """Take part in the next round of the others; False if no rank of the group needs another one."""
+        """Take part in the other ranks' next round; False if no rank of the group needs another round."""
         requests_R = self._gather(None)
         if all(requests is None for requests in requests_R):
             return False
@@ -104,16 +105,17 @@ class LockstepSampler(AroundSampler):
 
 
 def in_lockstep(sampler: Sampler) -> Sampler:
-    """The sampler, in a `LockstepSampler` if the one inside shares its vLLM with other ranks."""
+    """The sampler, wrapped in a `LockstepSampler` if its innermost sampler shares vLLM with other ranks."""
     engine = getattr(unwrapped(sampler), "engine", None)
     return LockstepSampler(sampler, engine) if isinstance(engine, SharedEngine) else sampler
 
 
 def _communicate_by_torch() -> None:
-    """Use only torch's collectives on the host, and nothing that would remain after a SIGKILL.
+    """On the host, use only torch's collectives, and nothing that would remain after a SIGKILL.
 
     vLLM (0.32) opens shared memory and a socket for worker processes, which do not exist here. On some CPUs
-    its collectives use shared memory named after the ranks alone: two jobs of one host would use the same.
+    its collectives use shared memory whose name contains only the ranks, so two jobs on a host would share
+    it.
     """
     with vllm_environment():
         from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
