@@ -23,8 +23,7 @@ class Lora(Input):
     alpha: float = Field(32, gt=0, le=4096)
     """Scale: the adapter's output is multiplied by alpha / rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Share of the adapter's inputs that are dropped in training; 0 turns dropout off. Models with experts
-    need 0."""
+    """Share of the adapter's inputs that are dropped in training; 0: none, as required for experts."""
     target_modules: Literal["all-linear"] | Listed[str] = "all-linear"
     """Names of the linear layers to adapt; "all-linear": all of them, including experts and routers, except
     the output layer."""

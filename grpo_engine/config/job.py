@@ -179,8 +179,7 @@ class RunConfig(Record):
     """JSONL on the engine's disk."""
     validation_file: str | None = None
     validation_split: ValidationSplit | None = None
-    """Rows of training_file to hold out if there is no validation_file; a row keeps its number in the
-    file."""
+    """Rows of training_file to hold out if validation_file is unset; a row keeps its number in the file."""
     retention_files: dict[str, str] = {}
     """Retention set → JSONL on the engine's disk."""
     method: Method

@@ -45,7 +45,7 @@ class SelfDistillation(Input):
     alone: bool = False
     """Train on the distillation loss only, without the GRPO loss."""
     top_k: int | None = Field(None, ge=1, le=100_000)
-    """Compare the teacher's k most likely tokens, and all others as one outcome; null: the whole
+    """Compare the teacher's k most likely tokens, and the others as one outcome; null: the whole
     vocabulary."""
     template: str = Field(
         "{prompt}\n\n{feedback}\n\nAnswer the original question again, correctly.", max_length=20_000

@@ -24,8 +24,7 @@ class Runtime(Record):
     sharding: Literal["replicated", "fsdp"] = "replicated"
     """How several ranks hold the model: each a whole copy, or each a share of every layer."""
     tensor_parallel: int = Field(1, ge=1, le=64)
-    """Number of consecutive ranks on a host that share one vLLM; each holds a part of its weights and
-    cache."""
+    """Consecutive ranks on a host that share one vLLM; each holds a part of its weights and cache."""
     samplers: int = Field(0, ge=0, le=64)
     """Number of processes that sample for the ranks, each on its own device; 0: each rank samples."""
     weight_budget_bytes: int | None = Field(None, ge=1)

@@ -75,8 +75,7 @@ class TrainingFreeHyperparameters(RunLength):
     """Maximum cost of the whole job in US dollars; needs the operator's prices."""
 
     checkpoint_interval: PositiveInt = 1
-    """Batches between checkpoints; after a crash, batches since the last one are repeated and paid for
-    again."""
+    """Batches between checkpoints; after a crash, later batches are repeated and paid for again."""
     eval_temperature: float = Field(0.0, ge=0, le=2)
     """Sampling temperature of evaluations; 0: greedy."""
     max_grader_error_rate: float = Field(0.5, gt=0, le=1)

@@ -39,8 +39,7 @@ class GraderBase(Input, ABC):
 
     @property
     def holds_a_model(self) -> bool:
-        """Whether it loads a model; if so, only one grading process is started, because each would load
-        it."""
+        """Whether it loads a model. If so, only one grading process starts, because each would load it."""
         return False
 
     def prepare(self) -> None:

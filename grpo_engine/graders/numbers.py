@@ -46,8 +46,7 @@ class Number(NamedTuple):
 
 
 def last_number(text: str, *, tag: str | None = None) -> Number | None:
-    """Last number of the text or, with `tag`, of its last `<tag>…</tag>`; of the last `\\boxed{…}` if it has
-    one.
+    """Last number of the text, or of its last `<tag>…</tag>`; if there is a `\\boxed{…}`, of the last one.
 
     None if there is no number, if it exceeds the bounds, or if it is a fraction over zero.
     """

@@ -62,8 +62,7 @@ def load_base(
 def load_policy(
     source: ModelSource, hyperparameters: Hyperparameters, device: torch.device, dtype: torch.dtype, seed: int
 ) -> Policy:
-    """Base model, tokenizer and adapter on `device`; on "meta" without weights and proof. Raises
-    ModelError."""
+    """Base model, tokenizer and adapter on `device` ("meta": no weights, no proof). Raises ModelError."""
     torch.manual_seed(seed)
     full, quantized = hyperparameters.lora == "full", hyperparameters.quantization
     options = quantization.load_options(quantized, dtype, device) if quantized else {}

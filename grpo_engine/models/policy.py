@@ -37,8 +37,7 @@ from grpo_engine.models.proof import Choice, Compute, Proof
 from grpo_engine.objective.types import PackedBatch
 
 ATTENTION = {"full_attention", "sliding_attention"}
-"""Types of layers that can run on a packed row. A proof on short sequences would not detect the errors of
-every other type."""
+"""Types of layers that can run on a packed row. A proof on short sequences could miss errors of others."""
 UNSUPPORTED = "the engine's kernels do not support its layers or its adapter"
 
 
@@ -109,8 +108,7 @@ class Policy:
 
     @property
     def has_low_precision(self) -> bool:
-        """Whether rounding makes two ways to compute a log-probability differ enough to matter; False in
-        float32."""
+        """Whether rounding makes two ways to compute a log-probability differ noticeably: not in float32."""
         return self.compute_dtype != torch.float32
 
     @property
@@ -145,8 +143,7 @@ class Policy:
             )
 
     def output_states(self, model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, LogitsOf]:
-        """Hidden states [N, H] that predict the trained tokens, and the function from states to logits [n,
-        V]."""
+        """Hidden states [N, H] that predict the trained tokens, and a function from states to logits."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             if not self.shares_prompts:
                 return plain_logits(model, batch), lambda logits: logits

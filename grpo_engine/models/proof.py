@@ -112,8 +112,7 @@ class Proof:
     def _twin(self) -> PreTrainedModel:
         """A float32 model of the same structure with few layers; the model itself if it is one.
 
-        A model with an attention window is always copied, because a proof's sequences are shorter than its
-        window.
+        A model with an attention window is always copied, because its window exceeds a proof's sequences.
         """
         config = self.model.config.get_text_config()
         is_small = self.model.dtype == torch.float32 and config.num_hidden_layers <= FEW_LAYERS
@@ -171,8 +170,7 @@ def _twin(model: PreTrainedModel, peft_model: PeftModel | None) -> PreTrainedMod
 
 
 def _on_any_layer(adapter: LoraConfig) -> LoraConfig:
-    """The same shape of adapter, without its base and without layer numbers, because the twin has fewer
-    layers."""
+    """The adapter's shape without its base and layer numbers, because the twin has fewer layers."""
     adapter = copy.deepcopy(adapter)
     adapter.base_model_name_or_path = None
     if isinstance(adapter.target_modules, set | list):

@@ -84,8 +84,7 @@ def window_of(config: PreTrainedConfig) -> int | None:
 
 
 def recompute(layer: torch.nn.Module, model: PreTrainedModel) -> None:
-    """Keep only the layer's input, and recompute the layer in the backward pass with the current
-    attention."""
+    """Keep only the layer's input; recompute the layer in the backward pass with the current attention."""
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         attentions = _current.attentions

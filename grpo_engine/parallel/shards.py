@@ -48,8 +48,7 @@ def share_of(like: Tensor, value: Tensor) -> Tensor:
 
 
 def from_first(tensor: Tensor, device: torch.device) -> Tensor:
-    """The first rank's tensor on every rank's device; other ranks pass a tensor of the same shape and
-    dtype."""
+    """The first rank's tensor on every rank's device. Others pass one of the same shape and dtype."""
     ranks = Ranks.current()
     if ranks.is_first:
         value = tensor.detach().to(device).contiguous()

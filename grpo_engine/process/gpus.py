@@ -25,8 +25,7 @@ class ListedGpu(NamedTuple):
 
 
 def count_visible_gpus(environment: Mapping[str, str], device_folder: Path = Path("/dev")) -> int:
-    """Number of GPUs in CUDA_VISIBLE_DEVICES or, if it is unset, of NVIDIA's device files. Starts no
-    process."""
+    """Number of GPUs in CUDA_VISIBLE_DEVICES or, if it is unset, of NVIDIA's device files."""
     named = _named_gpus(environment)
     if named is not None:
         return len(named)

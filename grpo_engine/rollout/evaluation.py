@@ -34,8 +34,7 @@ def evaluate_sets(
 ) -> Generator[BaseEvent, None, Mapping[str, Rewards]]:
     """Sample and score one completion per row of every set; yields rollouts and an Evaluated event per set.
 
-    `baseline`: rewards of each set before step 1. Returns it; at step 0 it gets the rewards of this
-    evaluation.
+    `baseline`: rewards of each set before step 1. Returns it; step 0 sets it to the rewards found.
     """
     offset = 0  # of a retention set's groups in the split that all retention sets share
     for held_out in sets:

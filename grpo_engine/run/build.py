@@ -43,7 +43,7 @@ from grpo_engine.training_free.build import build_training_free
 
 
 def build_run(config: RunConfig, run_dir: Path) -> TrainingLoop[Any] | ExportRun:
-    """An export or, as for every other configuration, a loop of steps. Raises an EngineError."""
+    """The export if the configuration is one, otherwise a loop of steps. Raises an EngineError."""
     if config.export is not None:
         return ExportRun(config, run_dir)
     try:

@@ -10,9 +10,9 @@ from grpo_engine.process.gpus import VISIBLE_DEVICES, count_visible_gpus
 
 
 def choose_device(runtime: Runtime) -> torch.device:
-    """The configured device; "auto" is the first GPU, or the CPU of a machine that shows none.
+    """The configured device; "auto" is the first GPU, or the CPU if the machine has no GPU.
 
-    Raises ConfigError, and MachineError if torch does not see the GPUs that the machine shows.
+    Raises ConfigError, and MachineError if torch does not see the machine's GPUs.
     """
     device = torch.device("cuda" if runtime.device == "auto" else runtime.device)
     if device.type != "cuda" or torch.cuda.is_available():

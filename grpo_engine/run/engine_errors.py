@@ -1,7 +1,7 @@
-"""The `failed` event of an exception that ended the engine, and the exceptions that are the machine's.
+"""The `failed` event of an exception that ended the engine, and the exceptions that are the machine's fault.
 
-Boundary: one attempt; the worker decides whether the job is tried again. Left out: torch, whose import may be
-what failed; its exceptions are recognised by name.
+Boundary: one attempt; the worker decides whether the job is tried again. Left out: torch, because its import
+may be what failed; its exceptions are recognised by name.
 """
 
 import errno
@@ -27,9 +27,9 @@ _PASSING = {
     *(errno.ENOMEM, errno.EAGAIN, errno.EBUSY, errno.EMFILE, errno.ENFILE, errno.ENOBUFS),
     *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EADDRINUSE),
 }
-"""Numbers of an OSError that another attempt may not meet; a missing file or permission is met again."""
+"""Numbers of OSErrors that may pass before another attempt; a missing file or permission would not."""
 _TEXTS_OF_MACHINE = re.compile(r"CUDA error|CUBLAS_STATUS|CUDNN_STATUS|NCCL|gloo|can't allocate memory", re.I)
-"""Their texts in a plain RuntimeError."""
+"""Texts of machine errors that are raised as a plain RuntimeError."""
 
 
 def failure_of(error: Exception) -> Failed | None:

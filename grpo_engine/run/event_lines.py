@@ -9,13 +9,13 @@ SHOWN = ("reward", "loss", "kl", "grad_norm", "step_time", "num_rows")
 
 
 def print_event(event: events.BaseEvent) -> None:
-    """Print the event with the time, UTC, unless it is one of rollouts."""
+    """Print the event with the time in UTC; rollouts are not printed."""
     if line := line_of(event):
         print(time.strftime("%H:%M:%S", time.gmtime()), line, flush=True)
 
 
 def line_of(event: events.BaseEvent) -> str:
-    """The event in a few words; empty for one that has nothing to show."""
+    """The event in a few words; empty if there is nothing to show."""
     match event:
         case events.Started():
             resumed = f"resumed from step {event.resumed_from_step}, " if event.resumed_from_step else ""

@@ -1,4 +1,4 @@
-"""`python -m grpo_engine.run.gpu_trial`: tries every visible GPU, in a process that a broken driver may end.
+"""`python -m grpo_engine.run.gpu_trial`: tries every visible GPU. A broken driver may end the process.
 
 Exit status 0 and a line for each GPU, or a traceback whose last line is the reason.
 """

@@ -1,7 +1,7 @@
-"""What a merge changes if the adapter was trained on a quantised base, which the merged model does not have.
+"""Measures how a merged model differs from its adapter on the quantised base that it was trained on.
 
-Measured on the completions of the job's last evaluation (a supervised job: on its held-out targets), by the
-log-probabilities of their tokens. It needs no grader and no sampling. Tool results count like other tokens.
+The difference is that of the tokens' log-probabilities, on the completions of the job's last evaluation (of a
+supervised job, on its held-out targets). It needs no grader and no sampling. Tool results are included.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from grpo_engine.rollout.dataset import RowReader, held_out_numbers, read_rows
 
 MAX_ROWS = 32
 TOKENS = 4096
-"""Tokens of one pass."""
+"""Tokens in one pass."""
 
 
 def measure(

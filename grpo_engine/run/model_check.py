@@ -1,4 +1,4 @@
-"""`python -m grpo_engine.run.model_check --path PATH`: how a job would compute this model, as JSON.
+"""`python -m grpo_engine.run.model_check --path PATH`: prints as JSON how a job would compute this model.
 
 Loads the model with a fresh adapter, as a job with default settings does, and trains nothing. Exit status 1
 with the reason on standard error if it cannot be loaded. `grpo doctor --model` runs it.

@@ -3,9 +3,9 @@
     python -m grpo_engine --warm
 
 The job is one line on standard input, `{"directory": …, "arguments": ["--config", …], "environment": {…}}`.
-Then the process continues as if it had been started in that directory with those arguments and with these
-variables besides its own. Boundary: imports only. No device is initialised, no random number drawn and no
-thread started, so waiting costs only memory and the job computes the same numbers as a fresh process.
+Then the process continues as if it had been started in that directory with those arguments and these
+additional variables. Boundary: imports only. No device is initialised, no random number drawn and no thread
+started, so waiting costs only memory and the job computes the same numbers as in a fresh process.
 """
 
 import importlib
@@ -21,7 +21,7 @@ from grpo_engine.process.setup import without_garbage_collector
 LOADED_AHEAD = ("grpo_engine.run.build", "peft.utils.transformers_weight_conversion")
 """All modules that a job imports, and those that its libraries import while loading a model."""
 QUANTIZED = "peft.tuners.lora.bnb"
-"""PEFT imports it with every adapter if bitsandbytes is installed."""
+"""PEFT's module that imports bitsandbytes for every adapter, if bitsandbytes is installed."""
 
 
 def load_ahead() -> None:
@@ -34,9 +34,10 @@ def load_ahead() -> None:
 
 
 def leave_out_bitsandbytes(config: RunConfig) -> None:
-    """Hide it from PEFT, which would import it, unless the job or its stored base is quantised.
+    """Hide bitsandbytes from PEFT, which would import it, unless the job or its stored base is quantised.
 
-    Saves a second. No effect if it is already imported, or if the base is not a folder on this machine.
+    This saves a second. It has no effect if bitsandbytes is already imported, or if the base is not a folder
+    on this machine.
     """
     stored = Path(config.model.path) / "config.json"
     is_plain = stored.is_file() and "quantization_config" not in stored.read_text()

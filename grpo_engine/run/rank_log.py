@@ -1,6 +1,6 @@
-"""The log of a rank: `events.jsonl` of the first one; a later one stores only its failure.
+"""The log of a rank: the first rank writes `events.jsonl`, the others store only their failures.
 
-A launcher reads the failure of a later rank if the first one has reported none. Boundary: no torch.
+A launcher reads another rank's failure if the first rank has reported none. Boundary: no torch.
 """
 
 import os
@@ -15,7 +15,7 @@ from grpo_engine.run.event_lines import print_event
 
 @dataclass(frozen=True, slots=True)
 class FailureReport:
-    """Log of a later rank: stores only its failure, because the first rank writes all other events."""
+    """Log of any rank but the first: stores only a failure, because the first rank writes all events."""
 
     path: Path
 
@@ -28,7 +28,7 @@ class FailureReport:
 
 
 class PrintedJournal(Journal):
-    """The journal of the first rank, whose events are also lines of its output."""
+    """The journal of the first rank; prints its events as well."""
 
     def write(self, event: BaseEvent) -> None:
         print_event(event)

@@ -44,19 +44,19 @@ from grpo_engine.run.devices import choose_device
 T = TypeVar("T")
 
 JOIN_TIMEOUT = timedelta(minutes=5)
-"""Longest wait for all ranks to start and to connect; they may not reach each other."""
+"""Maximum time for all ranks to start and connect; they may be unable to reach each other."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=20)
-"""Longest wait of a rank for the others before the run fails. A dead rank is detected at once."""
+"""Maximum time that a rank waits for the others before the run fails. A dead rank is detected at once."""
 
 ROOT_FORWARD = "run_as_forward"
-"""Method of a sharded model that calls a function with the root's weights gathered."""
+"""Name of a sharded model's method that calls a function while the root's weights are gathered."""
 
 
 @contextmanager
 def joined_ranks(config: RunConfig) -> Iterator[RunConfig]:
     """Join the ranks that the environment names; yields the config with this rank's part of its host.
 
-    Raises ConfigError if they are not as many as the config names.
+    Raises ConfigError if their number differs from the configured one.
     """
     world, runtime = int(os.environ.get("WORLD_SIZE", "1")), config.runtime
     if world == runtime.ranks == 1:
@@ -72,7 +72,7 @@ def joined_ranks(config: RunConfig) -> Iterator[RunConfig]:
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if is_on_gpu else "gloo", timeout=JOIN_TIMEOUT)
     dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
-    # At exit, in reverse order: after vLLM, which destroys its own groups and needs this one.
+    # Finalizers run in reverse order at exit, so this one follows vLLM's, whose groups need this group.
     leaving = weakref.finalize(joined_ranks, _leave)
     try:
         yield config.model_copy(update={"runtime": part_of_host(runtime, os.environ)})
@@ -98,7 +98,7 @@ def _leave() -> None:
 
 
 def agreed_by_ranks(should_stop: Callable[[], bool]) -> Callable[[], bool]:
-    """`should_stop` with one result for all ranks, which must call it at the same step."""
+    """`should_stop` with the same result on all ranks, which must call it at the same step."""
     return lambda: any(Ranks.current().gather(should_stop()))
 
 
@@ -131,7 +131,7 @@ def open_policy(
     if settings.quantization is not None:
         raise ConfigError("runtime.sharding: fsdp does not support quantization; use replicated")
     policy = load(torch.device("cpu" if ranks.is_first else "meta"))
-    if has_copy:  # of the modules alone: both receive the same tensors
+    if has_copy:  # only the modules are copied, because both receive the same tensors
         same = {id(each): Parameter(each.data, requires_grad=False) for each in policy.model.parameters()}
         policy.reference_model = copy.deepcopy(policy.model, cast(dict[int, Any], same))
     shard(policy, device)
@@ -139,7 +139,8 @@ def open_policy(
 
 
 def shard(policy: Policy, device: torch.device) -> None:
-    """Divide the first rank's weights among all ranks' devices, in place; the others may be on meta."""
+    """Divide the first rank's weights among the devices of all ranks, in place. The other ranks' model may be
+    on the meta device."""
     facts = policy.forward, policy.stop_set, {name: each.dtype for name, each in _tensors(policy.model)}
     forward, policy.stop_set, dtypes = Ranks.current().gather(facts)[0]
     for model in (policy.model, policy.reference_model):
@@ -149,7 +150,7 @@ def shard(policy: Policy, device: torch.device) -> None:
             _shard_model(model, device)
     policy.place_on(device)
     policy.use_forward(forward)
-    if forward.name == "kernels":  # they still sample, with gathered weights
+    if forward.name == "kernels":  # sampling still uses them, with gathered weights
         policy.forward = Choice("packed", "kernels bypass the layers, which gather sharded weights")
     policy.__class__ = ShardedPolicy
 
@@ -162,8 +163,8 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 def _shard_model(model: PreTrainedModel, device: torch.device) -> None:
     """Receive and shard each decoder layer, and then everything else with the root.
 
-    Layers are recomputed in the backward pass from the start: when one rank runs out of memory later, the
-    others wait for it, and no rank can repeat the pass.
+    Layers are recomputed in the backward pass from the beginning. If a rank ran out of memory later, the
+    others would be waiting for it, so no rank could repeat the pass.
     """
     names = set(model._no_split_modules or ())
     layers = [module for module in model.modules() if type(module).__name__ in names]
@@ -181,19 +182,19 @@ def _shard_model(model: PreTrainedModel, device: torch.device) -> None:
         module.set_force_sum_reduction_for_comms(True)
     setattr(model, ROOT_FORWARD, lambda function: function())
     register_fsdp_forward_method(model, ROOT_FORWARD)
-    # FSDP records which parameters are trained when it first gathers them: do it while the adapter is on.
+    # FSDP records which parameters are trained when it first gathers them, so gather while the adapter is on.
     for module in sharded_modules(model):
         module.unshard()
         module.reshard()
 
 
 def _receive(modules: Iterable[torch.nn.Module], device: torch.device) -> None:
-    """Replace the modules' tensors by the first rank's, on `device`, in an order that all ranks have.
+    """Replace the modules' tensors by the first rank's, on `device`, sorted by name.
 
-    PEFT moves the parameters of experts to the end of their module when it computes with them, and only the
-    first rank has done so.
+    Sorting gives all ranks the same order. PEFT moves the parameters of experts to the end of their module
+    when it computes with them, which only the first rank has done.
     """
-    received: dict[Tensor, Tensor] = {}  # weights that two modules share stay one
+    received: dict[Tensor, Tensor] = {}  # a weight that two modules share stays shared
     for module in modules:
         named = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         for name, tensor in sorted(named):
@@ -207,10 +208,10 @@ def _receive(modules: Iterable[torch.nn.Module], device: torch.device) -> None:
 
 
 def run_with_root_weights(model: PreTrainedModel, function: Callable[[], T]) -> T:
-    """`function()` as if it were the root's forward, with the root's weights gathered."""
+    """The result of `function()`, called like the root's forward pass, with the root's weights gathered."""
     result = cast(T, getattr(model, ROOT_FORWARD)(function))
     if not torch.is_grad_enabled():
-        cast(FSDPModule, model).reshard()  # with gradients, the backward pass does it
+        cast(FSDPModule, model).reshard()  # with gradients, the backward pass reshards
     return result
 
 
@@ -219,7 +220,7 @@ class ShardedPolicy(Policy):
 
     @property
     def training_kernels(self) -> FastModel | None:
-        """None: kernels bypass the layers, which gather their weights."""
+        """None, because kernels bypass the layers, which gather their weights."""
         return None
 
     def _logprobs(self, model: PreTrainedModel, *arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
-"""The process of a sampler on a device of its own: answers requests until its connection closes.
+"""The process of a sampler with its own device. It answers requests until its connection closes.
 
-The weights of each policy are in the run directory before the first request for them. An error that is the
-job's fault is a reply; any other one ends the process, which the launcher replaces.
+The weights of each policy are in the run directory before the first request for them. If the job causes an
+error, the error is the reply; any other error ends the process, and the launcher replaces it.
 """
 
 import traceback
@@ -43,7 +43,7 @@ class ServedPolicy:
         self._sampler: Sampler | None = None
 
     def reply(self, request: SampleRequest) -> SampleReply:
-        """Raises exceptions that are the machine's fault."""
+        """The reply to a request. Raises exceptions that are the machine's fault."""
         try:
             return SampleReply(groups=self._sample(request))
         except Exception as error:

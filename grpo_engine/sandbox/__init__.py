@@ -1,8 +1,8 @@
 """Untrusted Python in a sandbox: no network, no host files, bounded in time, memory, processes and output.
 
-If `self_test()` shows that the sandbox does not hold, nothing runs (`SandboxUnavailable`) unless the operator
-allows it (`unsafe.py`). Linux with bubblewrap and the standard library only; `monty.py` runs graders without
-bubblewrap.
+If `self_test()` shows that the sandbox does not contain an attack, nothing runs (`SandboxUnavailable`) unless
+the operator allows it (`unsafe.py`). It needs Linux with bubblewrap and only the standard library; `monty.py`
+runs graders without bubblewrap.
 """
 
 from grpo_engine.sandbox.launch import SandboxUnavailable

@@ -1,12 +1,11 @@
 """The fork server that runs *inside* the sandbox: one forked child for each request.
 
 The parent passes this file's text to `python -c`, so it imports the standard library only. What a child does
-with user code is in `guest_modes.py`, whose text comes with the settings. Messages on descriptors 0 and 1 are
-a length (4 bytes, big-endian) and JSON. After each request the parent sends a nonce that the server reads
-only when the child has ended, so no child ever has it in its memory, and a child has neither descriptor. A
-child answers through its own pipe: length, seal, kind (`v` value as JSON, `e` error text), text. The seal
-waits unread in another pipe. The server compiles user code but never runs it. The parent trusts only the
-nonce.
+with user code is in `guest_modes.py`, whose text comes with the settings. A message on descriptor 0 or 1 is a
+length (4 bytes, big-endian) and JSON. After each request the parent sends a nonce. The server reads it only
+when the child has ended, so no child ever has it in its memory, and a child has neither descriptor. A child
+answers through its own pipe: length, seal, kind (`v` value as JSON, `e` error text), text. The seal waits
+unread in another pipe. The server compiles user code but never runs it. The parent trusts only the nonce.
 """
 
 import contextlib
@@ -56,7 +55,7 @@ def serve() -> None:
 
 
 def _load(text: str) -> Perform:
-    """`perform` of `guest_modes.py`."""
+    """The function `perform` of `guest_modes.py`."""
     namespace: dict[str, Any] = {"__name__": "guest_modes"}
     exec(compile(text, "<guest_modes>", "exec"), namespace)  # noqa: S102 - the parent's own text
     return namespace["perform"]
@@ -107,8 +106,8 @@ def _answer(request: Any, program: Any, perform: Perform, settings: Any) -> dict
 
 
 def _traces() -> tuple[int, int]:
-    """Times that change if a child reads FOLDER, or leaves a file, a mode or an attribute in it for a later
-    child."""
+    """FOLDER's times of change and access. They differ if a child read the folder, or left a file, a mode or
+    an attribute in it for a later child."""
     found = os.stat(FOLDER)
     return found.st_ctime_ns, found.st_atime_ns
 
@@ -143,7 +142,7 @@ def _watch(
 
 
 def _num_files() -> int:
-    """Files and folders in FOLDER; empty ones take no space there, but kernel memory."""
+    """Number of files and folders in FOLDER. Empty ones take no space there, but they take kernel memory."""
     usage = os.statvfs(FOLDER)
     return usage.f_files - usage.f_ffree
 
@@ -177,7 +176,8 @@ def _end(child: int, reply: dict[str, Any], alone: bool) -> bool:
 
 
 def _end_orphans() -> bool:
-    """Kill the processes left behind, now this server's children; without a sandbox there are others."""
+    """Kill the processes left behind, which are now this server's children. Used without a sandbox, because
+    there other processes must survive."""
     found = False
     while children := Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
         for child in map(int, children):
@@ -208,7 +208,7 @@ def _child(perform: Perform, request: Any, result: int, seal: int, output: int) 
     try:
         _settle(request, result, seal, output)
         kind, text = perform()
-        while os.getpid() != home:  # a forked copy does not answer: the server ends it
+        while os.getpid() != home:  # a forked copy must not answer; the server ends it
             signal.pause()
         body = kind + text.encode("utf-8", "replace")
         _write(result, len(body).to_bytes(4, "big") + os.read(seal, SEAL_BYTES) + body)

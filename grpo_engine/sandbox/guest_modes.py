@@ -20,7 +20,7 @@ MAX_ERROR_CHARACTERS = 2000
 
 
 def perform(request: Any, program: Any) -> tuple[bytes, str]:
-    """Kind and text of the answer; an exception of user code is an error text."""
+    """Kind and text of the answer; an exception of user code becomes an error text."""
     try:
         value = _MODES[request["mode"]](request, program)
         return b"v", json.dumps(value, allow_nan=False)

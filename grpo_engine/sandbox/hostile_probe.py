@@ -1,8 +1,8 @@
 """The attacks that the self-test runs inside the sandbox; each must fail.
 
-`stdin` is JSON and names the attack. `walls` prints `{attack: contained?}`; the others must be ended from
-outside: `flood` prints without end, `loop` never ends, `daemon` leaves a process behind. `guest_modes.py`
-runs this file's text, so it imports the standard library only.
+`stdin` is JSON and names the attack. `walls` prints for each attack whether it was contained. The others must
+be ended from outside: `flood` prints without end, `loop` never ends, `daemon` leaves a process behind.
+`guest_modes.py` runs this file's text, so it imports the standard library only.
 """
 
 import ctypes
@@ -55,7 +55,7 @@ def forks_end() -> bool:
 
 
 def calls_fail(libc: ctypes.CDLL) -> bool:
-    """Whether the filter is active: it refuses system calls that need no privilege."""
+    """Whether the filter is active, which refuses even system calls that need no privilege."""
     calls = (
         libc.ptrace(0, 0, 0, 0),
         libc.personality(0xFFFFFFFF),
@@ -70,7 +70,7 @@ def calls_fail(libc: ctypes.CDLL) -> bool:
 
 
 def others_are_hidden() -> bool:
-    """Whether no other processes than the first one, the fork server and this one are visible or readable.
+    """Whether only the first process, the fork server and this process are visible and readable.
 
     Outside a namespace process ids are high or, in a container, other low ids exist too.
     """
@@ -90,7 +90,7 @@ def is_there(pid: int) -> bool:
 
 
 def only_its_pipes() -> bool:
-    """Whether only the standard streams and the answer's two pipes are open, and nothing from outside."""
+    """Whether the standard streams and the answer's two pipes are the only open descriptors."""
     kinds: list[bool] = []
     for descriptor in range(3, 1024):
         try:

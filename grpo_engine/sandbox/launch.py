@@ -36,7 +36,7 @@ class Interpreter(NamedTuple):
     version: str
     """`3.11`."""
     contained: bool = True
-    """False: it runs without a sandbox, see `unsafe.py`."""
+    """Whether it runs in a sandbox; False: see `unsafe.py`."""
 
     @property
     def hidden(self) -> bool:
@@ -75,7 +75,8 @@ def command(interpreter: Interpreter, *arguments: str, seccomp_fd: int, info_fd:
 
 
 def setpriv(*options: str, keep: str = "") -> list[str]:
-    """Prefix of an unprivileged command: as root with another uid, no groups, no capability but `keep`."""
+    """Prefix of an unprivileged command. If this process is root, the command gets another uid, no groups,
+    and no capability except `keep`."""
     drop: list[str] = []
     if os.geteuid() == 0:
         kept = f"-all,+{keep}" if keep else "-all"
@@ -85,7 +86,7 @@ def setpriv(*options: str, keep: str = "") -> list[str]:
 
 
 def unprivileged_reader_prefix(*paths: str) -> list[str]:
-    """Prefix of a command that parses what models write: as root it drops its privileges.
+    """Prefix of a command that parses text from models; if this process is root, it drops the privileges.
 
     It may still read all files if one of these paths is not readable by everyone.
     """
@@ -99,15 +100,15 @@ _ISOLATION = [
     *("--unshare-all", "--unshare-user", "--cap-drop", "ALL"),
     *("--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"),
     *("--setenv", "HOME", "/tmp", "--setenv", "LANG", "C.UTF-8"),  # noqa: S108 - inside the sandbox
-    *("--setenv", "PYTHONHASHSEED", "0"),  # sets iterate alike in every run
+    *("--setenv", "PYTHONHASHSEED", "0"),  # sets iterate in the same order in every run
 ]
 FLAGS = ["-s", "-S", "-P", "-B", "-W", "ignore"]
 
 
 def _no_nested_users() -> list[str]:
-    """Option against user namespaces within the sandbox's own, which the filter refuses too.
+    """Option that forbids user namespaces inside the sandbox's own; the filter refuses them too.
 
-    bubblewrap sets a sysctl for it. In a container /proc/sys is read-only, so only the filter protects there.
+    bubblewrap sets a sysctl for it. In a container /proc/sys is read-only, so there only the filter protects.
     """
     try:
         is_read_only = os.statvfs(_MAX_USER_NAMESPACES).f_flag & os.ST_RDONLY
@@ -117,7 +118,7 @@ def _no_nested_users() -> list[str]:
 
 
 def _view(interpreter: Interpreter) -> list[str]:
-    """The file system inside: libraries and interpreter read-only, /dev, a sized /tmp, nothing else."""
+    """The file system inside: read-only libraries and interpreter, /dev, a small /tmp, nothing else."""
     arguments: list[str] = []
     for folder in _LIBRARIES:
         if os.path.islink(folder):
@@ -149,6 +150,6 @@ def program(name: str) -> str:
 
 
 def _reachable(path: Path) -> bool:
-    """Whether everyone may read it and enter all its parent folders."""
+    """Whether every user may read it and enter all its parent folders."""
     folders = all(folder.stat().st_mode & stat.S_IXOTH for folder in path.parents)
     return folders and bool(path.stat().st_mode & stat.S_IROTH)

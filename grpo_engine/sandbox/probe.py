@@ -1,6 +1,6 @@
-"""Self-test of the sandbox: it attacks one instead of comparing versions.
+"""Self-test of the sandbox, which attacks a sandbox instead of comparing versions.
 
-Fail closed: an attack that is not contained, or cannot be run, means that there is no sandbox here.
+It fails closed: if an attack is not contained or cannot run, there is no sandbox on this machine.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from grpo_engine.sandbox.process import Limits, Sandbox, filter_descriptor, own_
 from grpo_engine.sandbox.unsafe import allowed, plain_interpreter
 
 _SECONDS = 10.0
-"""Time limit of an attack; without load on the machine all of them take 0.5 s."""
+"""Time limit of an attack; on an idle machine all attacks together take 0.5 s."""
 _SHORT_SECONDS = 0.05
 _ATTEMPTS = 2
 _LIMITS = Limits()
@@ -64,10 +64,10 @@ def untrusted_interpreter() -> Interpreter:
 
 
 def self_test() -> Capability:
-    """Attack a sandbox from inside, with this process's Python, then with the system's.
+    """Attack a sandbox from inside, with this process's Python and then with the system's.
 
-    The result is cached for the life of the process. A test that could not run, on an overloaded machine for
-    example, is repeated, also by the next call.
+    The result is cached for the life of the process. A test that could not run, for example because the
+    machine was overloaded, is repeated now and, if it fails again, by the next call.
     """
     reason = ""
     for _ in range(_ATTEMPTS):
@@ -80,7 +80,7 @@ def self_test() -> Capability:
 
 @cache
 def _finished_test() -> Capability:
-    """Return what the attacks found. Raises SandboxUnavailable if an interpreter could not be attacked."""
+    """The result of the attacks. Raises SandboxUnavailable if an interpreter could not be attacked."""
     leaks: list[str] = []
     not_run: list[str] = []
     for interpreter in interpreters():
@@ -136,7 +136,7 @@ def _walls(sandbox: Sandbox) -> dict[str, bool]:
 
 
 def _dies_with_its_parent(interpreter: Interpreter) -> bool:
-    """Kill a shell that started a sandbox with a daemon: its output ends when all processes have ended."""
+    """Whether a sandbox with a daemon, and so its output, ends when the shell that started it is killed."""
     program_fd, null = filter_descriptor(), os.open(os.devnull, os.O_WRONLY)
     try:
         argv = command(interpreter, "-c", _DAEMON, seccomp_fd=program_fd, info_fd=null)
@@ -160,7 +160,7 @@ def _dies_with_its_parent(interpreter: Interpreter) -> bool:
 
 
 def _read_in_time(descriptor: int) -> bytes | None:
-    """The next output, empty at its end; None if nothing comes in time."""
+    """The next output; empty at the end of the output; None if nothing arrives in time."""
     with contextlib.closing(selectors.DefaultSelector()) as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         return os.read(descriptor, 4096) if selector.select(_SECONDS) else None

@@ -1,7 +1,7 @@
 """One running sandbox and its protocol with the fork server inside (`guest.py`).
 
-Nothing that comes out is trusted. Answers are bounded in size and time and carry the nonce of their request;
-anything else ends the sandbox.
+Nothing that comes out is trusted. Answers are limited in size and time and must carry the nonce of their
+request; otherwise the sandbox is ended.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from grpo_engine.sandbox.unsafe import MAX_PROCESSES, end_family, make_folder, p
 
 START_SECONDS = 10.0
 _GRACE_SECONDS = 1.0
-"""Added to a call's deadline, at which the server inside ends the child; after that the sandbox is ended."""
+"""Time after a call's deadline, at which the server inside ends the child, until the sandbox is ended."""
 _LOOK_SECONDS = 0.1
 """Interval of the memory checks during a call."""
 _MAX_REPLY_BYTES = 16 * 2**20
@@ -38,15 +38,15 @@ _MAX_ERROR_CHARACTERS = 2000
 
 @dataclass(frozen=True)
 class Limits:
-    """What one call may use. `preload`: modules imported once, before the server forks."""
+    """Limits of one call. `preload`: modules that are imported once, before the server forks."""
 
     memory_bytes: int = 2 * 2**30
-    """Address space of each process, and total memory of all of them."""
+    """Limit of each process's address space, and of the memory of all processes together."""
     processes: int = 32
     """Maximum processes, threads included."""
     file_bytes: int = 16 * 2**20
     output_bytes: int = 2**20
-    """Standard output and error together; more is an error of the call."""
+    """Limit of standard output and error together; more output is an error of the call."""
     value_bytes: int = 2**20
     preload: Sequence[str] = ("collections", "functools", "itertools", "math", "re", "typing")
 
@@ -56,11 +56,11 @@ class Outcome:
     """Result of one call: a value or an error."""
 
     value: str | None = None
-    """JSON text as the untrusted side wrote it: parse it strictly. None if there is an error."""
+    """JSON text from untrusted code, which must be parsed strictly. None if there is an error."""
     error: str = ""
     """End of the traceback, or why there is no answer; bounded."""
     output: str = ""
-    """Standard output, and in the modes other than `script` standard error."""
+    """Standard output; in all modes except `script` also standard error."""
     timed_out: bool = False
     reusable: bool = True
     """False if the sandbox must not be used again."""
@@ -117,7 +117,7 @@ class Sandbox:
     def close(self) -> None:
         """Kill every process inside and wait for the last. Safe to call twice."""
         if self._folder is not None:
-            if self.alive:  # not reaped, so the pid is still its own
+            if self.alive:  # not reaped yet, so its pid cannot belong to another process
                 end_family(self._process.pid)
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._inside is not None:
@@ -227,7 +227,7 @@ def _popen(argv: list[str], folder: str, descriptors: tuple[int, ...]) -> subpro
 
 @cache
 def _starter(pid: int) -> ThreadPoolExecutor:
-    """The thread that starts this process's sandboxes: the kernel ends each with its starting thread."""
+    """The thread that starts this process's sandboxes, because the kernel ends a sandbox with that thread."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="sandbox-starter")
 
 

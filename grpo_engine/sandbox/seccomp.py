@@ -1,10 +1,10 @@
 """The system-call filter of the sandbox, assembled as a classic BPF program for `bwrap --seccomp`.
 
-A second layer behind the namespaces. Calls that are needed only to attack the kernel, a neighbour or the
-machine's memory fail with EPERM; newer calls (numbers from 424: clone3, io_uring, the new mount calls) and
-those of the x32 ABI with ENOSYS; sockets other than AF_UNIX with EACCES. Setting a file's times does nothing:
-devices are the machine's own files, so their times would be visible in every other sandbox. A call with
-another architecture's numbers kills the process.
+It is a second layer behind the namespaces. Calls that only attacks on the kernel, a neighbour or the
+machine's memory need fail with EPERM. Newer calls (numbers from 424: clone3, io_uring, the new mount calls)
+and those of the x32 ABI fail with ENOSYS, and sockets other than AF_UNIX with EACCES. Setting a file's times
+does nothing, because the times of devices, which are the machine's own files, are visible in other sandboxes.
+A call with another architecture's numbers kills the process.
 Linux on x86_64 and aarch64 only; elsewhere there is no filter and no sandbox.
 Source: linux/seccomp.h, linux/bpf_common.h and the kernel's two system-call tables.
 """
@@ -69,9 +69,9 @@ _X32 = 0x40000000
 _NEW_NAMESPACES = 0x7E020000
 _AF_UNIX = 1
 _TERMINAL_REQUESTS = (0x5412, 0x541C, 0x5423)
-"""TIOCSTI and TIOCLINUX type into a terminal, TIOCSETD makes the kernel load a driver for it."""
+"""TIOCSTI and TIOCLINUX type into a terminal; TIOCSETD makes the kernel load a driver for one."""
 _F_NOTIFY = 1026
-"""Like inotify it reports what others do with files that a sandbox sees too: the machine's libraries."""
+"""Like inotify, it reports what others do with files that a sandbox also sees, such as libraries."""
 _NUMBER, _ARCH = 0, 4  # offsets in struct seccomp_data
 _FIRST, _SECOND = 16, 24
 """Offsets of an argument's low half; the checked arguments have 32 bits in the kernel as well."""
@@ -79,7 +79,7 @@ _STEP_BYTES = 8
 _LOAD, _EQUAL, _AT_LEAST, _HAS_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _DONE = 0
-"""Instead of an error: the call is not made, but reported as successful."""
+"""Error code 0: the call is not made, but it is reported as successful."""
 
 
 def filter_program(machine: str) -> bytes:
@@ -106,7 +106,7 @@ def filter_program(machine: str) -> bytes:
 
 
 def _on_arguments(numbers: dict[str, int]) -> list[bytes]:
-    """Calls that are dangerous with some arguments only."""
+    """Tests of calls that are dangerous only with some arguments."""
     namespaces, own_process = _step(_HAS_BITS, _NEW_NAMESPACES, 0, 1), _step(_EQUAL, 0, 1, 0)
     local, watching = _step(_EQUAL, _AF_UNIX, 1, 0), _step(_EQUAL, _F_NOTIFY, 0, 1)
     requests = [_step(_EQUAL, each, 0, 1) + _refuse(errno.EPERM) for each in _TERMINAL_REQUESTS]

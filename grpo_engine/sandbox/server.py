@@ -1,7 +1,7 @@
-"""Untrusted Python as a server: 2 ms per call, each in its own process, in a sandbox that is renewed.
+"""A server that runs untrusted Python, each call in its own process (2 ms), in a renewed sandbox.
 
-Fail closed: unless the self-test shows that the sandbox holds, or the operator allows it (`unsafe.py`),
-nothing runs.
+It fails closed: nothing runs unless the self-test shows that the sandbox contains attacks, or the operator
+allows it (`unsafe.py`).
 """
 
 import threading
@@ -15,7 +15,7 @@ CALLS_PER_SANDBOX = 500
 
 
 class PythonServer:
-    """One program, run from the start by every call. Thread-safe; calls take turns.
+    """One program, which every call runs from the start. Thread-safe; calls take turns.
 
     The first call starts the sandbox. A new one replaces it after a call that was killed or left something
     behind, and after CALLS_PER_SANDBOX. A call raises SandboxUnavailable if the sandbox cannot start.

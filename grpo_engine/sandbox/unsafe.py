@@ -1,9 +1,9 @@
 """Untrusted code without a sandbox: a plain process with limits, if the operator allows it for one tenant.
 
-A worker with GRPO_UNSAFE_GRADERS sets VARIABLE for its engines. This does not contain the code: it reaches
-the network, and reads and changes what its user may. It still has a process and a folder of its own, limits
-of time, memory and output, no privileges (root becomes an unprivileged user), ends with its parent, and is
-judged from outside. Linux only.
+A worker with GRPO_UNSAFE_GRADERS sets VARIABLE for its engines. This does not contain the code, which can
+reach the network and read and change whatever its user may. It still has its own process and folder, limits
+of time, memory and output, and no privileges (root becomes an unprivileged user); it ends with its parent,
+and its result is judged outside. Linux only.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from grpo_engine.sandbox.memory import family
 
 VARIABLE = "GRPO_WITHOUT_SANDBOX"
 MAX_PROCESSES = 1024
-"""The kernel counts all processes of the user, which may include the worker's."""
+"""A high limit, because the kernel counts all processes of the user, which may include the worker's."""
 _ROUNDS = 10
 
 
@@ -33,7 +33,7 @@ def plain_interpreter() -> Interpreter | None:
 
 
 def plain_command(interpreter: Interpreter, folder: str, *arguments: str) -> list[str]:
-    """Argument list that becomes the interpreter, with the same pid. To be started in the folder."""
+    """Command that becomes the interpreter, with the same pid. It must be started in the folder."""
     run = [interpreter.executable, *FLAGS, *arguments]
     environment = [program("env"), "-i", f"HOME={folder}", "LANG=C.UTF-8", "PYTHONHASHSEED=0"]
     return [*setpriv("--pdeathsig=KILL", "--no-new-privs"), *environment, *run]
@@ -48,7 +48,7 @@ def make_folder() -> str:
 
 
 def end_family(pid: int) -> None:
-    """Kill a process's descendants, then the process. The next round finds those started meanwhile."""
+    """Kill a process's descendants, then the process. Later rounds find those that were started meanwhile."""
     for _ in range(_ROUNDS):
         below = list(family(pid))[1:]
         for each in below:

@@ -134,8 +134,8 @@ class GradingChild:
         raise kind(message + ending) from None
 
     def _kill(self) -> None:
-        """Kill the process and all it started, and reap it. Nothing else reaps it, so its id is still its
-        own."""
+        """Kill the process and all it started, and reap it. Nothing else does, so its id is not reused
+        before."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):

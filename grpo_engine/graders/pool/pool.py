@@ -32,8 +32,8 @@ def open_grading(
 
     `processes`: maximum number of grading processes; they start when they are first needed.
     `deadline_seconds`: time limit for one completion, or for one part of a `multi`, from the start of its
-    grading. Scores depend on neither as long as no deadline passes. `command`: replaces the grading process,
-    for tests.
+    grading. Scores depend on neither as long as no deadline passes.
+    `command`: replaces the grading process, for tests.
     """
     parts = grader.graders if isinstance(grader, Multi) else {grader.label: grader}
     apart = {key: part for key, part in parts.items() if part.execution == "process"}

@@ -41,8 +41,7 @@ class Process(GraderBase):
 
     @property
     def execution(self) -> Execution:
-        """Where the inner grader runs, but never inline: even a quick one may take minutes for a thousand
-        steps."""
+        """Where the inner grader runs, but never inline, because a thousand steps may take minutes."""
         return "process" if self.grader.execution == "inline" else self.grader.execution
 
     def prepare(self) -> None:

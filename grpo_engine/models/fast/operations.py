@@ -155,8 +155,7 @@ def _first_beyond(cumulative: Tensor, target: Tensor) -> Tensor:
 def logprobs_and_slopes(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities [N], entropies [N], and p − 1 at each target, p elsewhere [N, V].
 
-    The slopes overwrite the logits. p − 1 is rounded only once, because p and 1 rounded separately would
-    cancel.
+    The slopes overwrite the logits. p − 1 is rounded once, because rounded p and 1 would cancel.
     """
     if native.takes(logits) and logits.is_contiguous():
         return *native.logprobs(logits, targets, temperature), logits

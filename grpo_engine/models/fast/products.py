@@ -30,8 +30,8 @@ def has_onednn(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def prefers_onednn(weight: Tensor) -> bool:
-    """Whether oneDNN is faster for this float32 weight, whatever the number of rows (torch itself uses oneDNN
-    for bfloat16)."""
+    """Whether oneDNN is faster for this weight, whatever the number of rows. False for bfloat16, for which
+    torch itself uses oneDNN."""
     is_large = weight.dtype is torch.float32 and weight.numel() >= MIN_ONEDNN_ELEMENTS
     return is_large and has_onednn(weight.dtype, weight.device)
 

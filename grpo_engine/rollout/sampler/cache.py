@@ -147,8 +147,7 @@ class RowCache:
             self.bias = pad(self.bias, (0, columns), value=HIDDEN)
 
     def _write(self, buffer: Tensor, states: Tensor) -> None:
-        """Write [B, Hkv, D] into the open column. Its number is on the device, where a recorded step reads
-        it."""
+        """Write [B, Hkv, D] into the open column. A recorded step reads its number on the device."""
         if reads_at_once(buffer):
             buffer.select(2, self.length - 1).copy_(states)
         else:

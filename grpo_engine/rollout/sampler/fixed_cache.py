@@ -39,8 +39,7 @@ def bucket(count: int, most: int, fewest: int) -> int:
 
 
 class FixedCache(RowCache):
-    """The cache. Attributes with `all_` hold every place; those of `RowCache` are views of the places in
-    use."""
+    """Attributes with `all_` hold every place; those of `RowCache` are views of the places in use."""
 
     def __init__(self, prefill: Prefill, room: Room) -> None:
         """Starts empty; `prefill` gives the shapes of keys and values."""

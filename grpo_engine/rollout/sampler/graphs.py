@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 CAPTURE_MODE = "thread_local"
-"""Record and restrict only this thread's work, because with `max_staleness` another thread trains
-meanwhile."""
+"""Record and restrict only this thread's work, because another may train meanwhile (`max_staleness`)."""
 
 
 class RecordedStep:

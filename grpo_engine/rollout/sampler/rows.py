@@ -37,8 +37,7 @@ class Rows:
     def __init__(
         self, limits: Sequence[int], draws: Tensor | None, sampling: Sampling, policy: Policy, on_row: OnRow
     ) -> None:
-        """`limits`: maximum tokens of each row [R]; `draws`: uniform numbers [R, max_tokens], None for
-        greedy."""
+        """`limits`: maximum tokens per row [R]; `draws`: uniform numbers [R, max_tokens], None for greedy."""
         self.sampling, self.policy, self.on_row, self.draws = sampling, policy, on_row, draws
         self.kind = policy.device.type
         self.look_every = LOOK_EVERY.get(self.kind, 1)
@@ -104,8 +103,7 @@ class Rows:
             self.on_row(row, own, values, bool(stops[number, first[number]]))
 
     def leave(self, *, at_once: bool) -> Tensor | None:
-        """Places of the running rows in the decoder, if it is time for the finished ones to leave; otherwise
-        None.
+        """Places of the running rows in the decoder if the finished ones should leave now; otherwise None.
 
         `at_once`: rows leave as soon as one is finished.
         """

@@ -125,8 +125,7 @@ class TorchSampler:
 
 
 def _largest_class(missing: Mapping[int, Sequence[int]]) -> dict[int, Sequence[int]]:
-    """Of the groups that lack the same number of samples, those that lack most together; at first, all
-    groups."""
+    """The groups that lack the same number of samples and together lack most; at first, all groups."""
     by_number: defaultdict[int, dict[int, Sequence[int]]] = defaultdict(dict)
     for place, samples in missing.items():
         by_number[len(samples)][place] = samples

@@ -35,8 +35,7 @@ class ToolCall:
 
 
 class CallReader:
-    """Reads the calls of one format. `tools`: function schemas, for the types that a format does not
-    write."""
+    """Reads the calls of one format. `tools`: function schemas, for types that the format leaves out."""
 
     def __init__(self, known: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> None:
         self.known = known

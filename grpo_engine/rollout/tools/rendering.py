@@ -156,8 +156,8 @@ def tool_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat:
 
 
 def _fair(lengths: Sequence[int], room: int) -> list[int]:
-    """Tokens to keep of each answer, at most `room` in total. Short answers stay whole, long ones get equal
-    shares."""
+    """Tokens to keep of each answer, at most `room` in total: all of short ones, equal shares of long
+    ones."""
     kept = [0] * len(lengths)
     order = sorted(range(len(lengths)), key=lambda place: lengths[place])
     for done, place in enumerate(order):

@@ -101,8 +101,7 @@ class ToolSampler(AroundSampler):
         ]
 
     def _calls(self, turn: Completion) -> list[ToolCall]:
-        """Calls of a turn, from its text with special tokens, which may mark calls, and with unchanged
-        spaces."""
+        """Calls of a turn. Its text keeps special tokens, which may mark calls, and all spaces."""
         ids = list(turn.token_ids)
         if ids and ids[-1] in self.policy.stop_set:
             ids.pop()
@@ -136,8 +135,7 @@ class ToolSampler(AroundSampler):
         toolbox: OpenToolbox,
         sampling: Sampling,
     ) -> None:
-        """Sample the next turn of these conversations in one call of the inner sampler, each as its own
-        prompt."""
+        """Sample the next turn of all conversations, as separate prompts in one call of the inner sampler."""
 
         def on_turn(place: int, group: Group) -> None:
             self._take_turn(conversations[place], group.completions[0], groups, toolbox, sampling)

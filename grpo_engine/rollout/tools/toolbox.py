@@ -48,8 +48,7 @@ def run(code):
     value = eval(compile(ast.Expression(last.value), "<code>", "eval"), names) if last else None
     return "" if value is None else repr(value)
 '''
-"""The program of every sandbox. Its file name starts like those of the sandbox, which tracebacks leave
-out."""
+"""The program of every sandbox. Tracebacks leave it out, because its file name starts with `<guest`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +161,7 @@ def within(seconds: float, run: Callable[[], ToolResult]) -> ToolResult:
 
 
 def shortened(text: str, limit: int) -> str:
-    """The text if it has at most `limit` characters, otherwise its start, a note of its length, and its
-    end."""
+    """At most `limit` characters: for a longer text its start, a note of its length, and its end."""
     if len(text) <= limit:
         return text
     note = f"\n[... cut from {len(text)} characters ...]\n"

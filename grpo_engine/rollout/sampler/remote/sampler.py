@@ -59,8 +59,7 @@ class RemoteSampler:
         self._sending = threading.Lock()
 
     def load_policy(self, version: int) -> None:
-        """Write the trained weights for the samplers, unless they have this version; every rank must call
-        it."""
+        """Write the trained weights for samplers without this version; every rank must call it."""
         if version == self.version:
             return
         is_first = Ranks.current().is_first

@@ -199,8 +199,7 @@ def _answer(output: Any) -> VllmCompletion:
 
 
 def _remove_rendezvous_file() -> None:
-    """Remove torch.distributed's file, which a group of one process does not need and a SIGKILL would leave
-    behind."""
+    """Remove torch.distributed's file, which one process does not need and a SIGKILL would leave behind."""
     store = dist.distributed_c10d._get_default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store

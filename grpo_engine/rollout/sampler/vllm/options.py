@@ -72,8 +72,7 @@ def engine_arguments(policy: Policy, runtime: Runtime, context_tokens: int) -> d
 
 
 def refuse_uneven_groups(runtime: Runtime) -> None:
-    """Raise ConfigError unless each host has whole groups of `tensor_parallel` ranks; all ranks must call
-    it."""
+    """Raise ConfigError unless hosts have whole groups of `tensor_parallel` ranks; all ranks must call it."""
     size, ranks = runtime.tensor_parallel, Ranks.current()
     if size == 1:
         return

@@ -42,8 +42,7 @@ class VllmSampler:
     matches_trainer = False
 
     def __init__(self, policy: Policy, runtime: Runtime, context_tokens: int, run_dir: Path) -> None:
-        """Load the base model into vLLM and compare it with the trainer's. Raises ConfigError,
-        PolicyMismatchError."""
+        """Load the base model into vLLM and compare them. Raises ConfigError, PolicyMismatchError."""
         self.policy = policy
         self.scratch = run_dir / f"served-adapter-{Ranks.current().rank}"
         self.canary = canary_tokens(policy)
@@ -158,8 +157,7 @@ class VllmSampler:
 
 
 def request_seed(sampling: Sampling, prompt: int, sample: int, turn: int) -> int:
-    """Seed of one turn of one completion. It depends only on their numbers, so batching and resuming change
-    nothing."""
+    """Seed of one turn of one completion, which does not depend on batching or resuming."""
     name = f"{sampling.seed}/{sampling.step}/{prompt}/{sample}/{turn}"
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % 2**SEED_BITS

@@ -23,8 +23,7 @@ T = TypeVar("T")
 
 
 def open_engine(arguments: dict[str, Any]) -> VllmEngine:
-    """The vLLM of this rank or of its group. Raises ValueError or RuntimeError if vLLM refuses the
-    arguments."""
+    """The vLLM of this rank or its group. Raises ValueError, RuntimeError if vLLM refuses the arguments."""
     is_shared = arguments.get("tensor_parallel_size", 1) > 1
     return SharedEngine(arguments) if is_shared else VllmEngine(arguments)
 
@@ -114,8 +113,7 @@ def _communicate_by_torch() -> None:
     """On the host, use only torch's collectives, and nothing that would remain after a SIGKILL.
 
     vLLM (0.32) opens shared memory and a socket for worker processes, which do not exist here. On some CPUs
-    its collectives use shared memory whose name contains only the ranks, so two jobs on a host would share
-    it.
+    its collectives use shared memory that is named by ranks only, so two jobs on a host would share it.
     """
     with vllm_environment():
         from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
