@@ -20,7 +20,7 @@ from grpo_engine.serve.streaming import Growth, StreamingSampler
 from grpo_engine.serve.text_stream import TextStream
 
 DEFAULT_MAX_TOKENS = 1024
-"""Limit of a request that sets none, if the context has that much room."""
+"""Maximum tokens of a completion if the request sets no limit and the context has room for them."""
 
 
 class Refused(Exception):
@@ -34,7 +34,7 @@ class Answering:
     policy: Policy
     sampler: StreamingSampler
     context_tokens: int | None
-    """Limit of prompt and completion together."""
+    """Maximum tokens of prompt and completion together."""
 
     @classmethod
     def load(cls, served: ServedModel) -> Self:
@@ -97,7 +97,7 @@ class Answering:
 
 
 class _Completion:
-    """One of a request's completions: its text so far."""
+    """One of a request's completions, with its text so far."""
 
     def __init__(self, policy: Policy, command: Generate) -> None:
         self._policy = policy

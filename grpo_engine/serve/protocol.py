@@ -19,14 +19,14 @@ MAX_STOPS = 4
 
 
 class ServedModel(Record):
-    """The weights, and how they use the machine."""
+    """The model's weights, and how it uses the machine."""
 
     model: ModelSource
     runtime: Runtime = Field(default_factory=Runtime)
     context_tokens: int | None = Field(None, ge=1)
-    """The operator's limit of prompt and completion together; None: the model's."""
+    """The operator's limit of prompt and completion together, in tokens; None: the model's limit."""
     quantization: Quantization | None = None
-    """How the base was quantised when its adapter was trained; it is loaded likewise."""
+    """How the base was quantised when its adapter was trained; it is loaded in the same way."""
 
 
 class Generate(Record):
@@ -37,7 +37,7 @@ class Generate(Record):
     messages: tuple[dict[str, Any], ...] | None = None
     prompt: str | None = None
     max_tokens: int | None = Field(None, ge=1)
-    """Per completion; None: as many as fit the context, at most `DEFAULT_MAX_TOKENS`."""
+    """Maximum tokens per completion; None: as many as fit the context, at most `DEFAULT_MAX_TOKENS`."""
     temperature: float = Field(1.0, ge=0)
     seed: int = Field(0, ge=0, lt=2**63)
     stop: tuple[str, ...] = Field((), max_length=MAX_STOPS)
@@ -58,7 +58,7 @@ class Token(Record):
 
     text: str
     logprob: float
-    """At the sampling temperature; of a greedy token at temperature 1."""
+    """Log-probability at the sampling temperature; for a greedy token, at temperature 1."""
 
 
 class Piece(Record):
@@ -66,7 +66,7 @@ class Piece(Record):
 
     index: int
     text: str = ""
-    """New text, which ends at a whole character."""
+    """New text, which ends with a complete character."""
     tokens: tuple[Token, ...] = ()
     finish_reason: FinishReason | None = None
     """Set in a completion's last piece."""
@@ -75,11 +75,11 @@ class Piece(Record):
 class Usage(Record):
     prompt_tokens: int
     completion_tokens: int
-    """All completions, end-of-sequence tokens included."""
+    """Tokens of all completions, end-of-sequence tokens included."""
 
 
 class Refusal(Record):
-    """Why there is no answer, or not the rest of it. The message may be shown to the client."""
+    """Why there is no answer, or no further part of it. The message may be shown to the client."""
 
     code: str
     message: str

@@ -1,7 +1,7 @@
 """The torch sampler for single requests whose completions are read while they grow.
 
-Each request is its own decoding that pauses after every token (on a GPU: every few), so several requests run
-by taking turns, and an abandoned one is simply dropped.
+Each request has its own decoding, which pauses after every token (on a GPU, after every few). So several
+requests take turns, and an abandoned one is simply dropped.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ class Growth:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: FinishReason | None
-    """Set with its last tokens."""
+    """Set in the completion's last growth."""
 
 
 class StreamingSampler(TorchSampler):
@@ -32,9 +32,9 @@ class StreamingSampler(TorchSampler):
     def grow(
         self, token_ids: Sequence[int], num_completions: int, sampling: Sampling
     ) -> Iterator[list[Growth]]:
-        """A prompt's completions, with the tokens that a training step would draw with this sampling.
+        """A prompt's completions, piece by piece, with the tokens that training would draw.
 
-        Use inside `policy.sampling()` and without gradient.
+        Must be used inside `policy.sampling()` and without gradient.
         """
         found: list[Growth] = []
         sent = [0] * num_completions

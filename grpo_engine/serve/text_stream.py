@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 BROKEN = "�"
 """What a decoder returns for bytes that are not a character (yet)."""
 MAX_OPEN_TOKENS = 16
-"""A character has four bytes: an incomplete one after this many tokens stays incomplete."""
+"""After this many tokens, an incomplete character stays incomplete; a character has at most four bytes."""
 
 
 class TextStream:
@@ -16,11 +16,11 @@ class TextStream:
         self._decode = decode
         self._stop = tuple(stop)
         self._tokens: list[int] = []
-        """Tokens from the last returned text on: a token's text may depend on the one before."""
+        """The last returned tokens and all later ones; a token's text may depend on the one before."""
         self._num_settled = 0
         """Number of leading tokens whose text has been returned."""
         self._held = ""
-        """Decoded, but perhaps the start of a stop string."""
+        """Decoded text that may be the start of a stop string."""
         self.is_stopped = False
         """Whether a stop string was found; nothing follows."""
 
@@ -50,7 +50,7 @@ class TextStream:
         return text[len(before) :]
 
     def _before_stop(self, text: str) -> str:
-        """The text up to a stop string; holds back an end that may be the start of one."""
+        """The text before a stop string. If the end of the text may be the start of one, it is held back."""
         if self.is_stopped:
             return ""
         text = self._held + text
@@ -64,6 +64,6 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of the text that starts the stop string."""
+    """Length of the longest end of the text that is also a beginning of the stop string."""
     most = min(len(text), len(stop) - 1)
     return next((size for size in range(most, 0, -1) if text.endswith(stop[:size])), 0)

@@ -29,7 +29,7 @@ class LoopState:
     best_quality: float | None = None
     """Quality of the best evaluation so far (`events.quality`)."""
     without_improvement: int = 0
-    """Evaluations in a row without the improvement that early stopping requires."""
+    """Consecutive evaluations without the improvement that early stopping requires."""
     last_step: int | None = None
     """Step at which a guard or early stopping ends the training; None: after all steps."""
     guards: dict[str, Any] = field(default_factory=dict)
@@ -47,7 +47,7 @@ def config_digest(config: RunConfig) -> str:
 
 
 def _without_paths(settings: Any) -> Any:
-    """The settings without the paths of reward models, the only ones that a method holds."""
+    """The settings without the paths of reward models, which are the only paths in a method."""
     if isinstance(settings, list):
         return [_without_paths(each) for each in settings]
     if not isinstance(settings, dict):
@@ -61,8 +61,8 @@ def save(
 ) -> Path:
     """Write `folder/step-…` and return it. Every rank must call it.
 
-    Only the first one writes, unless the artifact is sharded: then each writes its shard, into the folder of
-    its host, and the first one seals its own when all shards are on disk.
+    Only the first rank writes, unless the artifact is sharded. In that case each rank writes its shard into
+    the folder of its host, and the first rank seals its folder when all shards are on disk.
     Raises DiskFullError; earlier checkpoints stay intact.
     """
     path, ranks = folder / step_name(state.step), Ranks.current()
@@ -82,8 +82,8 @@ def save(
 
 
 def _shards_of_all_ranks(folder: Path, shard: Path) -> dict[str, Any]:
-    """Their entries in the manifest, when all are on disk; every rank must call it."""
-    sync(shard.parent)  # not the rest: the first rank may still be writing it
+    """The manifest's entries of all ranks' shards, once all are on disk; every rank must call it."""
+    sync(shard.parent)  # not the whole folder, because the first rank may still be writing there
     own = [(shard.relative_to(folder).as_posix(), manifest.entry_of(shard))]
     return dict(Ranks.current().joined(own))
 
@@ -114,7 +114,7 @@ def newest_valid(folder: Path, config: RunConfig) -> tuple[Path | None, list[str
 def retain(folder: Path, keep: int, best_step: int | None = None, *, is_sharded: bool = False) -> None:
     """Remove all but the newest `keep` checkpoints and the best one, and leftovers of a killed run.
 
-    `is_sharded`: those of every host, after `save` has returned on all ranks.
+    `is_sharded`: every host has its own checkpoints; they are removed after `save` has returned on all ranks.
     """
     if not (Ranks.current().is_first or is_sharded):
         return

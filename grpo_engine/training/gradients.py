@@ -24,7 +24,7 @@ from grpo_engine.parallel.ranks import Ranks, summed
 class TokenValues:
     """Values per trained token that a step computes once and later inner iterations reuse.
 
-    Stored per completion, so that another packing (after an out-of-memory error) finds them.
+    They are stored per completion, so that another packing (after an out-of-memory error) finds them.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class LossTerm(Protocol):
         ...
 
     def __call__(self, token_budget: int) -> dict[str, float]:
-        """Add its gradients to the parameters; returns metrics, among them `loss`."""
+        """Add the term's gradients to the parameters; returns metrics, among them `loss`."""
         ...
 
 
@@ -68,7 +68,7 @@ class PolicyGradient:
     beta: float
     correction: str
     off_policy: bool = False
-    """Whether an older policy sampled; its recorded log-probabilities are then the old ones."""
+    """Whether an older policy sampled; the log-probabilities that it recorded are then the old ones."""
 
     def __post_init__(self) -> None:
         self.ranks = Ranks.current()
@@ -83,7 +83,7 @@ class PolicyGradient:
     def __call__(self, token_budget: int) -> dict[str, float]:
         """Forward, loss and backward of this rank's micro-batches; returns metrics over all ranks."""
         stats = TrainingStats()
-        # Kept across a repetition after out-of-memory: ranks exchange them once per iteration.
+        # Kept for a repetition after an out-of-memory error, because ranks exchange it once per iteration.
         self.threshold = self.threshold or self._threshold(token_budget)
         own, idle = self._passes(token_budget)
         for batch in own:
@@ -98,7 +98,7 @@ class PolicyGradient:
         return self.ranks.passes(self.groups, token_budget, self.policy.model, self.policy.device)
 
     def _keep_pace(self, batch: PackedBatch) -> None:
-        """Run the passes of an idle micro-batch: other ranks need this rank's share of the weights."""
+        """Run the passes of an idle micro-batch; other ranks need this rank's share of the weights."""
         if self.kl_in_loss:
             self._reference(batch)
         logprobs_N, _ = self.policy.logprobs(batch)
@@ -126,7 +126,8 @@ class PolicyGradient:
         stats.add(batch, loss.detach(), logprobs_N.detach(), old_N, reference_N, entropy_N.detach(), settings)
 
     def _chosen(self, batch: PackedBatch) -> tuple[Tensor | None, int]:
-        """[N] 1 if the token is trained, otherwise 0 (None: all are), and the number of those in the step."""
+        """[N] 1 for trained tokens, 0 for others (None: all are trained); and the step's number of trained
+        tokens."""
         if self.threshold is None:
             return None, self.num_tokens
         entropy_N = self.token_values.find("entropy", batch)
@@ -137,8 +138,9 @@ class PolicyGradient:
     def _old(self, batch: PackedBatch, logprobs_N: Tensor) -> Tensor:
         """[N] log-probabilities under the policy that sampled.
 
-        In the first inner iteration that is the trained policy (same weights, same numerics), so they are the
-        new ones without gradient, stored if more iterations follow. An older policy recorded its own.
+        In the first inner iteration, the trained policy sampled (same weights, same numerics), so the new
+        values without gradient are returned, and stored if more iterations follow. An older policy recorded
+        its own.
         """
         if self.off_policy:
             return batch.sampled_logprobs_N
@@ -200,7 +202,7 @@ def kl_penalties(
 ) -> tuple[list[tuple[float, ...]], float]:
     """β · KL of every completion [P][G], summed over its tokens, and the mean KL per token, in nats.
 
-    The placement of InstructGPT and DeepSeek-R1: subtracted from the reward, without a gradient of its own.
+    As in InstructGPT and DeepSeek-R1, it is to be subtracted from the reward and has no gradient of its own.
     """
     temperature, estimator = hyperparameters.temperature, hyperparameters.kl_estimator
     token_values = TokenValues()

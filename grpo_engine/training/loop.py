@@ -42,12 +42,12 @@ class Schedule:
     """When a run evaluates, saves and ends early. Intervals are in steps."""
 
     eval_interval: int
-    """Evaluations also take place before step 1 and after the last step."""
+    """Steps between evaluations, besides those before step 1 and after the last step."""
     checkpoint_interval: int
     max_checkpoints: int
     keeps_best: bool = True
-    """Evaluate first and save the best result too. False: save first, so that an end during the evaluation
-    repeats no step."""
+    """Evaluate before saving, and keep the best checkpoint too. False: save first, so that a run that ends
+    during the evaluation repeats no step."""
     guards: tuple[Guard, ...] = ()
     early_stopping: EarlyStopping | None = None
 
@@ -69,7 +69,7 @@ class TrainingLoop(Generic[M]):
     method: M
     schedule: Schedule
     artifact: Artifact | None = None
-    """Content of the checkpoints; None: nothing is saved and nothing is resumed."""
+    """Content of the checkpoints; None: the run is neither saved nor resumed."""
     raise_beta: Callable[[], float] | None = None
     """Doubles and returns the KL weight; required if a guard has that action."""
 
@@ -134,7 +134,7 @@ class TrainingLoop(Generic[M]):
         return MachineUsage(policy.device if policy else None, self.method.state.num_tokens)
 
     def _step(self, step: int, usage: MachineUsage) -> Iterator[BaseEvent]:
-        """The method's step, then the guards' view of its metrics."""
+        """Make the method's step, then check its metrics with the guards."""
         for event in self.method.step(step):
             if isinstance(event, StepFinished | StepSkipped):
                 used = usage.since_last(self.method.state.num_tokens)
@@ -163,7 +163,7 @@ class TrainingLoop(Generic[M]):
         return f"Training ends after step {self.state.step}."
 
     def _evaluate_if_due(self) -> Iterator[BaseEvent]:
-        """An evaluation and its consequences: a new best result, an early end."""
+        """Evaluate if due; records a new best result and may end the training early."""
         step = self.state.step
         is_due = step == self.last_step or step % self.schedule.eval_interval == 0
         if step <= self.state.evaluated_step or not is_due:
@@ -230,7 +230,7 @@ class TrainingLoop(Generic[M]):
             self.checkpoints, self.config, self.artifact, self.state, self.method.state_dict()
         )
         self.saved_step = step
-        # The worker may still be reading the second newest.
+        # The worker may still be reading the second newest checkpoint.
         keep, best = max(2, self.schedule.max_checkpoints), self.state.best_step
         checkpoint.retain(self.checkpoints, keep, best, is_sharded=self.artifact.is_sharded)
         yield CheckpointSaved(
@@ -256,7 +256,7 @@ class TrainingLoop(Generic[M]):
 
 
 def early_stopping_message(settings: EarlyStopping, state: LoopState, found: float) -> str:
-    """What early stopping found, why it matters, which field to change."""
+    """What early stopping found, why it matters and which field to change."""
     return (
         f"The held-out reward did not rise by more than {settings.min_improvement:.4g} in "
         f"{settings.patience} evaluations in a row: it is {found:.4g}, the best was {state.best_quality:.4g} "

@@ -1,6 +1,6 @@
-"""A step's use of the machine: `system/…` metrics of this process and the processes it started.
+"""A step's use of the machine: `system/…` metrics of this process and the processes that it started.
 
-Read from /proc once a step, without a thread. Metrics that the system does not offer are left out.
+They are read from /proc once per step, without a thread. Metrics that the system does not offer are left out.
 """
 
 import os
@@ -20,16 +20,16 @@ class MachineUsage:
     """Measures from one call to the next."""
 
     def __init__(self, device: torch.device | None, num_tokens: int, proc: Path = Path("/proc")) -> None:
-        """`num_tokens`: of all steps before the first one that is measured."""
+        """`num_tokens`: tokens of all steps before the first one that is measured."""
         self._device, self._proc = device, proc
         self._num_tokens = num_tokens
         self._at, (self._cpu_seconds, _) = time.monotonic(), self._processes()
 
     def since_last(self, num_tokens: int) -> dict[str, float]:
-        """Metrics of the time since the last call. CPU: 100 for each busy core; memory: in 10^9 bytes."""
+        """Metrics of the time since the last call. CPU: 100% per busy core; memory: in 10^9 bytes."""
         now, (cpu_seconds, resident_bytes) = time.monotonic(), self._processes()
         seconds = max(1e-9, now - self._at)
-        used = max(0.0, cpu_seconds - self._cpu_seconds)  # the time of a lost process is lost too
+        used = max(0.0, cpu_seconds - self._cpu_seconds)  # the total shrinks when a process is lost
         tokens = num_tokens - self._num_tokens
         self._at, self._cpu_seconds, self._num_tokens = now, cpu_seconds, num_tokens
         found = {"cpu_percent": 100 * used / seconds, "memory_gb": resident_bytes / GB}
@@ -37,10 +37,10 @@ class MachineUsage:
         return {f"system/{name}": value for name, value in found.items()}
 
     def _processes(self) -> tuple[float, int]:
-        """CPU seconds, with those of children that have ended, and resident bytes of all processes."""
+        """CPU seconds and resident bytes of all processes; ended children count in the CPU seconds."""
         seconds, resident = 0.0, 0
         for pid in self._tree(os.getpid()):
-            with suppress(OSError):  # it has just ended
+            with suppress(OSError):  # the process has just ended
                 fields = (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
                 seconds += sum(map(int, fields[11:15])) / _TICKS
                 resident += int(fields[21]) * _PAGE_BYTES
@@ -56,7 +56,7 @@ class MachineUsage:
 
 
 def _of_gpu(device: torch.device | None) -> dict[str, float]:
-    """Of the whole GPU, whichever processes use it."""
+    """Metrics of the whole GPU, including its use by other processes."""
     if device is None or device.type != "cuda":
         return {}
     free, total = torch.cuda.mem_get_info(device)

@@ -1,7 +1,7 @@
-"""The protocols between the training loop and what it drives: a method and its artifact.
+"""The interfaces of a method and of its artifact, which the training loop uses.
 
-A method makes the steps (`trainer.py`, `supervised.py`, `probe.py`, `training_free/trainer.py`). An artifact
-is what a checkpoint holds beside the run's state. `loop.py` does everything around the steps.
+A method makes the steps (`trainer.py`, `supervised.py`, `probe.py`, `training_free/trainer.py`). A checkpoint
+holds an artifact beside the run's state. `loop.py` does everything around the steps.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from grpo_engine.models.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class MethodState:
-    """A method's part of a run's state: fields that JSON can hold. Methods extend it."""
+    """A method's part of a run's state, in fields that JSON can hold. Methods extend it."""
 
     policy_version: int = 0
     num_tokens: int = 0
@@ -40,7 +40,7 @@ class Method(Protocol):
     has_held_out_rows: bool = False
 
     def prepare(self) -> None:
-        """Called once, before the first step or evaluation."""
+        """Prepare the run. Called once, before the first step or evaluation."""
         return
 
     def step(self, step: int) -> Iterator[BaseEvent]:

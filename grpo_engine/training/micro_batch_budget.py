@@ -1,6 +1,6 @@
-"""How many tokens a training pass takes at a time: as many as fit the device.
+"""The number of tokens in a training pass: as many as fit the device.
 
-Smaller micro-batches give the same result (`test_invariance.py`), so an out-of-memory error only costs a
+Smaller micro-batches give the same result (`test_invariance.py`), so an out-of-memory error costs only a
 repetition.
 """
 
@@ -22,19 +22,19 @@ T = TypeVar("T")
 DEVICE_TOKENS = 16_384
 """Budget of a GPU if the deployment sets none."""
 CPU_BYTES = 160 * 2**20
-"""Activations of a micro-batch on a CPU. More gains nothing and exceeds the caches."""
+"""Activations of a micro-batch on a CPU. Larger ones are not faster, because they exceed the caches."""
 CPU_TOKENS = range(512, 8192)
 CHECKPOINT_BELOW = 4096
-"""Tokens. Smaller micro-batches waste a GPU, so activations are recomputed first."""
+"""Tokens below which a micro-batch would waste a GPU, so activations are recomputed first."""
 SMALLEST_TOKENS = 64
-"""Below it a micro-batch is a single completion."""
+"""Minimum budget; a micro-batch is then a single completion."""
 
 
 class MicroBatchBudget:
     """Tokens per micro-batch of one policy; halved when the device runs out of memory."""
 
     def __init__(self, policy: Policy, tokens: int | None) -> None:
-        """`tokens`: set by the deployment; None: derived from the device."""
+        """`tokens`: budget that the deployment sets; None: derived from the device."""
         self.policy = policy
         self._is_by_caches = tokens is None and policy.device.type == "cpu"
         self.tokens = _cpu_tokens(policy) if self._is_by_caches else tokens or DEVICE_TOKENS
@@ -94,7 +94,7 @@ def _cpu_tokens(policy: Policy) -> int:
 
 
 def longest_group(prompts: Sequence[Prompt], group_size: int, max_completion_tokens: int) -> TrainingGroup:
-    """The largest group possible in this run, with weight 0: input of the memory probe."""
+    """The largest possible group of this run, with weight 0, for the memory probe."""
     longest = max(prompts, key=lambda prompt: len(prompt.token_ids)).token_ids
     ids = tuple(longest[place % len(longest)] for place in range(max_completion_tokens))
     zeros = (0.0,) * max_completion_tokens

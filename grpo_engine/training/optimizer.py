@@ -1,7 +1,7 @@
 """AdamW over the trainable parameters: schedule, gradient clip, refusal of non-finite steps, exact state.
 
-The schedule is a function of the step, so the only state is Adam's moments, saved as tensors by parameter
-name.
+The schedule is a function of the step, so Adam's moments are the only state. They are saved as tensors by
+parameter name.
 """
 
 import math
@@ -15,7 +15,7 @@ from grpo_engine.contract.errors import NonFiniteError
 from grpo_engine.parallel.shards import gathered
 
 ON_CPU = torch.tensor(0.0)
-"""Adam's count of a parameter's steps is a number on the CPU."""
+"""Adam's count of a parameter's steps, which is kept on the CPU."""
 
 
 def learning_rate_at(step: int, total_steps: int, hyperparameters: Hyperparameters) -> float:
@@ -46,7 +46,7 @@ class Optimizer:
         )
 
     def step(self, learning_rate: float, loss: float, *, step: int, rows: Sequence[int] = ()) -> float:
-        """Clip, update, clear. Returns the gradient norm before clipping.
+        """Clip the gradients, update the parameters, drop the gradients. Returns the norm before clipping.
 
         Raises NonFiniteError, naming the dataset rows of the step, before any parameter changes.
         """

@@ -77,7 +77,7 @@ class PolicyUpdater:
         return None
 
     def load(self, folder: Path) -> None:
-        """Weights and moments. Raises BaseChangedError if they were trained on another base model."""
+        """Load weights and moments. Raises BaseChangedError if they were trained on another base model."""
         sealed = json.loads((folder / manifest.MANIFEST).read_bytes())
         refuse_other_base(self.policy.base_fingerprint, sealed.get("base_fingerprint", ""))
         load_weights(self.policy, folder)
@@ -90,5 +90,5 @@ class PolicyUpdater:
 
 
 def seed_step(seed: int, step: int, iteration: int = 0) -> None:
-    """Seed torch's generator, from which adapter dropout draws, by (seed, step, iteration) alone."""
+    """Seed torch's generator, which adapter dropout uses, from (seed, step, iteration) only."""
     torch.manual_seed((seed * 1_000_003 + step + iteration * 7_919_000_003) % 2**63)

@@ -23,7 +23,7 @@ from grpo_engine.training.method import Method, MethodState
 
 
 class Probe(Method):
-    """Steps as large as the job's, each reported so that a probe shows progress and can stop."""
+    """Makes steps as large as the job's and reports each, so that a probe shows progress and can stop."""
 
     phase = "probing"
 
@@ -68,7 +68,7 @@ class Probe(Method):
         yield StepFinished(step=step, metrics=finite(step_metrics(scored, timer, self.policy.device)))
 
     def finish(self, finished: Finished) -> Iterator[BaseEvent]:
-        """The counts, in place of an artifact."""
+        """Yield the counts, in place of an artifact."""
         yield counted(self.scored, self.seconds, int(peak_memory_bytes(self.policy.device)))
 
     def close(self) -> None:

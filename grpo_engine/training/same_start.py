@@ -1,4 +1,4 @@
-"""What all ranks must have in common before their first step. Each may have files of its own, on its host.
+"""Checks before the first step that all ranks have the same files; each host may have its own copy.
 
 The files are compared before the checkpoint is loaded, because ranks exchange full weights while they load.
 """
@@ -15,9 +15,9 @@ from grpo_engine.training.checkpoint import config_digest
 
 
 def require_same_files(config: RunConfig, policy: Policy | None, checkpoint: Path | None) -> None:
-    """Raises RanksDisagreeError unless all ranks read the same files, wherever they are on their hosts.
+    """Raises RanksDisagreeError unless the files of all ranks are equal; their paths may differ.
 
-    `checkpoint`: the one to resume from; None: the run starts from the beginning.
+    `checkpoint`: the checkpoint to resume from; None: the run starts from the beginning.
     """
     if policy is None or Ranks.current().world == 1:
         return

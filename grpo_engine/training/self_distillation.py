@@ -1,4 +1,4 @@
-"""SDPO: the policy with feedback in its prompt is the teacher of the policy without.
+"""SDPO: the policy with feedback in its prompt teaches the policy without feedback.
 
 Reinforcement Learning via Self-Distillation (arXiv 2601.20802): with x the question, y a failed attempt and
 f the feedback on it, L = mean over the attempts' tokens of KL(π(·|x, y_<t) ‖ stop_grad π(·|x, f, y_<t)).
@@ -22,7 +22,7 @@ from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.training.gradients import TokenValues
 
 RewritePrompt = Callable[[Prompt, Callable[[str], str]], tuple[int, ...]]
-"""`RowReader.rewritten`: token ids of a prompt whose last user turn is rewritten."""
+"""Returns the token ids of a prompt with a rewritten last user turn (`RowReader.rewritten`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class DistillationBatch:
     student: tuple[TrainingGroup, ...]
     """The attempts after their original prompts."""
     teacher: Mapping[int, TrainingGroup]
-    """Index of an attempt's sequence → the same tokens after the prompt with feedback."""
+    """Index of an attempt's sequence → the attempt's tokens after the prompt with feedback."""
     too_long: int = 0
     """Attempts left out because they exceed the model's context together with the feedback."""
 
@@ -89,7 +89,7 @@ def failed_attempts(scored: ScoredGroup, options: SelfDistillation) -> list[tupl
 
 
 def feedback_text(message: str, example: str) -> str:
-    """Text of the feedback; empty without a message and an example."""
+    """Text of the feedback; empty if there is neither a message nor an example."""
     parts = []
     if message:
         parts.append(f"An earlier answer was wrong. Feedback on it:\n{message}")
@@ -99,14 +99,14 @@ def feedback_text(message: str, example: str) -> str:
 
 
 def _best_answer(scored: ScoredGroup, options: SelfDistillation) -> str:
-    """Text of the group's best success, the first of equals; empty if there is none."""
+    """Text of the group's best success (of equal ones, the first); empty if there is none."""
     rewards = [float("-inf") if score.reward is None else score.reward for score in scored.scores]
     best = max(range(len(rewards)), key=rewards.__getitem__)
     return scored.group.completions[best].text if rewards[best] >= options.success_reward else ""
 
 
 def _with_feedback(template: str, feedback: str) -> Callable[[str], str]:
-    """A function from the user's turn to the turn with feedback; other braces stay unchanged."""
+    """A function that adds the feedback to a user's turn; other braces in the template stay unchanged."""
 
     def with_feedback(prompt: str) -> str:
         values = {"prompt": prompt, "feedback": feedback}
@@ -116,7 +116,7 @@ def _with_feedback(template: str, feedback: str) -> Callable[[str], str]:
 
 
 class DistillationTerm:
-    """The distillation loss of a step, a mean over its distilled tokens; a `LossTerm`."""
+    """A `LossTerm`: the distillation loss of a step, which is a mean over its distilled tokens."""
 
     def __init__(
         self, policy: Policy, settings: ReinforcementHyperparameters, batch: DistillationBatch
@@ -129,7 +129,7 @@ class DistillationTerm:
         self.num_tokens = batch.num_tokens
         self.ranks = Ranks.current()
         self.difference: dict[str, float] = {}
-        """Between sampler and trainer, before the first update of the step."""
+        """Metrics of the difference between sampler and trainer, before the first update of the step."""
 
     def __call__(self, token_budget: int) -> dict[str, float]:
         """Add the gradients of this rank's micro-batches; returns metrics over all ranks."""

@@ -1,4 +1,4 @@
-"""Steps that trained nothing: why, and when the job fails because of them."""
+"""Why steps trained nothing, and when the job fails because of them."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ SKIP_HINTS: dict[SkipReason, str] = {
     "nothing_to_distil": "No failed attempt has feedback. self_distillation.alone needs a grader with "
     "feedback or successful siblings. Raise success_reward or set alone to false.",
 }
-"""What to do if a step had signal and still nothing could be trained."""
+"""What to do if steps had signal, but nothing could be trained."""
 
 
 def skip_reason(scored: Sequence[ScoredGroup], settings: ReinforcementHyperparameters) -> SkipReason:

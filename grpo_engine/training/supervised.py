@@ -1,6 +1,6 @@
 """Supervised fine-tuning: cross-entropy on the assistant's last turn.
 
-It shares packing, log-probabilities and the updater with GRPO; a demonstration is a group of one completion.
+It shares packing, log-probabilities and the updater with GRPO. A demonstration is a group of one completion.
 """
 
 from collections.abc import Iterator, Sequence

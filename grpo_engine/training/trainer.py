@@ -39,12 +39,12 @@ from grpo_engine.training.skipped_steps import refuse_silence, skip_reason
 class ReinforcementState(MethodState):
     """The trainer's part of a run's state, beside weights and moments.
 
-    Every seed is a function of (seed, step), and so is the order of the prompts without a curriculum.
+    Seeds and (without a curriculum) the prompts' order depend on (seed, step) only, so neither is stored.
     """
 
     skipped_in_a_row: int = 0
     beta: float | None = None
-    """Current value if it was adapted or raised; None: as configured."""
+    """Current beta if it was adapted or raised; None: the configured one."""
     prompts: dict[str, Any] = field(default_factory=dict)
     """State of the prompt source."""
     baseline: Mapping[str, Rewards] = field(default_factory=dict)
@@ -103,13 +103,13 @@ class Trainer(Method):
         return self.beta
 
     def prepare(self) -> None:
-        """Find a token budget that fits the GPU beside a resting sampler, as in every step."""
+        """Find a token budget that fits the GPU while the sampler rests, as it does in every step."""
         if self.policy.device.type == "cuda":
             self.sampler.rest()
             self.probe_memory()
 
     def probe_memory(self) -> None:
-        """Run forward and backward of the largest possible groups, as many as fit in one pass."""
+        """Run a forward and backward pass over as many of the largest possible groups as fit in one pass."""
         settings = self.hyperparameters
         group = longest_group(self.prompts, settings.group_size, settings.max_completion_tokens)
         together = min(settings.prompts_per_step, max(1, self.updater.budget.tokens // group.num_tokens))
@@ -119,7 +119,7 @@ class Trainer(Method):
         self.updater.optimizer.clear()
 
     def step(self, step: int) -> Iterator[BaseEvent]:
-        """Sample and score groups, compute advantages, train; the next step's sampling loads the result."""
+        """Sample and score groups, compute advantages, train. The next step samples from the result."""
         timer = PhaseTimer()
         self.sampler.load_policy(self.state.policy_version)
         step_groups = self.collector.collect(step, sampling_of(self.hyperparameters, self.seed, step), timer)
@@ -175,10 +175,11 @@ class Trainer(Method):
         return bool(self.hyperparameters.max_staleness) and versions != {self.state.policy_version}
 
     def _correction(self) -> str:
-        """`auto`: none only for the torch sampler in float32, which gives the trainer's log-probabilities.
+        """The configured correction, or the one that `auto` stands for.
 
-        In bfloat16 it rounds differently. The errors of a long completion add up, so a ratio per completion
-        would exclude many; those of a token stay small.
+        Only the torch sampler in float32 needs none, because it gives the trainer's log-probabilities. In
+        bfloat16 it rounds differently. The errors of a long completion add up, so a ratio per completion
+        would exclude many completions; the ratio of a token stays close to 1.
         """
         configured = self.hyperparameters.importance_correction
         if configured != "auto":
@@ -190,7 +191,7 @@ class Trainer(Method):
     def _update(
         self, step: int, terms: Sequence[LossTerm], scored_P: Sequence[ScoredGroup]
     ) -> dict[str, float]:
-        """`num_iterations` optimiser steps on the same completions; the means of their metrics."""
+        """Make `num_iterations` optimiser steps on the same completions. Returns their mean metrics."""
         rows = [scored.group.prompt.row for scored in scored_P]
         done = [
             self.updater.update(step, partial(self._gradients, step, iteration, terms), rows)
@@ -206,7 +207,7 @@ class Trainer(Method):
     def _gradients(
         self, step: int, iteration: int, terms: Sequence[LossTerm], token_budget: int
     ) -> dict[str, float]:
-        """Metrics of all terms, whose gradients and losses are summed; the first term's have priority."""
+        """Sum the gradients and losses of all terms. Returns metrics; the first term's take precedence."""
         seed_step(self.seed, step, iteration)
         found = [term(token_budget) for term in terms]
         metrics = {name: value for each in reversed(found) for name, value in each.items()}

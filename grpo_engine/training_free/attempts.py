@@ -1,6 +1,6 @@
-"""Attempts at rows with the library in the prompt: made, graded and compared.
+"""Makes, grades and compares attempts at rows with the library in the prompt.
 
-An attempt that the model failed to make is unscorable, like one that a grader could not score.
+If the model fails to make an attempt, the attempt is unscorable, as if a grader could not score it.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Attempts:
     def prompted(self, row: Row, library: Library) -> tuple[Row, int]:
         """The row with as much of the library as fits, and the number of lessons left out.
 
-        Lessons that were useful longest ago are left out first.
+        The lessons whose last use is longest ago are left out first.
         """
         kept = library.by_use()
         while True:
@@ -71,6 +71,6 @@ class Attempts:
 
 
 def unanswered(scored: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Number of attempts that the model did not make."""
+    """Metric: the number of attempts that the model did not make."""
     failures = [each.failure for group in scored for each in group.group.completions]
     return {"completions/unanswered": float(sum(failure is not None for failure in failures))}

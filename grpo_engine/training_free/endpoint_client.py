@@ -1,7 +1,7 @@
 """Answers with a model behind one of the operator's endpoints: bounded threads, ordered results, a budget.
 
-The chat client retries temporary errors. Another error fails only its answer, unless `BREAK_AFTER` answers
-in a row fail. Boundary: messages contain no key and no address.
+The chat client retries temporary errors. Any other error fails only its own answer, unless `BREAK_AFTER`
+answers fail in a row. Boundary: messages contain no key and no address.
 """
 
 import threading
@@ -25,7 +25,7 @@ ACCOUNT = "job"
 BREAK_AFTER = 6
 """Failed answers in a row after which the endpoint is considered down."""
 HOPELESS = (401, 403, 404)
-"""Statuses that a retry cannot change: key, permission, address or model."""
+"""Statuses that a retry cannot change, because key, permission, address or model is wrong."""
 SHOWN_FAILURES = 3
 
 
@@ -39,7 +39,7 @@ class EndpointBudget:
         self.restore(num_calls=0, cost_usd=0.0)
 
     def restore(self, num_calls: int, cost_usd: float) -> None:
-        """Continue after an earlier attempt that spent this much."""
+        """Continue after an earlier attempt that has spent this much."""
         self.account = self.ledger.accounts[ACCOUNT] = Account(calls=num_calls, usd=cost_usd)
 
 
@@ -73,8 +73,8 @@ class EndpointModelClient:
         version: int = 0,
         on_row: OnRow | None = None,
     ) -> list[tuple[Completion, ...]]:
-        """Answers in order. Raises EndpointDownError if more than half of several fail, and OverspentError if
-        the budget is used up."""
+        """Answers in the order of the rows. Raises EndpointDownError if there are several and more than half
+        fail, and OverspentError if the budget is used up."""
         with ThreadPoolExecutor(self.concurrent_calls, thread_name_prefix="endpoint") as threads:
             futures = [
                 [threads.submit(self._reply, row, sampling, version) for _ in range(count)] for row in rows
@@ -94,7 +94,7 @@ class EndpointModelClient:
         return answers
 
     def fits(self, row: Row, max_tokens: int) -> bool:
-        """Always true: the server's limit is unknown, and exceeding it is a failed answer."""
+        """Always True, because the server's limit is unknown; a row that exceeds it gets a failed answer."""
         return True
 
     def _reply(self, row: Row, sampling: Sampling, version: int) -> Reply:

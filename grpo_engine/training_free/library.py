@@ -1,4 +1,4 @@
-"""The experience library E: short lessons with ids, changed only by operations."""
+"""The experience library E: short lessons with ids, which only operations change."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Delete(_Operation):
 
 
 class Keep(_Operation):
-    """The lesson was useful: it is evicted last."""
+    """The lesson was useful, so it is evicted last."""
 
     operation: Literal["keep"]
     id: str
@@ -66,7 +66,7 @@ class LibraryChanges:
     evicted: int = 0
     """Number of lessons removed to stay within the limit."""
     ignored: int = 0
-    """Operations on unknown ids, and lessons that exist already."""
+    """Number of operations on unknown ids, and of added lessons that already exist."""
 
     @property
     def any(self) -> bool:
@@ -82,14 +82,14 @@ class Library(Record):
     experiences: tuple[Experience, ...] = ()
     next_number: int = 0
     version: int = 0
-    """Number of steps that changed it; attempts carry the version they were made with."""
+    """Number of steps that changed the library; an attempt records the version that it was made with."""
 
     def changed(
         self, operations: Sequence[Operation], step: int, *, limit: int, max_chars: int
     ) -> tuple[Library, LibraryChanges]:
-        """E after the operations in order, at most `limit` lessons of at most `max_chars` characters.
+        """E after the operations in order, with at most `limit` lessons of at most `max_chars` characters.
 
-        Above the limit, the lesson with the oldest `useful_step` is evicted, of equal ones the lowest number.
+        Above the limit, the lesson with the oldest `useful_step` (of several, the lowest number) is evicted.
         """
         draft = _Draft({each.id: each for each in self.experiences}, self.next_number, step, max_chars)
         for operation in operations:

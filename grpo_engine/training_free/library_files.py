@@ -22,7 +22,8 @@ PLACEMENT = (
 def write(
     folder: Path, lessons: Sequence[Experience], template: str, example: Row, facts: dict[str, Any]
 ) -> None:
-    """Create `folder` with the lessons, their prompt text and `example` with it; sealed with `facts`."""
+    """Create `folder` with the lessons, their prompt text and an `example` that contains it; seal it with
+    `facts`."""
     folder.mkdir()
     text = library_text(lessons, template)
     _write_json(folder / "experiences.json", [lesson.model_dump() for lesson in lessons])

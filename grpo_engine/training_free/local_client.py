@@ -34,7 +34,7 @@ class LocalModelClient:
         version: int = 0,
         on_row: OnRow | None = None,
     ) -> list[tuple[Completion, ...]]:
-        """Completions; a row without room for an answer gets a failure."""
+        """Completions of each row; a row that leaves no room for an answer gets a failed one."""
         prompts = self._prompts(rows)
         places = [
             place for place, prompt in enumerate(prompts) if self._has_room(prompt, sampling.max_tokens)
@@ -66,7 +66,7 @@ class LocalModelClient:
 
 
 def _flat(row: Row) -> Row:
-    """A conversation for a model without a chat template."""
+    """A conversation as one text, for a model without a chat template."""
     if "messages" not in row:
         return row
     text = "\n\n".join(map(text_of, row["messages"]))

@@ -18,7 +18,7 @@ class Reply(Completion):
     """Completion tokens as the server counts them."""
     num_prompt_tokens: int = 0
     failure: str | None = None
-    """Why there is no answer; then the text is empty and is not graded."""
+    """Why there is no answer. If it is set, the text is empty and is not graded."""
 
 
 def failed_reply(reason: str, version: int) -> Reply:
@@ -41,12 +41,12 @@ class ModelClient(Protocol):
         version: int = 0,
         on_row: OnRow | None = None,
     ) -> list[tuple[Completion, ...]]:
-        """`count` answers to each row, in the order of the rows; they carry `version` as policy version.
+        """`count` answers to each row, in the order of the rows, with `version` as their policy version.
 
         Raises EngineError if the model fails.
         """
         ...
 
     def fits(self, row: Row, max_tokens: int) -> bool:
-        """Whether the row leaves room for `max_tokens` of answer."""
+        """Whether the row leaves room for an answer of `max_tokens` tokens."""
         ...

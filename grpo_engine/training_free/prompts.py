@@ -1,7 +1,7 @@
 """All prompts of training-free GRPO, and the insertion of the library into a row's prompt.
 
-Boundary: pure functions from records to messages. Text written by models is placed between tags and declared
-as data, because an attempt may contain instructions.
+Boundary: pure functions from records to messages. Text from models is placed between tags and declared to be
+data, because an attempt may contain instructions.
 """
 
 import json
@@ -45,7 +45,7 @@ class AttemptView:
 
 
 def experiences_text(experiences: Sequence[Experience]) -> str:
-    """One lesson a line: `[G0] …`."""
+    """The lessons as text, one per line: `[G0] …`."""
     return "\n".join(f"[{each.id}] {each.text}" for each in experiences)
 
 

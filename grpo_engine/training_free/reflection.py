@@ -1,7 +1,7 @@
 """From a batch's groups to operations on the library: summarise, compare, consolidate.
 
-The semantic advantage of Training-Free GRPO (arXiv 2510.08191 §2): numeric advantages show which attempts
-won, a model describes why.
+This is the semantic advantage of Training-Free GRPO (arXiv 2510.08191 §2): numeric advantages show which
+attempts won, and a model describes why.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from grpo_engine.training_free.prompts import (
 from grpo_engine.training_free.proposals import read_operations, without_thoughts
 
 ROUND = 1_000_000
-"""Distance between the prompt numbers of two rounds of questions, so that each draws different tokens."""
+"""Distance between the prompt numbers of two rounds of questions, so that they draw different tokens."""
 MAX_SUMMARY_CHARS = 2000
 MAX_FEEDBACK_CHARS = 1000
 
@@ -75,7 +75,7 @@ class Reflection:
     round: int = 0
 
     def operations(self, groups: Sequence[ScoredGroup], rows: Sequence[Row]) -> list[Operation]:
-        """Operations on the library, from the groups with signal; `rows` are without the library."""
+        """Operations on the library, from the groups with signal. `rows`: the rows without the library."""
         pairs = [(group, row) for group, row in zip(groups, rows, strict=True) if group.has_signal]
         if not pairs:
             return []

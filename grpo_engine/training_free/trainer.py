@@ -1,7 +1,7 @@
 """Training-Free GRPO: the order of a step.
 
 arXiv 2510.08191: sample a group per prompt with the experience library in the prompt, score it, compare each
-group's attempts, let a model describe what made the difference, change the library. No weight changes.
+group's attempts, let a model describe what made the difference, change the library. Weights never change.
 `training/loop.py` drives the steps; the library is the run's artifact.
 """
 
@@ -87,7 +87,7 @@ class ExperienceTrainer(Method):
         self.warned: set[str] = set()
 
     def step(self, step: int) -> Iterator[BaseEvent]:
-        """Attempt with the library, score and compare, reflect, change the library."""
+        """Make attempts with the library, score and compare them, reflect, change the library."""
         timer = PhaseTimer()
         prompts = self.source.batch(step)
         rows = [self.rows[prompt.row] for prompt in prompts]
@@ -171,7 +171,7 @@ class ExperienceTrainer(Method):
         return Sampling(self.settings.max_completion_tokens, temperature, self.config.seed, step)
 
     def _refuse_broken(self, graded: Sequence[GradedGroup]) -> None:
-        """Raises GraderError if the grader fails on too many of the attempts that were made."""
+        """Raise GraderError if the grader fails on too many of the attempts that the model made."""
         made = []
         for group in graded:
             pairs = zip(group.group.completions, group.scores, strict=True)
@@ -234,7 +234,7 @@ class ExperienceTrainer(Method):
         library_files.write(folder / self.folder_name, lessons, self.settings.template, example, facts)
 
     def load(self, folder: Path) -> None:
-        """The library is part of the state."""
+        """Do nothing, because the library is part of the state."""
 
     def close(self) -> None:
         self.resources.grading.close()
@@ -242,5 +242,5 @@ class ExperienceTrainer(Method):
 
 
 def _row_prompts(rows: Mapping[int, Row]) -> list[Prompt]:
-    """Prompts that only name their row: each step composes the text with the current library."""
+    """Prompts that only name their row, because each step composes the text with the current library."""
     return [Prompt(number, "", (), item_of(row)) for number, row in rows.items()]
