@@ -1,1 +1,1 @@
-"""The database's schema, step by step (Alembic). Run by `service.platform.migrate`."""
+"""Migrations of the database's schema (Alembic). `service.platform.migrate` runs them."""

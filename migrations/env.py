@@ -1,4 +1,4 @@
-"""Alembic's entry: compares and upgrades the deployment's database (`GRPO_DATABASE_URL`).
+"""Alembic's entry point, which compares and upgrades the deployment's database (`GRPO_DATABASE_URL`).
 
 `platform/migrate.py` passes a connection in `config.attributes`; the `alembic` command opens its own.
 """
@@ -24,11 +24,12 @@ SORTED_INDEXES = {
 
 
 def run(connection: Connection) -> None:
-    """Run Alembic's command in the connection's open transaction, so that it is applied completely or not."""
+    """Run Alembic's command in the connection's open transaction, so that all of it or nothing is applied."""
     is_sqlite = connection.dialect.name == "sqlite"
 
     def is_comparable(_object: Any, name: str | None, kind: str, _reflected: bool, _other: Any) -> bool:
-        # SQLAlchemy reflects no sort order from SQLite, so such an index always looks changed there.
+        # SQLAlchemy does not read the sort order of an index in SQLite, so such an index always looks
+        # changed.
         return not (is_sqlite and kind == "index" and name in SORTED_INDEXES)
 
     context.configure(

@@ -1,1 +1,1 @@
-"""Workers: they claim jobs, run engines as child processes and publish what comes back."""
+"""Workers claim jobs, run engines as child processes and publish the results."""

@@ -10,7 +10,7 @@ from worker.supervision import stop_flag
 
 
 def main() -> None:
-    """Run until SIGTERM, which releases running jobs after a checkpoint; with --once at most one job."""
+    """Run until SIGTERM, which releases running jobs after a checkpoint; with --once, run at most one job."""
     parser = argparse.ArgumentParser(prog="worker", description=__doc__)
     parser.add_argument("--pool", help="claim jobs of this pool only (default: GRPO_POOL)")
     parser.add_argument("--slots", type=int, help="jobs to run at the same time (default: GRPO_SLOTS)")

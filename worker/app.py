@@ -1,8 +1,8 @@
-"""The Celery worker of production: `celery -A worker.app worker`. Celery only delivers wake-ups.
+"""The production worker: `celery -A worker.app worker`. Celery only delivers wake-ups.
 
 A wake-up names a pool. Celery's pool child claims and runs the pool's jobs until none is left, and then keeps
 an engine warm. SIGTERM (Celery's warm shutdown) sets a flag that the child shares, so that the running
-job is released after a checkpoint. The main process also supervises two processes: the sweeper and chat.
+job is released after a checkpoint. The main process also supervises the helper processes.
 """
 
 import mmap
@@ -28,7 +28,7 @@ from worker.supervision import Helper, run_process, supervised
 
 
 class SharedFlag:
-    """One byte shared with forked children. It needs no lock, which a killed child could keep."""
+    """One byte that is shared with forked children. It needs no lock, which a killed child might hold."""
 
     def __init__(self) -> None:
         self._byte = mmap.mmap(-1, 1)
@@ -47,7 +47,7 @@ class SharedFlag:
 
 
 def make_app(settings: Settings) -> Celery:
-    """The Celery application. Raises RuntimeError without a broker."""
+    """The Celery application. Raises RuntimeError if there is no broker."""
     if settings.broker_url is None:
         raise RuntimeError("celery needs GRPO_BROKER_URL; without a broker run `python -m worker`")
     celery = Celery("grpo")
@@ -72,19 +72,19 @@ stopping = threading.Event()
 
 @cache
 def opened_worker(pid: int) -> Worker:
-    """The worker of one process: a forked child must not share connections with its parent."""
+    """The worker of one process, because a forked child must not share connections with its parent."""
     return Worker.open(settings, worker_name(), draining)
 
 
 @cache
 def opened_engines(pid: int) -> WarmPool:
-    """The engines of one process: they die with it."""
+    """The engines of one process, which die with it."""
     return WarmPool(settings, keep_warm=True)
 
 
 @cache
 def running_helpers() -> ExitStack:
-    """The main process's helper processes, started once. Closing it waits for them."""
+    """Starts the main process's helpers, once. Closing the stack waits for them."""
     helpers: dict[str, Helper] = {SWEEPER: partial(run_process, ["worker.sweeper", "--beside-worker"])}
     if settings.chat_models:
         helpers[CHAT] = partial(run_process, ["worker.serving.chat"])
@@ -115,7 +115,7 @@ def configure_logging(**_signal: Any) -> None:
 
 @signals.celeryd_init.connect
 def print_no_banner(instance: Any, **_signal: Any) -> None:
-    """Print JSON lines only, including warnings that come before Celery sets up logging."""
+    """Print no banner, and make warnings JSON lines even before Celery sets up logging."""
     instance.quiet = True
     configure_logging()
 
@@ -134,9 +134,9 @@ def end_waiting_engine(**_signal: Any) -> None:
 
 @signals.worker_init.connect
 def check_machine(**_signal: Any) -> None:
-    """Check the sandbox before the pool child is forked, which has four seconds to start, and the broker.
+    """Check the broker and the sandbox. This precedes the pool child, which has only four seconds to start.
 
-    An evicting Redis loses queues and bindings; production does not start with one.
+    A Redis that evicts keys loses queues and bindings, so a production worker does not start with one.
     """
     of_this_machine()
     try:
@@ -160,12 +160,12 @@ def touch(**_signal: Any) -> None:
 
 @signals.worker_ready.connect
 def start_helper_processes(**_signal: Any) -> None:
-    """Celery sends this signal again after each reconnect."""
+    """Start the helpers, once, although Celery sends this signal again after each reconnect."""
     running_helpers()
 
 
 @signals.worker_shutdown.connect
 def stop_helper_processes(**_signal: Any) -> None:
-    """End the helpers before their parent, so that none is left to reap."""
+    """End the helpers before this process ends, so that none is left to reap."""
     stopping.set()
     running_helpers().close()

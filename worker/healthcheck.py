@@ -1,6 +1,7 @@
 """`python -m worker.healthcheck [--seconds N]`: exit status 0 while the main loop of this host's worker runs.
 
-It checks only the file that the main loop touches: an unavailable database or broker is no reason to restart.
+It checks only the file that the main loop touches, because an unavailable database or broker is no reason to
+restart the worker.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The polling worker, the only one of the embedded mode: a thread for each slot and each helper."""
+"""The polling worker, the only kind in the embedded mode. Each slot and each helper has a thread."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -19,7 +19,7 @@ logger = structlog.get_logger()
 
 
 watch_cluster = partial(run_process, ["worker.cluster.watch"])
-"""The helper that looks at the Ray cluster."""
+"""The helper that watches the Ray cluster."""
 
 
 def work(worker: Worker) -> None:
@@ -51,7 +51,7 @@ def run_slot(worker: Worker) -> None:
 
 
 def try_job(worker: Worker, engines: WarmPool | None = None) -> bool:
-    """Run a job. False: none is queued, or the database is unavailable."""
+    """Run a job. False: no job is queued, or the database is unavailable."""
     try:
         return run_job(worker, engines)
     except SQLAlchemyError as error:

@@ -10,7 +10,7 @@ _SECRET_NAMES = re.compile(r"KEY|TOKEN|PASSWORD|SECRET", re.IGNORECASE)
 
 
 def mask_secrets(text: str) -> str:
-    """The text without keys and passwords of known shapes or of this process's environment."""
+    """The text without keys and passwords that have known formats or are in this process's environment."""
     text = logs.mask(text)
     for name, value in os.environ.items():
         if _SECRET_NAMES.search(name) and len(value) >= SHORTEST_SECRET:

@@ -1,7 +1,7 @@
-"""Supervises a worker's helpers: each one runs in a thread and is restarted when it ends.
+"""Supervises a worker's helpers. Each helper runs in a thread and is restarted when it ends.
 
-A helper is a callable that runs until `stopping` is set: most use `run_rounds`, and one with its own
-process uses `run_process`. Boundary: threads, processes and time; a helper's work is in its own module.
+A helper is a callable that runs until `stopping` is set. Most use `run_rounds`; a helper with its own process
+uses `run_process`. Boundary: threads, processes and time; a helper's work is in its own module.
 """
 
 import signal
@@ -23,16 +23,16 @@ logger = structlog.get_logger()
 
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 30.0
 STEADY_SECONDS = 60.0
-"""A helper that ran for this long is restarted after the first backoff again."""
+"""After a helper has run for this long, its next restart has the first, shortest backoff."""
 RETRY_SECONDS = 1.0
-"""Shortest pause after a round that found the database unavailable."""
+"""Minimum pause after a round in which the database was unavailable."""
 POLL_SECONDS = 0.5
 STOP_SECONDS = 10.0
 """Time for all helpers to end after `stopping` is set."""
 
 
 class Flag(Protocol):
-    """What `threading.Event` and a flag shared between processes have in common."""
+    """The interface of `threading.Event` and of a flag that processes share."""
 
     def is_set(self) -> bool: ...
 
@@ -58,7 +58,7 @@ def stop_flag() -> Event:
 
 @contextmanager
 def supervised(helpers: Mapping[str, Helper], stopping: Flag) -> Iterator[None]:
-    """Run the helpers beside the block. The block ends when `stopping` is set; then they are joined."""
+    """Run the helpers beside the block, which must end when `stopping` is set. Then wait for the helpers."""
     threads = [
         Thread(target=_supervise, args=(name, helper, stopping), name=name, daemon=True)
         for name, helper in helpers.items()
@@ -74,7 +74,7 @@ def supervised(helpers: Mapping[str, Helper], stopping: Flag) -> Iterator[None]:
 def run_rounds(
     stopping: Flag, heartbeat: Heartbeat, run_round: Callable[[], bool | None], pause_seconds: float
 ) -> None:
-    """Repeat a round until `stopping` is set. No pause follows a round that returns True.
+    """Repeat a round until `stopping` is set, without a pause after a round that returns True.
 
     An unavailable database is retried; any other error ends the helper.
     """
@@ -105,7 +105,7 @@ def run_process(arguments: Sequence[str], stopping: Flag) -> None:
 
 
 def end_process(process: subprocess.Popen[bytes], grace_seconds: float) -> None:
-    """SIGTERM, and SIGKILL after the grace period."""
+    """Send SIGTERM, and SIGKILL after the grace period."""
     process.terminate()
     try:
         process.wait(grace_seconds)

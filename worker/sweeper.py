@@ -1,7 +1,7 @@
-"""Requeues expired leases and resends wake-ups: `python -m worker.sweeper`. Any number may run.
+"""Requeues expired leases and resends wake-ups: `python -m worker.sweeper`. Several may run at the same time.
 
-The process also sends webhooks. With `--beside-worker` it announces this machine's capabilities and runs the
-sinks too. Otherwise it announces nothing, because machines that announce themselves count as workers.
+The process also sends webhooks. With `--beside-worker` it also announces this machine's capabilities and runs
+the sinks. Otherwise it announces nothing, because machines that announce themselves count as workers.
 """
 
 import argparse
@@ -40,7 +40,7 @@ logger = structlog.get_logger()
 def sweep_once(
     database: Database, wakeups: Wakeups, settings: Settings, *, has_worker: bool = True
 ) -> list[sweeping.Swept]:
-    """One round. Raises SQLAlchemyError if the database is unavailable."""
+    """Sweep once. Raises SQLAlchemyError if the database is unavailable."""
     with database.transaction() as session:
         swept = sweeping.sweep(
             session,
@@ -88,7 +88,7 @@ def _this_machine(settings: Settings) -> Machine:
 def sweep_until(
     stopping: Flag, database: Database, wakeups: Wakeups, settings: Settings, *, has_worker: bool = True
 ) -> None:
-    """Sweep every `sweep_seconds`, and record whether the worker's cluster is seen."""
+    """Sweep every `sweep_seconds`, and record whether the worker's cluster is available."""
     cluster = Heartbeat(database, settings, CLUSTER) if has_worker and settings.launcher == "ray" else None
 
     def sweep() -> None:

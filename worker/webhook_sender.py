@@ -1,4 +1,4 @@
-"""Sends due webhook deliveries from a few threads beside the sweeper. Any number of processes may run.
+"""Sends due webhook deliveries from a few threads beside the sweeper. Several processes may run.
 
 Slow receivers of one tenant occupy at most `MAX_OF_TENANT` threads.
 Boundary: threads; the consequences of an attempt are in `service/webhooks/outbox.py`.
@@ -23,7 +23,7 @@ logger = structlog.get_logger()
 
 THREADS = 4
 MAX_OF_TENANT = 2
-"""Concurrent deliveries per tenant."""
+"""Maximum concurrent deliveries per tenant."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Sender:
         return True
 
     def _claim(self) -> outbox.Claimed | None:
-        with self._lock:  # claims see each other's counts
+        with self._lock:  # so that each claim sees the counts of the others
             full = sorted(tenant for tenant, num in self._sending.items() if num >= MAX_OF_TENANT)
             with self.database.transaction() as session:
                 claimed = outbox.claim_due(session, full)

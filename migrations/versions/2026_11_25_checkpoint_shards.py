@@ -11,7 +11,7 @@ DOCUMENT = sa.JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null
 
 
 def upgrade() -> None:
-    # with a default, for workers that still run the previous version
+    # has a default, because some workers still run the previous version
     op.add_column("checkpoints", sa.Column("shards", DOCUMENT, nullable=False, server_default="{}"))
 
 

@@ -11,11 +11,11 @@ down_revision: str | None = "2026_11_26_job_logs"
 
 DOCUMENT = sa.JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=True), "postgresql")
 STATISTICS_TARGET = 10
-"""As for the table's other columns (`2026_11_23_initial.py`)."""
+"""The same target as for the table's other columns (`2026_11_23_initial.py`)."""
 
 
 def upgrade() -> None:
-    # with defaults, for processes that still run the previous version
+    # have defaults, because some processes still run the previous version
     columns: tuple[sa.Column[Any], ...] = (
         sa.Column("name", sa.String(128)),
         sa.Column("notes", sa.Text()),

@@ -1,4 +1,4 @@
 """One attempt at one job: prepare, follow the engine's events, publish checkpoints, conclude.
 
-Belongs here: what a claim leads to. Does not: how a process is started (`launchers/`).
+Belongs here: the course of an attempt after its claim. Does not: how a process is started (`launchers/`).
 """

@@ -1,4 +1,4 @@
-"""One claim of one job. Its writes are retried through outages, and only while the claim holds."""
+"""One claim of one job. Its writes are retried during outages, but only as long as the claim is valid."""
 
 import itertools
 import os
@@ -47,14 +47,14 @@ T = TypeVar("T")
 logger = structlog.get_logger()
 
 OUTAGES = (OperationalError, InterfaceError, TimeoutError)
-"""Raised by SQLAlchemy if the database is down, restarting or out of connections."""
+"""SQLAlchemy's errors if the database is down, restarting or out of connections."""
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.1, 5.0
 STORAGE_TRIES = 6
 
 
 @dataclass(frozen=True)
 class Worker:
-    """What all jobs of this process share."""
+    """Resources that all jobs of this process share."""
 
     name: str
     settings: Settings
@@ -65,11 +65,11 @@ class Worker:
     gpus: HostGpus
     gpu_check: GpuCheck
     draining: Flag = field(default_factory=threading.Event)
-    """Set by SIGTERM: claim no more jobs, release the running one after a checkpoint."""
+    """Set by SIGTERM. The worker then claims no more jobs and releases the running one after a checkpoint."""
     capabilities: Capabilities = field(default_factory=of_this_machine)
-    """What this machine offers; jobs that need more are left to other workers."""
+    """Capabilities of this machine; jobs that need others are left to other workers."""
     denied: threading.Event = field(default_factory=threading.Event)
-    """Set when the storage denied access: otherwise this worker would fail job after job."""
+    """Set when the storage denies access, so that this worker does not fail job after job."""
 
     @classmethod
     def open(cls, settings: Settings, name: str, draining: Flag | None = None) -> Self:
@@ -94,7 +94,7 @@ class Worker:
         self.database.engine.dispose()
 
     def may_claim(self) -> bool:
-        """Whether the storage allows access, and the cluster was seen if there is one."""
+        """Whether the storage allows access and, on a cluster, the cluster's state is known."""
         if self.settings.launcher == "ray" and read_capacity(self.settings) is None:
             return False
         if self.denied.is_set() and is_usable(self.storage):
@@ -110,7 +110,7 @@ class Worker:
             return offered_to(session, found)
 
     def found_capabilities(self) -> Capabilities:
-        """Those of the machines on which this worker's engines run."""
+        """Capabilities of the machines on which this worker's engines run."""
         if self.settings.launcher == "local":
             return self.capabilities
         cluster = cluster_machine(self.settings)
@@ -149,7 +149,7 @@ class Attempt:
 
     @property
     def folder(self) -> Path:
-        """The claim's own directory on this machine: no other engine writes there."""
+        """The claim's own directory on this machine, in which no other engine writes."""
         return self.worker.settings.runs_dir.resolve() / self.job.id / str(self.job.fence)
 
     @property
@@ -159,13 +159,13 @@ class Attempt:
 
     @property
     def num_ranks(self) -> int:
-        """Processes that train the job together; an export is one process."""
+        """Number of processes that train the job together; an export is one process."""
         given = len(self.gpus.names) or self.job.required_gpus or self.worker.settings.runtime.ranks
         return 1 if self.job.export else given - self.num_samplers
 
     @property
     def num_samplers(self) -> int:
-        """Processes that sample for them on GPUs of their own."""
+        """Number of processes that sample for the ranks, each on its own GPU."""
         return 0 if self.job.export else self.job.resources.get("sampler_gpus", 0)
 
     @property
@@ -181,7 +181,7 @@ class Attempt:
         return hyperparameters_of(self.method)
 
     def write(self, change: Callable[[Session], T | None]) -> T:
-        """One fenced transaction, retried through an outage. Raises Lost if the fence is stale."""
+        """Run a fenced transaction, retried during an outage. Raises Lost if the fence is stale."""
         result = self.read(change)
         if result is None or result is False:
             self.lease.lose()
@@ -201,7 +201,7 @@ class Attempt:
         )
 
     def read(self, query: Callable[[Session], T]) -> T:
-        """One transaction, retried through an outage as long as the lease holds. Raises Lost."""
+        """Run a transaction, retried during an outage as long as the lease is valid. Raises Lost."""
         pauses = _pauses()
         while True:
             self.lease.check()
@@ -214,7 +214,7 @@ class Attempt:
             self.lease.wait(next(pauses))
 
     def transfer(self, action: Callable[[], T], *, is_patient: bool = False) -> T:
-        """One storage operation, retried a few times; `is_patient`: until the job or worker has to stop.
+        """Run a storage operation, retried a few times; `is_patient`: until the job or worker has to stop.
 
         Raises StorageError, or Refused if the storage is full. A missing object (ObjectMissing) and denied
         access (StorageDenied) are not retried.

@@ -27,7 +27,8 @@ DISK_FULL = Refused(
 
 
 def conclude(attempt: Attempt, ending: Ending) -> None:
-    """Success comes first, then the user's request, then failure; anything else is retried. Raises Lost."""
+    """Record the end. Success takes precedence over the user's request, which takes precedence over failure;
+    any other end is retried. Raises Lost."""
     try:
         _conclude(attempt, ending)
     except StorageError as error:
@@ -40,7 +41,7 @@ def _conclude(attempt: Attempt, ending: Ending) -> None:
             publish_results(attempt, finished)
         case Exported() as exported, _:
             publish_export(attempt, exported)
-        case Probed(), _:  # its figures are recorded like every event; a probe has no files
+        case Probed(), _:  # its results are already recorded as an event; a probe has no files
             finish(attempt, JobState.SUCCEEDED)
         case _, "cancel":
             finish(attempt, JobState.CANCELLED)
@@ -57,7 +58,7 @@ def _conclude(attempt: Attempt, ending: Ending) -> None:
 
 
 def fail(attempt: Attempt, failed: Failed) -> None:
-    """End the job; an unexpected exception is tried again once, on any machine. Raises Lost."""
+    """End the job; after an unexpected exception, retry it once on any machine. Raises Lost."""
     message, evidence = mask_secrets(failed.message), tuple(map(mask_secrets, failed.evidence))
     failure = {"code": failed.code, "message": message, "hint": failed.hint, "evidence": list(evidence)}
     if failed.code == EngineError.code:
@@ -76,7 +77,7 @@ def conclude_error(attempt: Attempt, error: Exception, error_id: str) -> None:
         case StorageError():
             release_unstored(attempt, "The job's files were not fetched", error)
         case ClusterLost():
-            # a private cluster is part of this machine: if it never starts, the job has to end
+            # a private cluster is part of this machine, so if it never starts, the job must end
             is_private = attempt.worker.settings.launcher == "local"
             release(attempt, mask_secrets(str(error)), spend_failure=is_private, backoff=True)
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
@@ -99,7 +100,7 @@ def describe(ending: Ending, evidence: tuple[str, ...]) -> str:
 
 
 def public_lines(log_tail: tuple[str, ...]) -> tuple[str, ...]:
-    """The last lines of an engine's log as a job may show them: bounded, without secrets."""
+    """The last lines of an engine's log, shortened and without secrets, so that a job may show them."""
     return tuple(mask_secrets(line)[:MAX_LINE_CHARACTERS] for line in log_tail[-EVIDENCE_LINES:])
 
 
@@ -112,7 +113,7 @@ def finish(attempt: Attempt, state: JobState, failure: dict[str, Any] | None = N
 
 
 def release_unstored(attempt: Attempt, what: str, error: StorageError) -> None:
-    """An outage of the storage spends no failure. Denied access does: it must not be retried for ever."""
+    """Requeue the job. Denied access counts as a failure, so that retries end; an outage does not."""
     release(attempt, f"{what}: {error.public}.", spend_failure=isinstance(error, StorageDenied))
 
 
@@ -127,7 +128,7 @@ def release(
 ) -> None:
     """Requeue the job, if the queue allows another attempt. Raises Lost.
 
-    `backoff`: not at once, even if the attempt spends no failure.
+    `spend_failure`: count the attempt as a failure. `backoff`: delay the next attempt even without one.
     """
     job, settings = attempt.job, attempt.worker.settings
     if spend_failure:

@@ -1,4 +1,4 @@
-"""Reads `events.jsonl` while the engine writes it: complete lines since the last read; counts garbage."""
+"""Reads complete lines of `events.jsonl` while the engine writes it, and counts lines that are no events."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from grpo_engine.contract.events import MAX_LINE_BYTES, Event, parse_event
 
 BATCH_BYTES = 2**20
-"""A batch ends with the event that exceeds this size."""
+"""A batch ends with the event that makes it at least this large."""
 
 
 class EventReader:

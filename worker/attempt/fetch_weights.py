@@ -1,4 +1,4 @@
-"""Downloads the parts of a model (`service/jobs/results/weights.py`) to where its engine runs."""
+"""Downloads the parts of a model (`service/jobs/results/weights.py`) to the engine's host."""
 
 from collections.abc import Callable
 
@@ -9,15 +9,15 @@ from service.platform.storage import ObjectMissing
 from worker.launchers.run_files import DamagedObject
 
 DownloadFolder = Callable[[str, str, str], None]
-"""Key, sha256 and name, as of `RunFiles.download_folder`."""
+"""Takes key, sha256 and name, as `RunFiles.download_folder` does."""
 
 
 def fetch_weights(
     parts: ModelParts, model: str, folder: str, download_folder: DownloadFolder, *, is_here: bool = True
 ) -> ModelSource:
-    """Download what no catalogue has. `folder`: path of the downloaded folders for the engine.
+    """Download the parts that no catalogue has. `folder`: the engine's path to the downloads.
 
-    `is_here`: whether the engine runs on this machine, and can read what was downloaded from the hub.
+    `is_here`: whether the engine runs on this machine, and so can read models downloaded from the hub.
     Raises WeightsMissing, StorageError.
     """
 

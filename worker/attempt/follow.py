@@ -30,7 +30,7 @@ from worker.launchers.base import EVENTS, Place, Run
 
 TICK_SECONDS = 0.05
 SHORT_WAIT_SECONDS = 5.0
-"""A shorter wait for GPUs is not worth an entry in the job's history."""
+"""Waits for GPUs that are shorter than this get no entry in the job's history."""
 StopRequest = Literal["cancel", "pause", "drain"]
 Success = Finished | Probed | Exported
 logger = structlog.get_logger()
@@ -41,7 +41,7 @@ class Ending:
     """How an engine ended."""
 
     exit_code: int = 0
-    """Negative: the signal that ended it."""
+    """Exit status; negative if a signal ended it."""
     outcome: Success | Failed | Stopped | None = None
     """The event that says how the run ended; a success is final."""
     stop_request: StopRequest | None = None
@@ -49,11 +49,14 @@ class Ending:
     is_stalled: bool = False
     log_tail: tuple[str, ...] = ()
     loss: str | None = None
-    """Which host or process was lost, if that ended it."""
+    """Which host or process was lost, if that ended the engine."""
 
 
 def await_place(attempt: Attempt, place: Place) -> Ending | None:
-    """Wait for the place's GPUs, and show it. Returns an ending if the job has to stop first. Raises Lost."""
+    """Wait for the place's GPUs, and show that in the job's phase.
+
+    Returns an ending if the job has to stop first. Raises Lost.
+    """
     shown, since = None, time.monotonic()
     while (missing := place.waiting_for()) is not None:
         if missing != shown and time.monotonic() - since > SHORT_WAIT_SECONDS:
@@ -75,14 +78,14 @@ def note_phase(attempt: Attempt, phase: str) -> None:
 
 
 def follow(attempt: Attempt, engine: Run, log: LogStream, on_step: Callable[[], None]) -> Ending:
-    """Return when the engine has ended and everything it wrote is stored. Raises Lost.
+    """Return when the engine has ended and everything that it wrote is stored. Raises Lost.
 
-    `on_step` is called after steps were recorded, unless the engine has received a stop request.
+    `on_step` is called after steps are recorded, unless the engine has received a stop request.
     """
     reader, ending = EventReader(attempt.folder / EVENTS), Ending()
     last_event_at = time.monotonic()
     while True:
-        exit_code = engine.poll()  # before reading: then the file of an ended engine is complete
+        exit_code = engine.poll()  # before reading, so that the file of an ended engine is complete
         attempt.lease.check()
         attempt.worker.touch()
         if events := reader.read():
@@ -108,7 +111,7 @@ def follow(attempt: Attempt, engine: Run, log: LogStream, on_step: Callable[[], 
 
 
 def forward_stop_request(attempt: Attempt, engine: Run, ending: Ending) -> None:
-    """Cancel, pause and drain mean the same to an engine: write a checkpoint, then end."""
+    """Forward a cancel, pause or drain. For an engine they are the same: write a checkpoint, then end."""
     request = requested_stop(attempt)
     if request is not None:
         ending.stop_request = request
@@ -116,7 +119,7 @@ def forward_stop_request(attempt: Attempt, engine: Run, ending: Ending) -> None:
 
 
 def requested_stop(attempt: Attempt) -> StopRequest | None:
-    """What the user or the worker wants the attempt to end for."""
+    """The request of the user or the worker that the attempt end, if there is one."""
     if attempt.lease.state is JobState.CANCELLING:
         return "cancel"
     if attempt.lease.state is JobState.PAUSING:
@@ -125,7 +128,7 @@ def requested_stop(attempt: Attempt) -> StopRequest | None:
 
 
 def record_and_publish(attempt: Attempt, events: Sequence[Event], ending: Ending) -> None:
-    """Record events; each checkpoint is published after all events before it are recorded."""
+    """Record events; a checkpoint is published after all events before it are recorded."""
     start = 0
     for index, event in enumerate(events):
         if isinstance(event, CheckpointSaved):

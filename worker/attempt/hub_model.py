@@ -1,7 +1,7 @@
-"""Downloads a base model of the hub before the engine starts, with its progress as the job's phase.
+"""Downloads a base model from the hub before the engine starts, and shows the progress as the job's phase.
 
-Boundary: one child process, `python -m service.hub`. Attempts that need the same model wait for each other
-there; a killed download continues where it was.
+Boundary: one child process, `python -m service.hub`. In it, attempts that need the same model wait for each
+other; a killed download is resumed.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from worker.attempt.follow import TICK_SECONDS, Ending, note_phase, requested_st
 from worker.launchers.local import EngineProcess
 
 SHOWN_PERCENT = 5
-"""Step between two phases: each one is an entry of the job's history."""
+"""Progress between two phases, each of which is an entry in the job's history."""
 GB = 10**9
 
 

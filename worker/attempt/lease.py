@@ -1,8 +1,8 @@
 """The lease of a claimed job: renewed in the background, which also detects cancel and pause requests.
 
-It is lost if another fence holds the job, or if no renewal succeeded for `self_fence_seconds` (monotonic
-clock). In both cases the engine is killed at once: it could not publish another checkpoint, and a worker
-that is cut off from the database must not train beside its successor.
+It is lost if another fence holds the job, or if no renewal has succeeded for `self_fence_seconds` (monotonic
+clock). In both cases the engine is killed at once, because it could not publish another checkpoint, and a
+worker that is cut off from the database must not train while its successor does.
 """
 
 import threading
@@ -25,7 +25,7 @@ logger = structlog.get_logger()
 
 
 class Lost(Exception):
-    """Another worker may hold the job now: stop and write nothing more."""
+    """Another worker may hold the job now, so this one must stop and write nothing more."""
 
 
 class Lease:
@@ -68,7 +68,7 @@ class Lease:
             raise Lost(self._job_id)
 
     def wait(self, seconds: float) -> None:
-        """Sleep until the lease is lost, at most `seconds`. Raises Lost."""
+        """Sleep for `seconds`, or until the lease is lost. Raises Lost."""
         self._lost.wait(seconds)
         self.check()
 
@@ -106,7 +106,7 @@ class Lease:
             self.lose()
 
     def _set_fuse(self, sent_at: float) -> None:
-        """Restart the timer that ends the lease, from the time before the statement was sent."""
+        """Restart the timer that ends the lease. It counts from the time before the statement was sent."""
         if self._fuse is not None:
             self._fuse.cancel()
         seconds_left = max(0.0, sent_at + self._settings.self_fence_seconds - monotonic())
@@ -116,5 +116,5 @@ class Lease:
 
     def _self_fence(self) -> None:
         if not self._done.is_set():
-            logger.error("no renewal for too long: the engine is stopped")
+            logger.error("lease not renewed for too long; killing the engine")
             self.lose()

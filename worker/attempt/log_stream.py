@@ -1,7 +1,7 @@
 """Sends the output of an attempt's processes to the database while they run, masked and in batches.
 
-The files are in the worker's run directory: `engine.log`, on a cluster that of the driver beside the ranks'
-`rank-<n>.log`. Nothing is read while the database is away; the files keep the newest output.
+The files are in the worker's run directory: `engine.log` or, on a cluster, the driver's log and the ranks'
+`rank-<n>.log`. Nothing is read while the database is down; the files keep the newest output.
 """
 
 import re
@@ -25,34 +25,34 @@ from worker.masking import mask_secrets
 STORE_SECONDS = 2.0
 RETRY_SECONDS = 0.5
 BATCH_BYTES = 2**18
-"""Read at a time: bounds the time for masking, and how fast an engine can fill the database."""
+"""Bytes to read at a time. They bound the time for masking, and how fast an engine can fill the database."""
 _OF_RANK = re.compile(r"rank-(\d+)\.log")
 logger = structlog.get_logger()
 
 
 class LogStream:
-    """Use in one thread."""
+    """The log of one attempt. Must be used in one thread."""
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
         self._readers: dict[Path, LogReader] = {}
         self._unstored: list[PrintedLines] = []
         self._stored_to: int | None = None
-        """Number of the last line that is known to be stored; None: not read yet."""
+        """Number of the last line that is known to be stored; None: not known yet."""
         self._written_to = 0
         self._due_at = monotonic() + STORE_SECONDS
 
     def store_if_due(self) -> None:
-        """Store what is new, every few seconds; after an outage the next time. Raises Lost."""
+        """Store new lines every few seconds; after an outage, in a later call. Raises Lost."""
         if monotonic() >= self._due_at:
             self._gather()
             self._try()
             self._due_at = monotonic() + STORE_SECONDS
 
     def finish(self) -> None:
-        """Store the rest after the end of the processes, retried through an outage. Raises Lost.
+        """Store the rest after the end of the processes, retried during an outage. Raises Lost.
 
-        If the lease outlives its own limit for outages, only the log cannot be stored, and it is given up.
+        If the lease outlives its own limit for outages, only the log cannot be stored: the rest is dropped.
         """
         give_up_at = monotonic() + self._attempt.worker.settings.self_fence_seconds
         try:
@@ -69,7 +69,7 @@ class LogStream:
                 reader.close()
 
     def _try(self) -> bool:
-        """Write what is unstored; False: the database is away. Raises Lost."""
+        """Write the unstored lines; False: the database is down. Raises Lost."""
         if not self._unstored:
             return True
         try:
@@ -89,7 +89,7 @@ class LogStream:
         return True
 
     def _write(self, session: Session) -> bool:
-        """Whether the claim is still held; otherwise nothing is written.
+        """Write the lines if the claim is still held; returns whether it is.
 
         If the connection was lost after an earlier COMMIT of the same lines, they are not written again.
         """
@@ -116,7 +116,7 @@ class LogStream:
         return bool(self._unstored)
 
     def _add(self, path: Path, lines: Sequence[str]) -> None:
-        """Lines of a process, without secrets: also without one that has several lines."""
+        """Add a process's lines without secrets, including secrets that span several lines."""
         if lines:
             text = mask_secrets(logs.without_escapes("\n".join(lines)))
             printed = [logs.readable(line) for line in text.split("\n")]

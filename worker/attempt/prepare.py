@@ -30,11 +30,11 @@ from worker.launchers.base import CONFIG
 from worker.launchers.run_files import DamagedObject
 
 COMPARED_ROWS = 32
-"""Held-out completions on which a merged model is compared with the quantised one."""
+"""Maximum held-out completions on which a merged model is compared with the quantised one."""
 
 
 def prepare(attempt: Attempt) -> None:
-    """Fill the run directory of the engine; its paths are relative to it. Raises Refused, StorageError."""
+    """Fill the engine's run directory; paths are relative to it. Raises Refused, StorageError."""
     job, settings = attempt.job, attempt.worker.settings
     task = _training(attempt) if job.export is None else _merging(attempt, job.export)
     config = RunConfig(
@@ -49,7 +49,7 @@ def prepare(attempt: Attempt) -> None:
 
 
 def _runtime(settings: Settings, num_ranks: int, num_samplers: int) -> Runtime:
-    """The worker's runtime; several slots share this machine's cores."""
+    """The worker's runtime, in which several slots share this machine's cores."""
     num_threads = settings.runtime.num_threads
     if num_threads is None and settings.slots > 1 and settings.launcher == "local":
         num_threads = max(1, len(os.sched_getaffinity(0)) // settings.slots)
@@ -58,7 +58,7 @@ def _runtime(settings: Settings, num_ranks: int, num_samplers: int) -> Runtime:
 
 
 def _training(attempt: Attempt) -> dict[str, Any]:
-    """Fetch what training needs beside the model. Returns its fields of the configuration."""
+    """Fetch everything that training needs besides the model. Returns its fields of the configuration."""
     job = attempt.job
     _note_unsafe(attempt)
     _note_fewer_gpus(attempt)
@@ -77,7 +77,7 @@ def _training(attempt: Attempt) -> dict[str, Any]:
 
 
 def _merging(attempt: Attempt, export: dict[str, Any]) -> dict[str, Any]:
-    """An export's fields of the configuration; for a quantised base, with held-out rows to compare on."""
+    """An export's fields of the configuration; for a quantised base, with held-out rows to compare."""
     fields: dict[str, Any] = {"method": attempt.method, "training_file": "", "export": "merged"}
     job = attempt.read(lambda session: session.get_one(Job, export["job_id"]))
     file_id = job.training_file if job.validation_split is not None else job.validation_file
@@ -96,7 +96,7 @@ def _merging(attempt: Attempt, export: dict[str, Any]) -> dict[str, Any]:
 
 
 def _last_completions(session: Session, job_id: str, step: int) -> dict[int, list[int]]:
-    """Row → tokens of its completion in the last evaluation up to this step, for the first rows."""
+    """Row → tokens of its completion in the last evaluation up to this step, for a number of first rows."""
     mine = (Rollout.job_id == job_id, Rollout.split == VALIDATION, Rollout.step <= step)
     last = select(func.max(Rollout.step)).where(*mine).scalar_subquery()
     query = select(Rollout.data).where(*mine, Rollout.step == last).order_by(Rollout.position)
@@ -149,7 +149,7 @@ def _fetch(attempt: Attempt, download: Callable[..., None], *arguments: Any) -> 
 
 
 def _model_source(attempt: Attempt) -> ModelSource:
-    """The job's model; that of an earlier job is downloaded. Raises Refused, StorageError."""
+    """The job's model; the weights of an earlier job are downloaded. Raises Refused, StorageError."""
     worker, job = attempt.worker, attempt.job
     try:
         lineage = attempt.read(lambda session: lineage_of(session, job.tenant, job.model))
@@ -175,13 +175,13 @@ def _fetch_checkpoint(attempt: Attempt) -> None:
 
 
 def _note_unsafe(attempt: Attempt) -> None:
-    """Mark a job whose untrusted code this worker runs without a sandbox."""
+    """Record in the job's history that this worker runs its untrusted code without a sandbox."""
     if UNSAFE in attempt.worker.found_capabilities() and attempt.job.required_capabilities:
         attempt.write(lambda session: record_unsafe_run(session, attempt.job.id, attempt.job.fence))
 
 
 def _note_fewer_gpus(attempt: Attempt) -> None:
-    """Say that the attempt has fewer GPUs than the job asked for, which `min_gpus` allows."""
+    """Record that the attempt has fewer GPUs than the job requests, which `min_gpus` allows."""
     wanted = attempt.job.resources.get("gpus", 0)
     if attempt.num_ranks < wanted:
         attempt.warn(

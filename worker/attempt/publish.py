@@ -1,9 +1,9 @@
 """Publishes the engine's folders: checkpoints while it trains, results or a merged model at its end.
 
-Order: pack, upload from all hosts, compare the sizes (and the digests of shards), then the row under the
-fence, and only then delete older ones. An upload whose row was refused is never referenced; its key contains
-the fence, so nothing is overwritten.
-An engine keeps training without a storage: its checkpoints are published with the next one; results wait.
+The order is: pack, upload from all hosts, compare the sizes (and the digests of shards), write the row under
+the fence, and only then delete older checkpoints. If the row is refused, nothing refers to the upload; its
+key contains the fence, so it overwrites nothing. An engine keeps training while the storage is down: its
+checkpoints are published with the next one, and its results wait.
 """
 
 from collections.abc import Mapping
@@ -34,13 +34,13 @@ from worker.launchers.run_files import OUTBOX, Stored, VerifiedCheckpoint
 
 logger = structlog.get_logger()
 WEIGHTS = ("adapter", "model", "experiences")
-"""Folders of weights in a checkpoint, and kinds of artifacts."""
+"""Names of the weights' folders in a checkpoint, which are also kinds of artifacts."""
 
 
 def publish_checkpoint(attempt: Attempt, event: CheckpointSaved) -> None:
-    """Publish the engine's newest checkpoint, after earlier ones that could not be stored.
+    """Publish the engine's newest checkpoint, after earlier ones that could not be stored before.
 
-    If the storage fails now too, the job's history says so and training continues.
+    If the storage fails again, the job's history says so and training continues.
     """
     attempt.unpublished.append(event)
     while attempt.unpublished:
@@ -54,7 +54,7 @@ def publish_checkpoint(attempt: Attempt, event: CheckpointSaved) -> None:
 
 
 def _publish(attempt: Attempt, event: CheckpointSaved) -> None:
-    """A checkpoint that the engine has removed meanwhile is skipped. Raises StorageError."""
+    """Publish one checkpoint; skip it if the engine has removed it meanwhile. Raises StorageError."""
     prefix = f"jobs/{attempt.job.id}/checkpoints/{event.step}-{attempt.job.fence}"
     try:
         verified = attempt.files.verify(event.path, attempt.job.id)
@@ -87,10 +87,10 @@ def _publish(attempt: Attempt, event: CheckpointSaved) -> None:
 def _store_state(
     attempt: Attempt, name: str, prefix: str, elsewhere: Mapping[str, Any]
 ) -> tuple[Stored, dict[str, str]]:
-    """Upload the checkpoint from the first rank's host and its shards from theirs, all at the same time.
+    """Upload the checkpoint from the first rank's host and the shards from their hosts, all at the same time.
 
-    `elsewhere`: the manifest's entries of the shards on the other hosts. Returns the archive, and the
-    sha256 of each shard by its key. Raises DamagedCheckpoint if a shard is not as the manifest says.
+    `elsewhere`: the manifest's entries of the shards on the other hosts. Returns the archive, and the sha256
+    of each shard by its key. Raises DamagedCheckpoint if a shard does not match the manifest.
     """
     archive = f"{prefix}/state.tar"
     entries = {f"{prefix}/{PurePosixPath(shard).name}": entry for shard, entry in elsewhere.items()}
@@ -105,13 +105,13 @@ def _store_state(
     for key, entry in entries.items():
         found = stored.get(key)
         if found is None or {"size": found.num_bytes, "sha256": found.sha256} != entry:
-            what = "missing on its host" if found is None else "not as its manifest says"
-            raise DamagedCheckpoint(f"its shard {PurePosixPath(key).name} is {what}")
+            what = "is missing on its host" if found is None else "does not match its manifest"
+            raise DamagedCheckpoint(f"its shard {PurePosixPath(key).name} {what}")
     return stored[archive], {key: stored[key].sha256 for key in entries}
 
 
 def publish_results(attempt: Attempt, event: Finished) -> None:
-    """Store adapter (or model) and metrics table; their rows and the job's success are one transaction.
+    """Store adapter (or model) and metrics table; their rows and the job's success are written together.
 
     Raises StorageError if the storage denies access, or fails until the worker or the job has to stop.
     """
@@ -165,7 +165,7 @@ def publish_export(attempt: Attempt, event: Exported) -> None:
     def store_result(session: Session) -> bool:
         held = lock_held(session, job.id, job.fence)
         if held is not None and held.state != JobState.RUNNING.value:
-            # cancelled meanwhile: its source may have been deleted
+            # the export was cancelled meanwhile, so its source may have been deleted
             return queue.finish(session, job.id, job.fence, JobState.CANCELLED)
         if not queue.finish(session, job.id, job.fence, JobState.SUCCEEDED):
             return False
@@ -180,11 +180,11 @@ def publish_export(attempt: Attempt, event: Exported) -> None:
 def descriptions(
     attempt: Attempt, job_id: str, *, step: int | None = None, merged: manifest.Document | None = None
 ) -> dict[str, str]:
-    """Model card and manifest of a job's weights by file name. `step`: that of a checkpoint; `merged`: what
-    the manifest says of a merge.
+    """Model card and manifest of a job's weights, by file name.
 
-    They contain no attempts, ids or times, so that a resumed job's archive equals an undisturbed one's. A
-    checkpoint's evaluation may still be missing, so it is left out.
+    `step`: a checkpoint's step; `merged`: the manifest's entry about a merge. They contain no attempts, ids
+    or times, so that a resumed job's archive equals that of an uninterrupted one. A checkpoint's evaluation
+    is left out, because it may still be missing.
     """
     facts = attempt.read(lambda s: facts_of(s, s.get_one(Job, job_id), attempt.worker.catalog))
     document = manifest.document(facts)
@@ -215,7 +215,7 @@ def add_artifact(
 
 
 def _kind_of(checkpoint: VerifiedCheckpoint) -> str:
-    """Which of WEIGHTS it has."""
+    """Which of WEIGHTS the checkpoint has."""
     folders = {name.split("/")[0] for name in checkpoint.here}
     return next(kind for kind in WEIGHTS if kind in folders)
 
@@ -228,9 +228,9 @@ def store_folder(
     *,
     is_patient: bool = False,
 ) -> Stored:
-    """Pack a folder and `texts`, and upload the archive, which is a tar.gz if its key says so.
+    """Pack a folder and `texts`, and upload the archive, which is a tar.gz if its key ends so.
 
-    Raises FileNotFoundError if the folder is gone, StorageError.
+    Raises StorageError, and FileNotFoundError if the folder is gone.
     """
     archive = PurePosixPath(key).name
     try:

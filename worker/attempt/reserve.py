@@ -18,7 +18,7 @@ from worker.launchers.warm_pool import WarmPool
 
 @contextmanager
 def reserved_place(attempt: Attempt, engines: WarmPool) -> Iterator[Place]:
-    """The attempt's place until the block ends. Raises Refused."""
+    """Yield the attempt's place, which is reserved until the block ends. Raises Refused."""
     is_alone = attempt.num_ranks + attempt.num_samplers == 1
     if attempt.worker.settings.launcher == "local" and is_alone:
         yield LocalPlace(attempt.folder, attempt.worker.storage, engines, attempt.gpus.environment)
@@ -55,7 +55,7 @@ def plan_of(attempt: Attempt) -> Plan:
 
 
 def host_settings(settings: Settings, *, is_private: bool) -> dict[str, Any]:
-    """Settings that the ranks' hosts get from the worker; in a private cluster they are its own."""
+    """Settings that the worker gives to the ranks' hosts; in a private cluster, also those of its host."""
     shared = {"storage_url": settings.storage_location, "engine_module": settings.engine_module}
     if is_private:
         names = ("home", "engine_python", "unsafe_graders")

@@ -1,8 +1,8 @@
 """One job from claim to end: claim → reserve → download → prepare → start → follow → conclude.
 
 Boundary: the order of the steps. Every write goes through `Attempt`, under the fence. Errors outside the
-engine are infrastructure: they spend one failure and are retried with backoff, except for `Refused` and a
-full disk.
+engine are errors of the infrastructure. Except for `Refused` and a full disk, they count as one failure and
+the job is retried with backoff.
 """
 
 from dataclasses import replace
@@ -35,9 +35,9 @@ logger = structlog.get_logger()
 
 
 def run_job(worker: Worker, engines: WarmPool | None = None) -> bool:
-    """Claim the best job of the pool and run it to its end on this machine. False: none is queued.
+    """Claim the best job of the pool and run it to its end on this machine. False: no job is queued.
 
-    Without `engines` no engine is kept warm.
+    If `engines` is None, no engine is kept warm.
     """
     claimed_at = monotonic()
     with worker.gpus.reserve() as gpus:
@@ -64,9 +64,9 @@ def log_fields(worker: Worker, job: ClaimedJob) -> dict[str, Any]:
 
 
 def claim(worker: Worker, gpus: Reservation) -> ClaimedJob | None:
-    """A job under a lease and a new fence; reduces the reservation to its GPUs.
+    """Claim a job, with a lease and a new fence, and reduce the reservation to its GPUs.
 
-    None: no job is queued that the reserved GPUs suffice for, or this worker may not claim.
+    None: the reserved GPUs suffice for no queued job, or this worker may not claim.
     """
     settings, usable = worker.settings, worker.gpu_check.working(gpus)
     if not worker.may_claim() or (worker.gpus.names and len(usable) < settings.runtime.ranks):
@@ -91,7 +91,7 @@ def claim(worker: Worker, gpus: Reservation) -> ClaimedJob | None:
 
 
 def run_attempt(attempt: Attempt, engines: WarmPool) -> None:
-    """Run the engine in a directory of its own and record the end, or the error. Raises Lost."""
+    """Run the engine in its own directory and record its end, or the error. Raises Lost."""
     try:
         clean_up(attempt.worker.settings.runs_dir)
         with run_directory(attempt.folder):
@@ -119,7 +119,7 @@ def run_engine(attempt: Attempt, engines: WarmPool) -> None:
 
 
 def follow_engine(attempt: Attempt, place: Place, engines: WarmPool, log: LogStream) -> Ending:
-    """Prepare, start, follow. The next job's engine is warmed once this one trains. Raises Lost."""
+    """Prepare, start, follow. Once this engine trains, the next job's engine is warmed up. Raises Lost."""
     prepare(attempt)
     fault_point("job.prepared")
     engine = place.start()

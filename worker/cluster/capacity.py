@@ -1,4 +1,4 @@
-"""The file in which `watch.py` describes the Ray cluster. Without a fresh one nothing is claimed."""
+"""The file in which `watch.py` describes the Ray cluster. If it is not fresh, no job is claimed."""
 
 import json
 import os
@@ -22,10 +22,10 @@ class Capacity:
     hosts: int
     gpus: int
     gpu_memory_gb: int
-    """Of the smallest GPU; 0: unknown, or none."""
+    """Memory of the smallest GPU; 0: unknown, or no GPU."""
     capabilities: tuple[str, ...]
     at: float
-    """Unix seconds."""
+    """Time of the description, in Unix seconds."""
 
 
 def read_capacity(settings: Settings) -> Capacity | None:
@@ -38,7 +38,7 @@ def read_capacity(settings: Settings) -> Capacity | None:
 
 
 def write_capacity(settings: Settings, capacity: Capacity) -> None:
-    """Replace the file. Other workers with the same home may do so at the same time."""
+    """Replace the file, as other workers with the same home may do at the same time."""
     with NamedTemporaryFile("w", dir=settings.home, prefix=f"{FILE}.", delete=False) as written:
         written.write(json.dumps(asdict(capacity)))
     os.replace(written.name, settings.home / FILE)
@@ -47,7 +47,7 @@ def write_capacity(settings: Settings, capacity: Capacity) -> None:
 def cluster_gpus(settings: Settings) -> HostGpus:
     """A lock for each GPU that the cluster has or may grow to. Ray decides which ones a job gets.
 
-    The locks count only the GPUs of this host's workers; those of other users of the cluster may be in use.
+    The locks only count GPUs that this host's workers use; other users of the cluster may have taken more.
     """
 
     def names() -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def cluster_gpus(settings: Settings) -> HostGpus:
 
 
 def cluster_machine(settings: Settings) -> Machine | None:
-    """What the cluster offers to a job; None without a fresh state."""
+    """What the cluster offers to a job; None if no fresh state is known."""
     capacity = read_capacity(settings)
     if capacity is None:
         return None
@@ -68,6 +68,6 @@ def cluster_machine(settings: Settings) -> Machine | None:
 
 
 def cluster_hosts(settings: Settings) -> Capabilities:
-    """The capability with the number of the cluster's hosts; empty without a cluster."""
+    """The capability that states the cluster's number of hosts; empty if there is no cluster."""
     capacity = read_capacity(settings) if settings.launcher == "ray" else None
     return frozenset({f"{HOSTS}{capacity.hosts}"} if capacity else ())

@@ -22,19 +22,19 @@ from worker.cluster.ranks import Ranks
 from worker.cluster.sampler import Sampler, SamplerGroup
 
 TOO_SMALL_SECONDS = 20.0
-"""How long a cluster may have fewer GPUs than the attempt was given."""
+"""How long a cluster may have fewer GPUs than the attempt needs before the attempt fails."""
 OBJECT_STORE_BYTES = 100_000_000
 CALLS_AT_ONCE = 8
 WAIT_SECONDS = 0.5
-"""Longest time that the worker waits for an answer to `waiting_for`."""
+"""Maximum time for an answer to `waiting_for`."""
 SAMPLER_RESTARTS = 10
-"""How often Ray starts a lost sampler again."""
+"""How often Ray restarts a lost sampler."""
 USED_BY_AN_ACTOR: dict[str, dict[str, Any]] = {
     "GPU": {"num_gpus": 1},
     "CPU": {"num_cpus": 1},
     "rank": {"resources": {"rank": 1}},
 }
-"""Ray's options of an actor."""
+"""Resource of the plan → Ray's options for an actor."""
 
 
 class Driver:
@@ -49,7 +49,8 @@ class Driver:
         self._enough_at = monotonic()
 
     def waiting_for(self) -> str | None:
-        """What is missing; None: the ranks' processes run. Raises ClusterLost if the cluster is too small."""
+        """The missing resources; None: the ranks' processes run. Raises ClusterLost: the cluster is too
+        small."""
         if self._ranks is not None:
             return None
         if not self._actors:
@@ -63,7 +64,7 @@ class Driver:
         except GetTimeoutError:
             return f"{len(self._actors)} ranks to start"
         nodes = [location.node for location in locations]
-        # ranks of one host are consecutive
+        # make the ranks of each host consecutive
         order = sorted(range(len(nodes)), key=lambda number: nodes.index(nodes[number]))
         actors = [self._actors[number] for number in order]
         self._ranks = Ranks(self._plan, actors, [locations[number] for number in order])
@@ -100,7 +101,7 @@ class Driver:
     @property
     def ranks(self) -> Ranks:
         if self._ranks is None:
-            raise ClusterLost("the ranks do not run yet")
+            raise ClusterLost("the ranks are not running yet")
         return self._ranks
 
     def _rank(self, number: int) -> Any:
@@ -113,7 +114,7 @@ class Driver:
         return ray.remote(Sampler).options(**options).remote(self._plan, number)
 
     def _bundle(self, number: int, count: int, *, first: int) -> int:
-        """Bundle of one of `count` actors: its own, or its host's."""
+        """The bundle of one of `count` actors: its own, or that of its host."""
         hosts = self._plan.hosts
         return number * hosts // count if hosts > 1 else first + number
 
@@ -129,13 +130,15 @@ class Driver:
         if total >= wanted or self._plan.may_grow:
             self._enough_at = monotonic()
         elif monotonic() - self._enough_at > TOO_SMALL_SECONDS:
-            raise ClusterLost(f"The cluster has {total} of the attempt's {wanted} {resource}s left.")
+            raise ClusterLost(
+                f"The attempt needs {wanted} {resource}s, but the cluster has only {total} left."
+            )
         free = int(ray.available_resources().get(resource, 0))
         return f"{max(1, wanted - free)} of {wanted} {resource}s"
 
 
 def reserve(plan: Plan) -> PlacementGroup:
-    """Ask for the attempt's part of the cluster; it may not be free yet."""
+    """Request the attempt's part of the cluster, which may not be free yet."""
     strategy = "PACK" if not plan.hosts else "STRICT_PACK" if plan.hosts == 1 else "STRICT_SPREAD"
     num_bundles = plan.hosts if plan.hosts > 1 else plan.num_gpus
     bundle = {plan.resource: float(plan.num_gpus // num_bundles)}
@@ -165,7 +168,7 @@ def joined_cluster(plan: Plan) -> Iterator[None]:
 
 
 def answer(driver: Driver, call: Call) -> Reply:
-    """Call a method of the driver. Errors of a rank are the worker's; others mean a lost cluster."""
+    """Call a method of the driver. A rank's error is returned; any other means that the cluster is lost."""
     try:
         return Reply(getattr(driver, call.method)(*call.arguments))
     except RayTaskError as error:

@@ -1,7 +1,7 @@
-"""What the actors of ranks and of samplers have in common: one engine process on the actor's host.
+"""The common base of the actors of ranks and samplers: one engine process on the actor's host.
 
-An actor dies with its driver, and the engine with the actor. Without a call of the driver for
-`SILENCE_SECONDS` (its host is unreachable), the actor ends itself: the job may already run elsewhere.
+An actor dies with its driver, and the engine with the actor. If the driver makes no call for
+`SILENCE_SECONDS` (its host is unreachable), the actor ends itself, because the job may already run elsewhere.
 """
 
 import os
@@ -25,21 +25,21 @@ from worker.launchers.warm_pool import EngineCommand
 
 LOOK_SECONDS = 0.2
 SET_BY_RAY = ("OMP_NUM_THREADS",)
-"""Ray limits an actor's own threads; the engine sets those of its process."""
+"""Ray's variables that limit an actor's threads; the engine sets its own number."""
 
 
 class EngineActor:
-    """Use through Ray, with several threads."""
+    """An actor with one engine. Ray calls it in several threads."""
 
     def __init__(self, plan: Plan) -> None:
-        end_with_parent(os.getppid())  # Ray itself looks for its node every two seconds
+        end_with_parent(os.getppid())  # Ray itself checks its node only every two seconds
         self._plan = plan
         self._settings = Settings(**plan.settings)
         self._engine: EngineProcess | None = None
         self._folder = self._settings.runs_dir
         self._entered = ExitStack()
         self._last_call_at = time.monotonic()
-        # the kernel kills the engine when the thread ends that started it
+        # the kernel kills the engine when the thread that started it ends
         self._starter = ThreadPoolExecutor(1)
         threading.Thread(target=self._end_when_silent, daemon=True).start()
 
@@ -49,7 +49,7 @@ class EngineActor:
         return getattr(files, method)(*arguments)
 
     def kill(self) -> None:
-        """SIGKILL for the engine and all its processes; returns when they have ended."""
+        """Send SIGKILL to the engine and all its processes; returns when they have ended."""
         if self._engine:
             self._engine.close()
 
@@ -59,7 +59,7 @@ class EngineActor:
         self._entered.close()
 
     def _use_folder(self, name: str, *, is_new: bool) -> None:
-        """Have this run directory on the host; `is_new`: create it."""
+        """Use this run directory on the host; `is_new`: create it."""
         runs = self._settings.runs_dir.resolve()
         self._folder = runs / self._plan.job_id / f"{self._plan.fence}.{name}"
         if is_new:
@@ -74,7 +74,7 @@ class EngineActor:
         descriptors: Collection[int] = (),
         log_name: str = LOG_FILE,
     ) -> None:
-        """Start the engine. `gpu`: its place among the plan's GPUs."""
+        """Start the engine. `gpu`: index of its GPU among the plan's."""
         wanted = EngineCommand.of(self._settings)
         unwanted = {*SET_BY_RAY, *([] if self._has_real_gpu else [VISIBLE_DEVICES])}
         environment = {name: value for name, value in wanted.environment.items() if name not in unwanted}
@@ -89,7 +89,7 @@ class EngineActor:
 
     @property
     def _has_real_gpu(self) -> bool:
-        """Whether the GPU exists; one that is only declared is a process on the CPU."""
+        """Whether the GPU exists; for a GPU that is only declared, the process runs on the CPU."""
         return bool(self._plan.gpus) or (self._plan.resource == "GPU" and count_visible_gpus({}) > 0)
 
     def _end_when_silent(self) -> None:

@@ -1,11 +1,11 @@
-"""Ports and interfaces of a rank's host."""
+"""Ports and network interfaces of a rank's host."""
 
 import fcntl
 import socket
 import struct
 
 SIOCGIFADDR = 0x8915
-"""Linux: the IPv4 address of an interface (netdevice(7))."""
+"""Linux's request for the IPv4 address of an interface (netdevice(7))."""
 
 
 def free_port() -> int:

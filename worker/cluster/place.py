@@ -25,16 +25,16 @@ from worker.launchers.run_files import RunFiles, Stored, VerifiedCheckpoint
 
 DRIVER = "worker.cluster.driver"
 PREFIX = "grpo-ray-"
-"""Of the names of temporary folders."""
+"""Prefix of the names of temporary folders."""
 POLL_SECONDS = 0.05
 LEAVE_SECONDS = 20.0
-"""Longest wait for the driver to end the ranks and delete their directories."""
+"""Maximum time for the driver to end the ranks and delete their directories."""
 KEPT_FROM_DRIVER = ("GRPO_DATABASE_URL", "GRPO_BROKER_URL", "GRPO_MODE")
 
 
 @contextmanager
 def cluster_place(plan: Plan) -> Iterator["ClusterPlace"]:
-    """The plan's part of the cluster, which may have to be waited for."""
+    """Yield the plan's part of the cluster, which may not be available yet."""
     mine, other = Pipe()
     with _short_lived_folder() as temporary, mine:
         with other:
@@ -62,7 +62,7 @@ def _short_lived_folder() -> Iterator[Path]:
 
 
 def driver_environment(*, is_private: bool) -> dict[str, str]:
-    """This worker's environment without its secrets; a private cluster has a token of its own."""
+    """This worker's environment without its secrets; a private cluster has its own token."""
     environment = {name: value for name, value in os.environ.items() if name not in KEPT_FROM_DRIVER}
     if is_private:
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -71,7 +71,7 @@ def driver_environment(*, is_private: bool) -> dict[str, str]:
 
 
 class ClusterPlace:
-    """An attempt's driver. Use in one thread, except for the run's `kill`."""
+    """An attempt's driver. Must be used in one thread, except for the run's `kill`."""
 
     def __init__(self, process: EngineProcess, connection: Connection) -> None:
         self._process, self._connection = process, connection
@@ -82,7 +82,7 @@ class ClusterPlace:
         return ClusterFiles(self)
 
     def waiting_for(self) -> str | None:
-        """What is missing. Raises ClusterLost."""
+        """The missing resources, or None. Raises ClusterLost."""
         if not self._has_joined:
             if not self._connection.poll() and self._process.poll() is None:
                 return "the Ray cluster"
@@ -96,13 +96,13 @@ class ClusterPlace:
         return ClusterRun(self, self._process)
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call the driver. Raises ClusterLost, and what the operation raised on its host."""
+        """Call the driver. Raises ClusterLost, or the error that the operation raised on its host."""
         with self._lost_if_closed():
             self._connection.send(Call(method, arguments))
         return self._receive()
 
     def leave(self) -> None:
-        """Free the reserved part, as far as the driver still answers."""
+        """Free the reserved part, if the driver still answers."""
         with suppress(ClusterLost), self._lost_if_closed():
             if self._has_joined:
                 self._connection.send(Call("leave"))
@@ -170,9 +170,9 @@ class ClusterRun:
 
 @dataclass(frozen=True)
 class ClusterFiles:
-    """The run directories: what comes in is written on each host.
+    """The run directories. Files for the engine are written on each host.
 
-    What goes out is the first rank's, but for the shards of a checkpoint.
+    Files from the engine are the first rank's, except for the shards of a checkpoint.
     """
 
     place: ClusterPlace

@@ -1,4 +1,4 @@
-"""What a driver must know of its attempt, and what driver, ranks and worker say to each other."""
+"""The plan of an attempt for its driver, and the messages between driver, ranks and worker."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 LAST_SECONDS = 10.0
-"""Seconds from the end of the first rank until the remaining ones are killed."""
+"""Time from the end of one rank until the remaining ones are killed."""
 SILENCE_SECONDS = 15.0
-"""Without an answer for this long, a rank is lost for its driver, and the driver for a rank."""
+"""A driver considers a rank lost, and a rank its driver, after this time without an answer or a call."""
 HOSTS_OWN: Mapping[str, Any] = {"mode": "embedded", "database_url": None, "broker_url": None}
 """Settings of a cluster's hosts, which use neither database nor broker."""
 LOST = -9
@@ -23,23 +23,23 @@ class Plan:
     fence: int
     num_ranks: int
     num_samplers: int
-    """Processes that only sample, each with a GPU as a rank has."""
+    """Number of processes that only sample, each with its own GPU like a rank."""
     hosts: int
     """Number of hosts to divide ranks and samplers among; 0: as few as possible."""
     resource: Literal["GPU", "CPU", "rank"]
-    """What Ray counts, one for each rank and sampler; `rank` exists in private clusters only."""
+    """The resource that Ray counts, one for each rank and sampler; `rank` exists only in private clusters."""
     may_grow: bool
     """Whether the cluster may get more hosts than it has."""
     folder: Path
-    """The worker's run directory: receives the events."""
+    """The worker's run directory, which receives the events."""
     first_sequence: int
     """Number of the first event."""
     settings: Mapping[str, Any]
-    """Settings of the hosts that do not come from their own environment."""
+    """Settings that the hosts do not take from their own environment."""
     environment: Mapping[str, str]
-    """More variables of the engines."""
+    """Additional variables of the engines."""
     address: str | None
-    """Of the Ray cluster; None: a private one of this machine."""
+    """Address of the Ray cluster; None: a private one on this machine."""
     temporary: Path
     """Folder for the files of a private cluster."""
     gpus: tuple[str, ...] = ()
@@ -66,14 +66,14 @@ class Reply:
 
 @dataclass(frozen=True)
 class Status:
-    """How a run is."""
+    """State of a run."""
 
     exit_code: int | None = None
-    """Of all ranks together, negative for a signal; None while one runs."""
+    """Exit status of all ranks together, negative for a signal; None while one of them runs."""
     loss: str | None = None
     """Which rank was lost, if that ended the run."""
     log_tail: tuple[str, ...] = ()
 
 
 class ClusterLost(Exception):
-    """The cluster cannot run the attempt now; its text says why."""
+    """The cluster cannot run the attempt now; the message says why."""

@@ -18,11 +18,11 @@ from worker.launchers.base import EVENTS
 from worker.launchers.log_reader import LogReader
 
 REPORT_SECONDS = 1.0
-"""Longest wait of a report for something new."""
+"""Maximum time that a report waits for news."""
 LOOK_SECONDS = 0.05
 PIECE_BYTES = 2**20
 LOG_BYTES = 2**18
-"""Of the log in one report."""
+"""Maximum bytes of the log in one report."""
 
 
 @dataclass(frozen=True)
@@ -33,21 +33,21 @@ class Location:
     host: str
     """Address of the host in the cluster."""
     port: int
-    """A port that was free; the first rank's is used by all."""
+    """A port that was free; all ranks use the first rank's port."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What is new in a rank."""
+    """News of a rank since the last report."""
 
     piece: bytes = b""
     """The next bytes of the first rank's events."""
     exit_code: int | None = None
     failure: bytes | None = None
-    """The `failed` event of a later rank."""
+    """The `failed` event of a rank other than the first."""
     log_tail: tuple[str, ...] = ()
     printed: tuple[str, ...] = ()
-    """New lines of its log."""
+    """New lines of the rank's log."""
 
 
 def log_of(rank: int) -> str:
@@ -64,13 +64,13 @@ class Rank(EngineActor):
         self._log_read_at = 0.0
 
     def locate(self) -> Location:
-        """Where this rank runs. The driver repeats the call until all ranks' actors run."""
+        """Where this rank runs. The driver repeats the call until the actors of all ranks run."""
         self._last_call_at = time.monotonic()
         node, host = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
         return Location(node, host, free_port())
 
     def enter(self, rank: int, first_rank: int) -> None:
-        """Be this rank, and use the run directory of this host, which the host's first rank creates."""
+        """Take this rank number, and use this host's run directory, which the host's first rank creates."""
         self._rank = rank
         self._use_folder(str(first_rank), is_new=first_rank == rank)
 
@@ -90,12 +90,12 @@ class Rank(EngineActor):
         self._relay.listen()
 
     def take_policy(self, version: int, policy: Sequence[Any]) -> None:
-        """Use this object of the cluster for requests with this version."""
+        """Use this object in the cluster as the policy for requests with this version."""
         if self._relay:
             self._relay.take_policy(version, policy)
 
     def report(self, offset: int) -> Report:
-        """What is new, or an empty report after `REPORT_SECONDS`. `offset`: of the events' next byte."""
+        """The news, or an empty report after `REPORT_SECONDS`. `offset`: next byte of the events."""
         deadline = time.monotonic() + REPORT_SECONDS
         while True:
             self._last_call_at = time.monotonic()
@@ -115,7 +115,7 @@ class Rank(EngineActor):
         time.sleep(REPORT_SECONDS)
 
     def stop(self, grace_seconds: float) -> None:
-        """SIGTERM for the engine; SIGKILL after the grace period."""
+        """Send SIGTERM to the engine, and SIGKILL after the grace period."""
         if self._engine:
             self._engine.stop(grace_seconds)
 
@@ -147,7 +147,7 @@ class Rank(EngineActor):
             return file.read(PIECE_BYTES)
 
     def _printed(self, exit_code: int | None) -> tuple[str, ...]:
-        """New lines, read once in `REPORT_SECONDS`; all of them after the engine's end."""
+        """New lines, read at most once in `REPORT_SECONDS`; after the engine's end, all remaining ones."""
         if self._log is None or (exit_code is None and time.monotonic() - self._log_read_at < REPORT_SECONDS):
             return ()
         self._log_read_at = time.monotonic()

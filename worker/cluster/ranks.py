@@ -1,8 +1,8 @@
-"""The ranks of one run as their driver sees them: started, watched, stopped and ended together.
+"""The ranks of one run, which their driver starts, watches, stops and ends together.
 
-The first rank's events and the logs of all are copied into the worker's run directory. The exit status is
-that of one engine: 0 only if all ranks exit with 0. If one dies or is lost, the engines of the others are
-killed: SIGTERM has no effect on a process that is blocked in a collective.
+The first rank's events and the logs of all ranks are copied into the worker's run directory. The exit status
+stands for a single engine: it is 0 only if all ranks exit with 0. If a rank dies or is lost, the engines of
+the others are killed, because SIGTERM has no effect on a process that is blocked in a collective.
 """
 
 import threading
@@ -32,7 +32,7 @@ class Ranks:
         self.status = Status()
         self._plan, self._actors, self._locations = plan, actors, locations
         self._copied = 0
-        """Bytes of the events that are in the worker's run directory."""
+        """Bytes of the events that have been copied to the worker's run directory."""
         self._ended: dict[int, Report] = {}
         self._killed: set[int] = set()
         nodes = [location.node for location in locations]
@@ -44,7 +44,7 @@ class Ranks:
     def files(self, method: str, *arguments: Any, everywhere: bool) -> list[Any]:
         """Call a method of the run directory, on each host or on the first rank's; returns their results.
 
-        No call is left when this returns or raises: a second one would write the same files.
+        No call is still running when this returns or raises, because a second one would write the same files.
         """
         hosts = self._hosts() if everywhere else self._hosts()[:1]
         calls = [actor.files.remote(method, *arguments) for _, actor in hosts]
@@ -77,7 +77,7 @@ class Ranks:
         return [(rank, self._actors[rank]) for rank in sorted(set(self._first_of_host))]
 
     def _watch(self) -> None:
-        """Ask each rank what is new until the driver ends."""
+        """Request reports from each rank until the driver ends."""
         asked = {self._ask(rank): (rank, monotonic()) for rank in range(len(self._actors))}
         while asked:
             answers, _ = ray.wait(list(asked), timeout=1.0)
@@ -113,7 +113,7 @@ class Ranks:
             self._end(rank, report)
 
     def _end(self, rank: int, report: Report) -> None:
-        """Note a rank's end. The others have a few seconds left."""
+        """Record a rank's end. The other ranks are killed a few seconds later."""
         if rank in self._killed:
             report = replace(report, exit_code=0, failure=None)
         self._ended[rank] = report
@@ -134,7 +134,7 @@ class Ranks:
         self.status = Status(code, None, ended[codes.index(code)].log_tail)
 
     def _record(self, failure: bytes) -> None:
-        """Write the `failed` event of a later rank, if the first one has written none."""
+        """Write the `failed` event of another rank, if the first rank has written none."""
         with suppress(ValidationError):  # the rank was killed while it was writing
             event = Failed.model_validate_json(failure)
             journal = Journal(self._plan.folder / EVENTS, first_sequence=self._plan.first_sequence)
@@ -143,7 +143,7 @@ class Ranks:
             journal.close()
 
     def _lose(self, rank: int, error: RayError | None) -> None:
-        """End the run: a rank's host or process is gone."""
+        """End the run because a rank's host or process is lost."""
         cause = "did not answer" if error is None else type(error).__name__
         self._give_up(f"Rank {rank} on {self._locations[rank].host} was lost ({cause}).")
 

@@ -1,7 +1,7 @@
-"""Passes requests of a rank's engine to the samplers, and their replies back.
+"""Passes the requests of a rank's engine to the samplers, and the replies back to the engine.
 
 The first rank puts each policy into Ray's object store, from which every sampler's host fetches it once. If
-a sampler does not respond for `SILENCE_SECONDS`, its requests go to the next one.
+a sampler does not respond for `SILENCE_SECONDS`, its requests go to the next sampler.
 """
 
 import threading
@@ -28,12 +28,12 @@ from worker.cluster.plan import SILENCE_SECONDS, ClusterLost
 from worker.cluster.sampler import SamplerGroup
 
 PATIENCE_SECONDS = 300.0
-"""How long a request is offered to samplers of which none answers."""
+"""How long a request is offered to the samplers if none of them answers."""
 KEPT_POLICIES = 2
 
 
 class Relay:
-    """Between one rank's engine and the samplers."""
+    """Connects one rank's engine with the samplers."""
 
     def __init__(
         self, connection: Connection, folder: Path, samplers: SamplerGroup, ranks: Sequence[Any]
@@ -49,7 +49,8 @@ class Relay:
         threading.Thread(target=self._listen, name="relay", daemon=True).start()
 
     def take_policy(self, version: int, policy: Sequence[Any]) -> None:
-        """Use this object for requests with this version. `policy`: a list, or Ray would send its content."""
+        """Use this object for requests with this version. It is in a list, because Ray would send its content
+        otherwise."""
         with self._arrived:
             self._policies[version] = policy
             for old in sorted(self._policies)[:-KEPT_POLICIES]:
@@ -57,7 +58,7 @@ class Relay:
             self._arrived.notify_all()
 
     def _listen(self) -> None:
-        with self._connection, suppress(EOFError, OSError):  # closing it ends a waiting engine
+        with self._connection, suppress(EOFError, OSError):  # closing the connection ends a waiting engine
             while True:
                 message = ENGINE_MESSAGE.validate_json(self._connection.recv_bytes())
                 if isinstance(message, PolicyWritten):
@@ -100,7 +101,7 @@ class Relay:
         raise ClusterLost(problem)
 
     def _candidates(self, first: int) -> Iterator[Any]:
-        """Each sampler, beginning with this one, and again until the patience ends."""
+        """Each sampler in turn, beginning with number `first`, again and again for `PATIENCE_SECONDS`."""
         actors = [*self._samplers.actors[first:], *self._samplers.actors[:first]]
         yield from actors
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -111,7 +112,7 @@ class Relay:
             yield actor
 
     def _is_answered(self, actor: Any, call: Any) -> bool:
-        """Wait for the answer as long as the sampler responds; False if it does not."""
+        """Wait for the answer as long as the sampler responds; False if it stops responding."""
         while not ray.wait([call], timeout=SILENCE_SECONDS)[0]:
             if not ray.wait([actor.keep_alive.remote()], timeout=SILENCE_SECONDS)[0]:
                 return False

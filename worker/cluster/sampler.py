@@ -1,7 +1,7 @@
-"""One sampler apart from the ranks: an actor with an engine that only samples, and its driver's side.
+"""A sampler that is no rank: an actor with an engine that only samples, and the driver's side of it.
 
-Every request brings what it needs (the run's files, the policy, the prompts), so Ray may start a lost
-sampler again, on another host too, and repeat its request; the same random names give the same tokens.
+Every request contains what it needs (the run's files, the policy, the prompts). So Ray may restart a lost
+sampler, even on another host, and repeat its request; equal requests give the same tokens.
 """
 
 import threading
@@ -20,10 +20,10 @@ from worker.cluster.engine_actor import EngineActor
 from worker.cluster.plan import LAST_SECONDS, Call, ClusterLost, Plan
 
 NUM_STARTS = 3
-"""An engine that ends this often during one request will not serve it."""
+"""If the engine ends this often during one request, the request fails."""
 PING_SECONDS = 2.0
 FILLS_DIRECTORY = {"write", "download", "download_folder"}
-"""Operations that a sampler repeats; it needs no checkpoint, because it gets each policy."""
+"""Operations that a sampler repeats. It needs no checkpoint, because it gets each policy."""
 
 
 class Sampler(EngineActor):
@@ -46,7 +46,7 @@ class Sampler(EngineActor):
             self._connected(files)
 
     def sample(self, files: Sequence[Call], version: int, policy: bytes, request: str) -> tuple[str, int]:
-        """The engine's reply, and how often this sampler was started again.
+        """The engine's reply, and how often this sampler has been restarted.
 
         `policy`: content of the version's file. Raises ClusterLost if the engine keeps ending.
         """
@@ -67,7 +67,7 @@ class Sampler(EngineActor):
         raise ClusterLost(f"The engine of sampler {self._number} keeps ending: {problem}")
 
     def kill(self) -> None:
-        """Kill the engine for good, which also ends a request."""
+        """Kill the engine for good, which also ends a running request."""
         self._is_ending = True
         super().kill()
 
@@ -77,7 +77,7 @@ class Sampler(EngineActor):
             super().leave()
 
     def _connected(self, files: Sequence[Call]) -> Connection:
-        """The connection to the engine, which is started unless it runs."""
+        """The connection to the engine; starts the engine if it is not running."""
         if self._connection is not None:
             return self._connection
         if not self._has_folder:
@@ -107,19 +107,19 @@ class Sampler(EngineActor):
 
 @dataclass
 class SamplerGroup:
-    """A run's samplers as driver and ranks use them."""
+    """A run's samplers, for its driver and ranks."""
 
     actors: Sequence[Any] = ()
     files: list[Call] = field(default_factory=list)
-    """What fills the run directory of a sampler."""
+    """The calls that fill a sampler's run directory."""
 
     def note(self, method: str, arguments: Sequence[Any]) -> None:
-        """Note how a file came into the run directories."""
+        """Record the call that put a file into the run directories."""
         if method in FILLS_DIRECTORY:
             self.files.append(Call(method, tuple(arguments)))
 
     def keep_alive(self) -> None:
-        """Call the actors from time to time, without which they end."""
+        """Call the actors from time to time; otherwise they would end."""
         for actor in self.actors:
             threading.Thread(target=_ping, args=(actor,), daemon=True).start()
 
@@ -129,7 +129,7 @@ class SamplerGroup:
             actor.prepare.remote(self.files)
 
     def end(self, method: str) -> None:
-        """`kill` the engines, or `leave`; those of unreachable hosts end themselves."""
+        """Call `kill` or `leave` (`method`) on all actors; those of unreachable hosts end themselves."""
         if ending := [getattr(actor, method).remote() for actor in self.actors]:
             ray.wait(ending, num_returns=len(ending), timeout=LAST_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Writes what the Ray cluster offers to a file: `python -m worker.cluster.watch`.
+"""Writes the capabilities of the Ray cluster to a file: `python -m worker.cluster.watch`.
 
 The process is a helper of the worker, which reads the file and does not import Ray. A cluster's capabilities
 are those that all of its hosts with GPUs have.
@@ -28,7 +28,7 @@ WRITE_SECONDS = 2.0
 
 
 def describe_host() -> dict[str, Any]:
-    """What a host offers; runs on each one."""
+    """Memory and capabilities of a host; runs on every host."""
     settings = Settings(**HOSTS_OWN)
     memory = smallest_memory_gb(os.environ) if count_visible_gpus(os.environ) else 0
     offered = of_this_machine(unsafe_allowed=settings.allows_unsafe)
@@ -36,14 +36,14 @@ def describe_host() -> dict[str, Any]:
 
 
 class Watch:
-    """The cluster's hosts. Each new one runs `describe_host` once, and counts when that has returned."""
+    """The cluster's hosts. Each new host runs `describe_host` once, and counts once that has returned."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, dict[str, Any]] = {}
         self._running: dict[str, Any] = {}
 
     def look(self) -> Capacity | None:
-        """The cluster now; None: no host is described yet."""
+        """The cluster's current capacity; None: no host is described yet."""
         alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
         self._describe(alive.keys() - self._hosts.keys() - self._running.keys())
         self._collect()
@@ -67,7 +67,7 @@ class Watch:
             self._running[node] = task.remote()
 
     def _collect(self) -> None:
-        """Collect the finished descriptions; one that failed is started again."""
+        """Collect the finished descriptions; a failed one is restarted."""
         if not self._running:
             return
         tasks = list(self._running.values())
@@ -79,7 +79,7 @@ class Watch:
 
 
 def main() -> None:
-    """Write until SIGTERM; ends with an error when the cluster is lost."""
+    """Write the file until SIGTERM; ends with an error if the cluster is lost."""
     settings = Settings()
     logs.own_process(settings.log_level)
     rays = logging.getLogger("ray")
@@ -87,7 +87,7 @@ def main() -> None:
     rays.propagate = True
     address = os.environ.get("RAY_ADDRESS", "auto")
     ray.init(address=address, log_to_driver=False, configure_logging=False)
-    signal.signal(signal.SIGTERM, lambda *_signal: sys.exit(0))  # ray.init has set its own
+    signal.signal(signal.SIGTERM, lambda *_signal: sys.exit(0))  # replaces the handler that ray.init has set
     watch = Watch()
     while True:
         if (capacity := watch.look()) is not None:

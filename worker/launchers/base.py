@@ -1,7 +1,7 @@
 """The interface of a running engine, wherever it runs.
 
-`Place`: the machine, or the GPUs of a cluster, that one attempt has. `Run`: its engine, one process or
-several ranks. `local_place.py` implements them on this machine, `worker/cluster/` on Ray.
+`Place`: the machine, or the GPUs of a cluster, that is reserved for an attempt. `Run`: its engine, one
+process or several ranks. `local_place.py` implements them for this machine, `worker/cluster/` for Ray.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ def engine_arguments(folder: Path) -> list[str]:
 
 
 class Run(Protocol):
-    """A started engine. Its events are in the worker's run directory before `poll` says that it has ended."""
+    """A started engine. All its events are in the worker's run directory before `poll` reports its end."""
 
     def poll(self) -> int | None:
         """Exit status, negative for a signal; None while it runs."""
@@ -30,16 +30,16 @@ class Run(Protocol):
         """The exit status as soon as the engine has ended; None after `seconds`."""
 
     def stop(self, grace_seconds: float) -> None:
-        """SIGTERM: write a checkpoint and end; SIGKILL after the grace period. Can be called twice."""
+        """Send SIGTERM (write a checkpoint, end), and SIGKILL after the grace period. May be called twice."""
 
     def kill(self) -> None:
-        """SIGKILL to all its processes, without waiting for them."""
+        """Send SIGKILL to all the engine's processes, without waiting for them."""
 
     def close(self) -> None:
-        """Kill it and wait until none of its processes is left, as far as they can be reached."""
+        """Kill the engine and wait until none of its reachable processes is left."""
 
     def log_tail(self, num_lines: int = 20) -> tuple[str, ...]:
-        """The last lines that it printed."""
+        """The last lines that the engine printed."""
 
     def loss(self) -> str | None:
         """Which host or process was lost, if that ended the run."""
@@ -50,10 +50,10 @@ class Place(Protocol):
 
     @property
     def files(self) -> RunFiles:
-        """The run directory; call it when nothing is waited for."""
+        """The run directory. Available once `waiting_for` returns None."""
 
     def waiting_for(self) -> str | None:
-        """What is missing, such as "2 of 4 GPUs"; None: the engine can start."""
+        """The missing resources, such as "2 of 4 GPUs"; None: the engine can start."""
 
     def start(self) -> Run:
         """Start the engine with the prepared run directory."""

@@ -1,9 +1,9 @@
 """Tries a worker's GPUs before it claims a job; a GPU that fails gets no job.
 
-The trial is a child process of the engine's interpreter: the worker does not import torch, and a broken
-driver may hang or kill a process. A failure is a heartbeat row that is never renewed, so that `/readyz` is
-`degraded` and `grpo doctor` names the host. The row is deleted when the GPUs work again.
-Boundary: between jobs. During a job its engine reports the errors of its device.
+The trial is a child process with the engine's interpreter, because the worker does not import torch, and a
+broken driver may hang or kill a process. A failure is a heartbeat row that is never renewed, so that
+`/readyz` is `degraded` and `grpo doctor` names the host. The row is deleted when the GPUs work again.
+Boundary: between jobs. During a job, its engine reports the errors of its device.
 """
 
 import os
@@ -26,19 +26,19 @@ from worker.launchers.local import engine_environment
 logger = structlog.get_logger()
 
 RETRY_SECONDS = 30.0
-"""Time from a trial that failed to the next one."""
+"""Time from a failed trial to the next one."""
 TRIAL_SECONDS = 50.0
-"""Longest trial: a worker whose main loop rests for a minute counts as dead."""
+"""Maximum time of a trial; a worker whose main loop pauses for a minute counts as dead."""
 
 
 @dataclass(eq=False)
 class GpuCheck:
-    """The state of this worker's GPUs: tried once, and again after a failure of an attempt or a trial."""
+    """State of this worker's GPUs, which are tried once, and again after an attempt or a trial has failed."""
 
     settings: Settings
     database: Database
     due_at: dict[str, float] = field(default_factory=dict)
-    """GPU → when to try it; infinite: it worked, and no attempt on it has failed since."""
+    """GPU → when to try it; infinity: it worked, and no attempt on it has failed since."""
 
     def working(self, gpus: Reservation) -> list[str]:
         """The reserved GPUs that work; those that are due are tried first. Raises SQLAlchemyError."""
@@ -50,7 +50,7 @@ class GpuCheck:
         return [name for name in gpus.names if self.due_at[name] == inf]
 
     def _try(self, gpus: list[str]) -> None:
-        """Try them together and, if that fails, each alone: one that fails must not exclude the others."""
+        """Try them together and, if that fails, each alone, so that one that fails excludes no other."""
         reason = try_gpus(self.settings, gpus)
         if reason and len(gpus) > 1:
             for name in gpus:
@@ -60,15 +60,15 @@ class GpuCheck:
         self._record(reason)
 
     def num_not_failing(self, gpus: Iterable[str]) -> int:
-        """How many of them have not failed their last trial; those of running jobs need none."""
+        """How many of the GPUs have not failed their last trial; those of running jobs are not tried."""
         return sum(self.due_at.get(name, 0.0) in (0.0, inf) for name in gpus)
 
     def try_again(self, gpus: Iterable[str]) -> None:
-        """Try them before the next claim: an attempt has failed, perhaps because of a GPU."""
+        """Try these GPUs before the next claim, because an attempt has failed, perhaps because of a GPU."""
         self.due_at |= dict.fromkeys(gpus, 0.0)
 
     def _record(self, reason: str | None) -> None:
-        """Store that a GPU of this worker fails, or that none does."""
+        """Record whether a GPU of this worker fails."""
         if reason is None:
             if all(due_at in (0.0, inf) for due_at in self.due_at.values()):
                 Heartbeat(self.database, self.settings, GPU).leave()
@@ -79,7 +79,7 @@ class GpuCheck:
 
 
 def try_gpus(settings: Settings, gpus: Iterable[str]) -> str | None:
-    """Try these GPUs in one process. Returns why they do not work; None: they do."""
+    """Try these GPUs in one process. Returns why they do not work, or None if they do."""
     try:
         done = subprocess.run(
             [str(settings.engine_python), "-P", "-m", "grpo_engine.run.gpu_trial"],

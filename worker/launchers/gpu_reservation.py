@@ -1,9 +1,9 @@
-"""Reserves this host's GPUs for attempts, so that several jobs run side by side, each on GPUs of its own.
+"""Reserves this host's GPUs for attempts, so that several jobs run side by side, each on its own GPUs.
 
 Each GPU has a lock file in GRPO_HOME, which the slots and workers of a host share. The kernel releases the
 locks of a process that dies. GPUs that are declared on a machine without any (GRPO_GPUS on a CPU) are
 reserved the same way.
-Boundary: which GPUs are free. Whether they work is tried by `gpu_check.py`.
+Boundary: which GPUs are free. `gpu_check.py` tries whether they work.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ from grpo_engine.process.gpus import VISIBLE_DEVICES, count_visible_gpus, visibl
 from service.settings import Settings
 
 CHOICE = "choice"
-"""Lock held from looking for free GPUs until those of a claimed job are chosen."""
+"""Name of the lock that is held from the search for free GPUs until a claimed job's GPUs are chosen."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class HostGpus:
     folder: Path
     list_names: Callable[[], tuple[str, ...]]
     are_real: bool
-    """False: declared ones, for which ranks run on the CPU, or those of a cluster, which Ray gives out."""
+    """Whether they are this host's GPUs. False: declared GPUs, for which ranks run on the CPU, or those of a
+    cluster, which Ray assigns."""
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -43,7 +44,7 @@ class HostGpus:
 
     @contextmanager
     def reserve(self) -> Iterator["Reservation"]:
-        """All GPUs that are free now; `keep` frees those that the claimed job does not need."""
+        """Reserve all GPUs that are free now; `keep` frees those that the claimed job does not need."""
         reservation = Reservation(self.are_real)
         try:
             if self.names:
@@ -83,11 +84,11 @@ class Reservation:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables with which an engine sees these GPUs only."""
+        """Variables with which an engine sees only these GPUs."""
         return {VISIBLE_DEVICES: ",".join(self.locks)} if self.are_real else {}
 
     def keep(self, names: Collection[str]) -> None:
-        """Free the other GPUs, and let the next claim choose."""
+        """Free the other GPUs, and allow the next claim to choose."""
         for name in self.locks.keys() - names:
             os.close(self.locks.pop(name))
         if self.choice is not None:

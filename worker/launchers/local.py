@@ -1,7 +1,7 @@
-"""The engine as a child process in its own session: started, watched, stopped, killed. Dies with the worker.
+"""The engine as a child process in its own session, which dies with the worker.
 
-Boundary: processes only; `attempt/conclude.py` interprets the exit. The group is killed before its leader is
-reaped: until then its number cannot belong to another process.
+Boundary: starting, watching, stopping and killing; `attempt/conclude.py` interprets the exit. The group is
+killed before its leader is reaped, because until then no other process can have its number.
 """
 
 import json
@@ -19,16 +19,16 @@ from typing import IO
 from grpo_engine.process.parent_death import bound_command
 
 MAX_LOG_BYTES = 8 * 2**20
-"""Size of engine.log; a full one is renamed to engine.log.1. As much as the service keeps of a job."""
+"""Maximum size of engine.log; a full one is renamed to engine.log.1. The service keeps as much of a job."""
 MAX_KEPT_BYTES = 65_536
-"""Output kept of an engine without a run directory."""
+"""Maximum output that is kept of an engine without a run directory."""
 LOG_FILE = "engine.log"
 POLL_SECONDS = 0.01
 PROXIES = {"HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"}
 CERTIFICATES = {"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"}
 ALLOWED = {"PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH"}
 OUTSIDE = {"GRPO_ENDPOINTS", "GRPO_ALLOWED_HOSTS", "GRPO_ENDPOINT_SECRET"}
-"""For judges, grader endpoints and tools: the operator's allow-list and signing key."""
+"""The operator's endpoints, allow-list and signing key, for judges, grader endpoints and tools."""
 FAULTS = {"GRPO_FAULT", "GRPO_FAULT_MARKS"}
 ALLOWED |= PROXIES | {name.lower() for name in PROXIES} | CERTIFICATES | OUTSIDE | FAULTS
 LIBRARIES = "CUDA NVIDIA NCCL OMP GOMP MKL ONEDNN HF TOKENIZERS TORCH PYTORCH VLLM"
@@ -36,7 +36,7 @@ ALLOWED_PREFIXES = tuple(f"{name}_" for name in LIBRARIES.split())
 
 
 def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that an engine may see: no API key or database URL of the service."""
+    """The variables that an engine may see, without API keys and database URL of the service."""
     return {
         name: value
         for name, value in environment.items()
@@ -45,11 +45,11 @@ def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class EngineProcess:
-    """One engine. Start it in a thread that outlives it: the kernel kills it when that thread ends.
+    """One engine. The thread that starts it must outlive it; the kernel kills it when the thread ends.
 
     Without a run directory it waits for `hand_over`, or it serves a model (`serving/model_processes.py`).
-    `environment`: by default the allowed variables of this worker. `descriptors` stay open in it. `log_name`:
-    file of its output in the run directory.
+    `environment`: by default, the allowed variables of this worker. `descriptors` stay open in the engine.
+    `log_name`: file of its output in the run directory.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class EngineProcess:
         return self._process.stdin
 
     def hand_over(self, arguments: Sequence[str], run_dir: Path, environment: Mapping[str, str]) -> bool:
-        """Send a warm engine its job, with more variables. False: it has ended."""
+        """Send a warm engine its job, with additional variables. False: the engine has ended."""
         job = {"directory": str(run_dir), "arguments": list(arguments), "environment": dict(environment)}
         line = json.dumps(job)
         try:
@@ -116,24 +116,24 @@ class EngineProcess:
         return code
 
     def stop(self, grace_seconds: float) -> None:
-        """SIGTERM: write a checkpoint and end; SIGKILL after the grace period. Can be called twice."""
+        """Send SIGTERM (write a checkpoint, end), and SIGKILL after the grace period. May be called twice."""
         with self._lock:
             if self._killer is not None or self._process.returncode is not None:
                 return
-            # Popen.send_signal would reap an ended leader, and the group's number would be free.
+            # Popen.send_signal would reap an ended leader, after which the group's number would be free.
             os.kill(self.pid, signal.SIGTERM)
             self._killer = threading.Timer(grace_seconds, self.kill)
             self._killer.daemon = True
             self._killer.start()
 
     def kill(self) -> None:
-        """SIGKILL to its whole process group."""
+        """Send SIGKILL to the engine's whole process group."""
         with self._lock:
             if self._process.returncode is None:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill it and wait until no process of its group is left."""
+        """Kill the engine and wait until no process of its group is left."""
         self.kill()
         self.wait(math.inf)
         self._log.join(timeout=1)
@@ -142,13 +142,13 @@ class EngineProcess:
                 self._process.stdin.close()
 
     def log_tail(self, num_lines: int = 20) -> tuple[str, ...]:
-        """The last lines that it printed; all of them once it has ended."""
+        """The last lines that the engine printed; complete once it has ended."""
         if self._process.returncode is not None:
             self._log.join(timeout=5)
         return self._log.tail(num_lines)
 
     def loss(self) -> None:
-        """None: it is on the worker's machine."""
+        """None, because the engine is on the worker's machine."""
 
     def _has_exited(self) -> bool:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -1,4 +1,4 @@
-"""An engine with one rank on this machine: a child process, the warm one if there is one."""
+"""An engine with one rank on this machine: a child process, if possible the warm one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class LocalPlace:
         return LocalRunFiles(self.folder, self.storage)
 
     def waiting_for(self) -> None:
-        """Nothing: the GPUs are reserved."""
+        """None, because the GPUs are already reserved."""
 
     def start(self) -> EngineProcess:
         return self.engines.start(engine_arguments(self.folder), self.folder, self.environment)

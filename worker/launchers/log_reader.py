@@ -1,19 +1,19 @@
-"""Reads a log file while it is written and rotated: complete lines since the last read."""
+"""Reads the complete lines of a log file since the last read, while the file is written and rotated."""
 
 import os
 from io import FileIO
 from pathlib import Path
 
 MAX_LINE_BYTES = 8000
-"""The rest of a longer line is skipped."""
+"""Maximum length of a line; the rest of a longer one is skipped."""
 GAP = "[lines may be missing here: the engine printed faster than its log is stored]"
 _READ_BYTES = 2**16
 
 
 class LogReader:
-    """A position in one log. It follows the open file when it is renamed; then the next file follows.
+    """A position in one log. A renamed file is read to its end before the next file is opened.
 
-    A file that was rotated away before it was opened is lost; `GAP` replaces it.
+    If a file was rotated twice before it could be opened, it is lost; `GAP` replaces it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -24,7 +24,7 @@ class LogReader:
         """The beginning of a line that is still being written."""
 
     def read(self, max_bytes: int) -> list[str]:
-        """The next lines, of about `max_bytes`; empty if no complete line has been written since."""
+        """The next lines, of about `max_bytes` together; empty if no complete line was written since."""
         lines: list[str] = []
         num_bytes = 0
         while num_bytes < max_bytes and not self._is_closed and (piece := self._next_piece(lines)):
@@ -37,7 +37,7 @@ class LogReader:
         return lines
 
     def close(self) -> list[str]:
-        """Read nothing more; returns the last line, if it has no end."""
+        """Stop reading; returns the last line if it has no end."""
         line, self._line = self._line, b""
         self._is_closed = True
         if self._file is not None:
@@ -45,7 +45,7 @@ class LogReader:
         return [_decoded(line)] if line else []
 
     def _next_piece(self, lines: list[str]) -> bytes:
-        """More of the open file, or of the next one."""
+        """The next bytes of the open file or, at its end, of the next file."""
         if self._file is None:
             self._file = _opened(self._old_path) or _opened(self._path)
         if self._file is None:
@@ -66,7 +66,7 @@ class LogReader:
 
     @property
     def _old_path(self) -> Path:
-        """Where a full file goes."""
+        """The path to which a full file is renamed."""
         return self._path.with_suffix(f"{self._path.suffix}.1")
 
 
@@ -78,7 +78,7 @@ def _opened(path: Path) -> FileIO | None:
 
 
 def _inode(path: Path) -> int | None:
-    """The file's inode; None: there is no such file. An open file's inode is not used again."""
+    """The file's inode; None: there is no such file. As long as a file is open, its inode is not reused."""
     try:
         return path.stat().st_ino
     except OSError:
@@ -86,7 +86,7 @@ def _inode(path: Path) -> int | None:
 
 
 def _shortened(line: bytes) -> bytes:
-    """A line that is not complete: without what a carriage return overwrites, and bounded."""
+    """An incomplete line, cut to the maximum and without the text that a carriage return overwrites."""
     if b"\r" in line[:-1]:
         line = line[line.rindex(b"\r", 0, -1) + 1 :]
     return line[: MAX_LINE_BYTES + 1]

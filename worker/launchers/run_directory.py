@@ -18,12 +18,12 @@ logger = structlog.get_logger()
 LOCK = "owner.lock"
 KEPT_LOG_LINES = 500
 CREATE_TRIES = 1000
-"""A concurrent clean-up may remove a new directory, but only a few times."""
+"""Maximum tries; a concurrent clean-up may remove a new directory, but only a few times."""
 
 
 @contextmanager
 def run_directory(path: Path) -> Iterator[Path]:
-    """A new locked directory. Afterwards only the end of engine.log is kept, until the next clean-up."""
+    """Yield a new locked directory. Then only the end of engine.log is kept, until the next clean-up."""
     lock = _create_locked(path)
     try:
         yield path
@@ -34,19 +34,19 @@ def run_directory(path: Path) -> Iterator[Path]:
 
 
 def clean_up(runs_dir: Path, jobs: str = "*") -> None:
-    """Remove directories of workers that no longer live. `jobs`: pattern of the names of their parents."""
+    """Remove directories of workers that have ended. `jobs`: pattern of their parents' names."""
     with _best_effort(runs_dir):
         for lock_path in runs_dir.glob(f"{jobs}/*/{LOCK}"):
             if (lock := _try_lock(lock_path)) is not None:
                 shutil.rmtree(lock_path.parent, ignore_errors=True)
                 os.close(lock)
-                with suppress(OSError):  # not empty: another worker's run
+                with suppress(OSError):  # not empty, because another worker runs there
                     lock_path.parents[1].rmdir()
 
 
 @contextmanager
 def _best_effort(path: Path) -> Iterator[None]:
-    """Log an error of the clean-up, which a full disk or another worker can cause; it never fails a job."""
+    """Log an error of the clean-up, so that it fails no job. A full disk or another worker can cause one."""
     try:
         yield
     except OSError as error:
@@ -60,7 +60,7 @@ def _create_locked(path: Path) -> int:
             path.mkdir(parents=True, exist_ok=True)
             lock_path.touch()
         except (FileNotFoundError, FileExistsError):
-            continue  # a clean-up removed it between two of these calls or inside mkdir
+            continue  # a clean-up removed the directory between these calls or inside mkdir
         if (lock := _try_lock(lock_path)) is not None:
             return lock
     raise OSError(f"cannot create and lock {path}")

@@ -1,7 +1,7 @@
-"""The run directory of an attempt as its worker sees it: filled from the artifact storage, stored there.
+"""Operations on the run directory of an attempt: fill it from the artifact storage, store its files.
 
-`LocalRunFiles` is a folder on this machine. On a cluster the same operations run on each host, in a folder of
-its own (`worker/cluster/`), so weights and datasets do not pass through the worker.
+`LocalRunFiles` is a folder on this machine. On a cluster the same operations run on each host, in the host's
+own folder (`worker/cluster/`), so weights and datasets do not pass through the worker.
 Boundary: no retries, no database; `attempt/` decides what is fetched and stored.
 """
 
@@ -41,13 +41,13 @@ class VerifiedCheckpoint:
     """The manifest's entries (size and sha256) of a checkpoint's files by name."""
 
     here: Mapping[str, Any]
-    """Of this host."""
+    """Entries of the files on this host."""
     elsewhere: Mapping[str, Any]
-    """Of the shards that other hosts have."""
+    """Entries of the shards on other hosts."""
 
 
 class RunFiles(Protocol):
-    """Operations on a run directory; names are relative to it. All raise StorageError if they transfer."""
+    """Operations on a run directory; names are relative to it. All transfers can raise StorageError."""
 
     def write(self, name: str, text: str) -> None:
         """Write a text file."""
@@ -63,7 +63,7 @@ class RunFiles(Protocol):
     ) -> None:
         """Download, unpack and verify a checkpoint. Raises DamagedCheckpoint.
 
-        `shards`: key → sha256 of those that are stored beside its archive.
+        `shards`: key → sha256 of the shards that are stored beside its archive.
         """
 
     def verify(self, name: str, job_id: str) -> VerifiedCheckpoint:
@@ -76,7 +76,7 @@ class RunFiles(Protocol):
         """Upload a file and compare its size."""
 
     def upload_all(self, keys: Mapping[str, str]) -> list[Stored]:
-        """Upload files (name → key), each from the host that has it, and all hosts at the same time.
+        """Upload files (name → key), each from the host that has it. All hosts upload at the same time.
 
         A file that no host has is not in the result.
         """
@@ -117,7 +117,7 @@ class LocalRunFiles:
     ) -> None:
         target = self.folder / name
         unpacked = f".partial-{target.name}"
-        for leftover in (self.folder / unpacked, target):  # of a try that failed, perhaps on another host
+        for leftover in (self.folder / unpacked, target):  # of a failed try, perhaps on another host
             shutil.rmtree(leftover, ignore_errors=True)
         with _damage_named("its archive"):
             self.download_folder(key, sha256, unpacked)
@@ -159,7 +159,7 @@ class LocalRunFiles:
 
 @contextmanager
 def _damage_named(part: str) -> Iterator[None]:
-    """Raise DamagedCheckpoint if the part of it that is downloaded is missing or damaged."""
+    """Raise DamagedCheckpoint if this part of it, downloaded inside the block, is missing or damaged."""
     try:
         yield
     except ObjectMissing:

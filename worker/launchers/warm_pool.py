@@ -1,8 +1,8 @@
 """Starts engines, and keeps one warm for the next job.
 
 An engine loads torch and transformers for seconds before it can start a job, so the worker keeps one that has
-loaded them (`python -m grpo_engine --warm`). It has no job, directory or device, and is used once; if it is
-dead or outdated, the job starts cold. Engines die with the thread that started them, that of their slot.
+loaded them (`python -m grpo_engine --warm`). It has no job, directory or device, and is used once. If it is
+dead or outdated, the job starts cold. Engines die with the thread of their slot, which starts them.
 """
 
 import os
@@ -30,14 +30,14 @@ class EngineCommand:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        # -P: nothing in the run directory, which holds user data, is importable
+        # -P: Python must not import from the run directory, which holds user data
         command = (str(settings.engine_python), "-P", "-m", settings.engine_module)
         unsafe = {WITHOUT_SANDBOX: "1"} if settings.allows_unsafe else {}
         return cls(command, engine_environment(os.environ) | unsafe)
 
 
 class WarmPool:
-    """Starts engines; `warm_up` starts one for the next job, if `keep_warm` and the settings allow it."""
+    """Starts engines. `warm_up` starts one for the next job, if `keep_warm` and the settings allow it."""
 
     def __init__(self, settings: Settings, *, keep_warm: bool = False) -> None:
         self._settings = settings
@@ -53,7 +53,7 @@ class WarmPool:
     def start(
         self, arguments: Sequence[str], run_dir: Path, environment: Mapping[str, str] = MappingProxyType({})
     ) -> EngineProcess:
-        """An engine with this job: the warm one if it lives and a new one would have the same command.
+        """An engine with this job: the warm one if it is alive and has the command that a new one would have.
 
         `environment`: the job's own variables, such as its GPUs.
         """
@@ -68,7 +68,8 @@ class WarmPool:
     def warm_up(self) -> None:
         """Start the next job's engine, at most once per job.
 
-        One that dies while it is idle is not replaced before the next job: the machine may be out of memory.
+        If it dies while it is idle, it is not replaced before the next job, because the machine may be out of
+        memory.
         """
         if self._has_warmed_up or not self._keep_warm:
             self._drop_dead()

@@ -1,6 +1,6 @@
 """Answers chat and completion requests: `python -m worker.serving.chat`, or a thread of a polling worker.
 
-One process of a host answers; the others stand by. Boundary: the process; `chat_dispatcher.py` handles
+One process on a host answers; the others stand by. Boundary: the process; `chat_dispatcher.py` handles
 requests.
 """
 
@@ -51,7 +51,8 @@ def _answer(stopping: Flag, worker: Worker, heartbeat: Heartbeat) -> None:
 def only_one(home: Path) -> Iterator[bool]:
     """Whether this process holds the host's chat lock. The kernel releases it when the process dies.
 
-    Its name contains the host's: a frozen container must not keep others of its home from answering.
+    Its name contains the host's name, so that a frozen container does not keep others with the same home from
+    answering.
     """
     with (home / f"chat.{socket.gethostname()}.lock").open("a") as lock:
         try:

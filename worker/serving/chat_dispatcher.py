@@ -1,7 +1,7 @@
 """Claims chat requests, passes them to a model process and writes the answer piece by piece.
 
-If a request's row is gone, its client has left, and the model process cancels it. On a machine with GPUs
-jobs take precedence: loaded models are ended when a job starts there.
+If a request's row is gone, its client has left, and the model process cancels it. On a machine with GPUs,
+jobs take precedence: when a job starts, loaded models are ended.
 Boundary: prompts and answers are passed on and never logged; processes are in `model_processes.py`.
 """
 
@@ -35,11 +35,11 @@ logger = structlog.get_logger()
 
 LEASE_SECONDS = 20.0
 BEAT_SECONDS = 3.0
-"""Between two lease renewals and announcements to the API."""
+"""Time between two lease renewals and announcements to the API."""
 PACE_SECONDS = 0.05
-"""Interval of the writes of received pieces."""
+"""Time between two writes of received pieces."""
 MAX_OPEN = 16
-"""Concurrent requests of this worker."""
+"""Maximum concurrent requests of this worker."""
 STOPPING = Refusal(code="worker_stopping", message="The worker is shutting down; try again.")
 TRAINING = Refusal(code="workers_training", message="A training job is using the GPUs; try again later.")
 DIED = Refusal(code="sampler_died", message="The model's process ended while it was answering; try again.")
@@ -109,7 +109,7 @@ class ChatDispatcher:
             repository.leave(session, self.worker.name)
 
     def _yield_gpus(self) -> None:
-        """Free the GPUs for a job that has started: loaded models would take the memory that it expects."""
+        """Free the GPUs for a job that has started; loaded models would take the memory that it expects."""
         if not self.settings.gpus:
             return
         with self.worker.database.reading() as session:
@@ -223,7 +223,7 @@ class ChatDispatcher:
                 self._drop(request)
 
     def _drop(self, request: OpenRequest) -> None:
-        """The request has ended, or its client has left."""
+        """Remove a request that has ended or whose client has left."""
         del self.open[request.row.id]
         if request.process is not None and request.row.id in request.process.open:
             request.process.used_at = monotonic()
@@ -241,7 +241,7 @@ class ChatDispatcher:
 
 
 def _written(session: Session, request: OpenRequest) -> bool:
-    """Write a request's pieces and end. False: its client has left."""
+    """Write a request's pieces and its end. False: its client has left."""
     id, fence = request.row.id, request.row.fence
     if request.pieces:
         pieces = [piece.model_dump(mode="json", exclude_defaults=True) for piece in request.pieces]

@@ -1,7 +1,7 @@
-"""Serving engines: one process per loaded model, a few at a time; the least recently used is evicted.
+"""Serving engines: one process per loaded model, and a few at a time. The least recently used one is evicted.
 
 Boundary: processes, their weights and their messages; `chat_dispatcher.py` assigns requests to them. Nothing
-here blocks: threads fetch weights and read and write messages.
+here blocks, because threads fetch weights and read and write messages.
 """
 
 import itertools
@@ -38,7 +38,7 @@ Fetch = Callable[[Path], ModelSource]
 
 @dataclass
 class Message:
-    """A message of a model process, its fetched weights, or why they could not be fetched."""
+    """A message from a model process, its fetched weights, or why they could not be fetched."""
 
     process: "ModelProcess"
     content: Report | ModelSource | Exception
@@ -54,19 +54,19 @@ class ModelProcess:
         self.model = model
         self.parts = parts
         self.open: set[str] = set()
-        """Ids of its open requests."""
+        """Ids of the open requests."""
         self.used_at = self.last_message_at = monotonic()
         self.is_loaded = False
         self._folder = folder
         self._inbox = inbox
         self._engine: EngineProcess | None = None
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        """Messages to the process; it reads the first one after it has loaded the model."""
+        """Messages to the process, which reads the first one after it has loaded the model."""
 
     @property
     def has_hung(self) -> bool:
         if self._engine is None:
-            return False  # a download may take long
+            return False  # a download may take a long time
         is_busy = bool(self.open) or not self.is_loaded
         return is_busy and monotonic() - self.last_message_at > SILENT_SECONDS
 
@@ -114,7 +114,7 @@ class ModelProcess:
         self._lines.put(_line(Cancel(id=id)))
 
     def last_output(self) -> tuple[str, ...]:
-        """Last lines of its log, until the model is loaded: later lines might quote a request."""
+        """Last lines of its log until the model was loaded; later lines might quote a request."""
         return self._engine.log_tail(8) if self._engine and not self.is_loaded else ()
 
     def close(self) -> int | None:
@@ -140,7 +140,7 @@ def _line(record: BaseModel) -> bytes:
 
 def _write(engine: EngineProcess, first: bytes, lines: queue.SimpleQueue[bytes | None]) -> None:
     """Write lines to the engine's standard input; the reader notices when the engine ends."""
-    with suppress(BrokenPipeError, ValueError):  # ValueError: it was closed meanwhile
+    with suppress(BrokenPipeError, ValueError):  # ValueError: the pipe was closed meanwhile
         for line in itertools.chain([first], iter(lines.get, None)):
             engine.door.write(line)
             engine.door.flush()
@@ -165,7 +165,7 @@ class ModelProcesses:
 
     @property
     def has_room(self) -> bool:
-        """Whether another model can be loaded, if need be by evicting an idle one."""
+        """Whether another model can be loaded, if necessary by evicting an idle one."""
         return len(self._all) < self._settings.chat_models or any(not process.open for process in self._all)
 
     @property

@@ -1,1 +1,1 @@
-"""Metrics to TensorBoard, MLflow and W&B: one process per sink of a job, started by a keeper."""
+"""Sends metrics to TensorBoard, MLflow and W&B. A keeper starts one process per sink of a job."""

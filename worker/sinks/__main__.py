@@ -1,7 +1,7 @@
 """The process of one sink of one job: `python -m worker.sinks JOB TYPE CLAIM`.
 
-It may hang, crash or be killed: the next process writes the missing steps. The keeper ends a process that no
-longer renews its claim.
+If it hangs, crashes or is killed, the next process writes the missing steps. The keeper ends a process that
+no longer renews its claim.
 """
 
 import argparse
@@ -24,15 +24,15 @@ from worker.supervision import stop_flag
 logger = structlog.get_logger()
 
 POLL_SECONDS = 1.0
-"""Interval of the queries for new steps."""
+"""Time between two queries for new steps."""
 RENEW_POLLS = 20
 """A claim is renewed at least once in this many queries."""
 DATABASE_UNAVAILABLE = os.EX_TEMPFAIL
-"""Exit code if the sink did not fail: its claim expires, and the next process continues."""
+"""Exit code if the sink itself did not fail; its claim expires, and the next process continues."""
 
 
 def opened(kind: str, job: SinkJob) -> Sink:
-    """The sink; its package is imported only here and may raise anything."""
+    """Open the sink. Its package is imported only here and may raise anything."""
     if kind == "tensorboard":
         from worker.sinks.tensorboard_files import TensorboardFiles
 
@@ -64,7 +64,10 @@ def write_all(database: Database, settings: Settings, claim: outbox.Claim, stopp
 def follow(
     database: Database, claim: outbox.Claim, sink: Sink, stopping: threading.Event
 ) -> outbox.NewMetrics | None:
-    """The newest state; None if the claim was lost."""
+    """Write new steps until the job pauses or ends, or `stopping` is set.
+
+    Returns the newest state; None if the claim was lost.
+    """
     step, num_idle = sink.last_step, 0
     while True:
         with database.reading() as session:
@@ -86,7 +89,7 @@ def follow(
 
 
 def public_reason(kind: str, error: Exception) -> str:
-    """The error as a user may read it, without secrets."""
+    """Text of the error for users, without secrets."""
     if isinstance(error, ModuleNotFoundError) and error.name == SINK_PACKAGES[kind]:
         return f"{kind} is not installed on the worker; {install_hint(kind)}."
     text = mask_secrets(" ".join(str(error).split())) or type(error).__name__
@@ -94,7 +97,7 @@ def public_reason(kind: str, error: Exception) -> str:
 
 
 def run(database: Database, settings: Settings, claim: outbox.Claim, stopping: threading.Event) -> int:
-    """The exit code; 0 also if a failure was recorded."""
+    """Write the sink's steps. Returns the exit code, which is 0 even if a failure was recorded."""
     try:
         write_all(database, settings, claim, stopping)
     except SQLAlchemyError as error:
@@ -109,13 +112,13 @@ def run(database: Database, settings: Settings, claim: outbox.Claim, stopping: t
 
 
 def main() -> None:
-    """Run until everything is written, or SIGTERM."""
+    """Run until everything is written or SIGTERM arrives."""
     parser = argparse.ArgumentParser(prog="worker.sinks", description=__doc__)
     parser.add_argument("job_id")
     parser.add_argument("type", choices=sorted(SINK_PACKAGES))
     parser.add_argument("claim", type=int)
     given = parser.parse_args()
-    os.environ.setdefault("MLFLOW_CONFIGURE_LOGGING", "false")  # its lines are not JSON
+    os.environ.setdefault("MLFLOW_CONFIGURE_LOGGING", "false")  # MLflow's log lines are not JSON
     settings = Settings()
     logs.own_process(settings.log_level)
     stopping = stop_flag()

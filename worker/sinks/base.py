@@ -19,16 +19,16 @@ from service.sinks.outbox import Target
 
 @dataclass(frozen=True)
 class SinkJob:
-    """A job as sinks show it."""
+    """The data of a job that sinks show."""
 
     job_id: str
     tenant: str
     settings: Mapping[str, Any]
-    """Settings of the integration."""
+    """The sink's settings in the job's integration."""
     config: Mapping[str, Any]
     """The job's parameters, flat, without graders, which may contain whole programs."""
     known_step: int
-    """Last step written according to the database; -1: none."""
+    """Last written step according to the database; -1: none."""
     home: Path
     tensorboard_root: Path
 
@@ -59,7 +59,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 class Sink(Protocol):
-    """One open run in one sink. After a crash its own data decides where to continue."""
+    """One open run in one sink. After a crash, the sink's own data determines where to continue."""
 
     @property
     def last_step(self) -> int:
@@ -72,4 +72,4 @@ class Sink(Protocol):
         """Make everything written survive this process."""
 
     def close(self, state: JobState) -> None:
-        """`state` is the job's; if it has not ended, a later process continues the run."""
+        """Close the run. If the job's `state` is not final, a later process continues the run."""

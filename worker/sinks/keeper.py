@@ -21,9 +21,9 @@ from worker.supervision import Flag, end_process, run_rounds
 logger = structlog.get_logger()
 
 MAX_PROCESSES = 6
-"""Per machine: two jobs with all three sinks. Further sinks wait."""
+"""Maximum per machine: enough for two jobs with all three sinks. Further sinks wait."""
 STOP_SECONDS = 5.0
-"""Time between SIGTERM and SIGKILL, to write the steps already read."""
+"""Time between SIGTERM and SIGKILL, to write the steps that are already read."""
 HUNG = "it hung and was killed; its server may be unreachable."
 
 
@@ -36,7 +36,7 @@ class Keeper:
     _running: dict[outbox.Claim, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def keep_until(self, stopping: Flag) -> None:
-        """Check every `sweep_seconds`; at the end stop all processes."""
+        """Check every `sweep_seconds` until `stopping` is set, then stop all processes."""
         heartbeat = Heartbeat(self.database, self.settings, SINKS)
         run_rounds(stopping, heartbeat, self.check_once, self.settings.sweep_seconds)
         self.end_all()
@@ -67,7 +67,8 @@ class Keeper:
                 if outbox.is_held(session, claim):
                     return
                 is_hung = outbox.has_lapsed(session, claim)
-            end_process(process, 0 if is_hung else STOP_SECONDS)  # if not hung, it has released its claim
+            # a process that has not hung has released its claim
+            end_process(process, 0 if is_hung else STOP_SECONDS)
             reason = HUNG if is_hung else None
         else:
             reason = None if code in (0, os.EX_TEMPFAIL) else _ended(code)
@@ -86,7 +87,7 @@ class Keeper:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
     def end_all(self) -> None:
-        """SIGTERM to all; each may still write the steps already read."""
+        """Send SIGTERM to all; each may still write the steps that it has read."""
         for process in self._running.values():
             process.terminate()
         for process in self._running.values():

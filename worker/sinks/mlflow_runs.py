@@ -23,16 +23,16 @@ MAX_PARAM_CHARS = 500
 MAX_NAME_CHARS = 250
 MAX_PARAMS = 100
 MAX_METRICS = 1000
-"""MLflow's own limits of one batch."""
+"""MLflow's own limits for one batch."""
 
 
 def allowed(name: str) -> str:
-    """The name without characters that MLflow refuses; a metric of a grader's part may have any name."""
+    """The name without characters that MLflow refuses; the metric of a grader's part may have any name."""
     return posixpath.normpath(re.sub(r"[^\w.\-/ ]", "_", name)).lstrip("./")[:MAX_NAME_CHARS]
 
 
 class MlflowRun:
-    """The job's run; created if it does not exist."""
+    """The job's run, which is created if it does not exist."""
 
     def __init__(self, job: SinkJob) -> None:
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{job.home / 'mlflow.db'}"

@@ -1,7 +1,7 @@
 """Reads the steps from W&B's file of a run, which uses LevelDB's log format.
 
-A file is a header and blocks of 32 KiB; a record is one piece, or first, middle and last pieces, each with
-checksum, length and kind. If the writer was killed, the incomplete last record is ignored.
+A file is a header and blocks of 32 KiB. A record is a single piece, or a first, middle and last ones; each
+piece has a checksum, a length and a kind. If the writer was killed, the incomplete last record is ignored.
 """
 
 import json
@@ -28,7 +28,8 @@ def newest_step(folder: Path, run_id: str) -> int | None:
 
 
 def rows(path: Path) -> Iterator[dict[str, float]]:
-    """The logged steps of a file, name → value; W&B writes names with a slash or a dot as `nested_key`."""
+    """The logged steps of a file, each as name → value. W&B writes names with slashes or dots as
+    `nested_key`."""
     for item in messages(path, "history"):
         yield {each.key or ".".join(each.nested_key): json.loads(each.value_json) for each in item.item}
 

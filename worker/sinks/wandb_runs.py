@@ -1,6 +1,6 @@
 """Weights & Biases: one run per job, with the job's id; WANDB_MODE, WANDB_API_KEY etc. as W&B documents them.
 
-W&B keeps a file of each run on this disk, uploaded or not; its newest step decides where to continue.
+W&B keeps a file of each run on this disk, uploaded or not; its newest step shows where to continue.
 """
 
 import os
@@ -14,11 +14,11 @@ from worker.sinks.base import SinkJob
 from worker.sinks.wandb_files import newest_step
 
 INIT_SECONDS = 60.0
-"""For the server's first response; shorter than a claim."""
+"""Maximum time for the server's first response; shorter than a claim."""
 
 
 class WandbRun:
-    """The job's run; offline, each writing process has its own file."""
+    """The job's run. If W&B is offline, each writing process has its own file."""
 
     def __init__(self, job: SinkJob) -> None:
         folder = Path(os.environ.get("WANDB_DIR") or job.home)
@@ -52,7 +52,7 @@ class WandbRun:
         self._run.log(dict(values), step=step)
 
     def flush(self) -> None:
-        """W&B's own process writes and uploads; steps that it had not written are written again."""
+        """Do nothing, because W&B's own process writes and uploads. Steps that it loses are written again."""
 
     def close(self, state: JobState) -> None:
         self._run.finish(exit_code=1 if state is JobState.FAILED else 0)

@@ -188,8 +188,8 @@ def test_a_checkpoint_whose_shard_is_not_that_of_the_manifest_is_never_visible(
     if is_gone:
         shard.unlink()
     verified = attempt.files.verify(saved.path, attempt.job.id)
-    what = "missing on its host" if is_gone else "not as its manifest says"
-    with pytest.raises(DamagedCheckpoint, match=f"its shard {SHARDS[1]} is {what}"):
+    what = "is missing on its host" if is_gone else "does not match its manifest"
+    with pytest.raises(DamagedCheckpoint, match=f"its shard {SHARDS[1]} {what}"):
         publish._store_state(attempt, saved.path, "jobs/x", verified.elsewhere)
     publish.publish_checkpoint(attempt, saved)
     assert rows(database) == []
