@@ -1,4 +1,4 @@
-"""The limits of this machine, measured: `fraction_of_peak` is relative to them."""
+"""Measures the limits of this machine, to which `fraction_of_peak` is relative."""
 
 import platform
 import re
@@ -26,13 +26,13 @@ NOMINAL = (
     ("H100", 989e12),
     ("A100", 312e12),
 )
-"""Dense bfloat16 operations per second from NVIDIA's data sheets; the first matching name counts."""
+"""Dense bfloat16 operations per second from NVIDIA's data sheets, by the first name that matches."""
 
 
 def matrix_rate(device: str, dtype: torch.dtype, threads: int, size: int | None = None) -> float:
-    """Floating point operations per second of a large matrix product: the fastest of several.
+    """Floating point operations per second of the fastest of several large matrix products.
 
-    Small products choose between torch's and the engine's: on some processors, torch's is slow in bfloat16.
+    Small products decide between torch and the engine; on some processors, torch's are slow in bfloat16.
     """
     torch.set_num_threads(threads)
     size = size or MATRIX[torch.device(device).type]
@@ -43,7 +43,7 @@ def matrix_rate(device: str, dtype: torch.dtype, threads: int, size: int | None 
 
 
 def _product_seconds(way: Callable[[Tensor, Tensor], Tensor], operands: Tensor) -> float:
-    """The shortest time of several products of two matrices."""
+    """The shortest time of several products of the two matrices, in seconds."""
     fastest = float("inf")
     for _ in range(ROUNDS):
         settle()
@@ -55,7 +55,7 @@ def _product_seconds(way: Callable[[Tensor, Tensor], Tensor], operands: Tensor) 
 
 
 def machine_name(device: str = "cpu") -> str:
-    """Usable as a file name: the processor and the number of threads, or the GPU."""
+    """The processor and the number of threads, or the GPU, as a file name."""
     if torch.device(device).type == "cuda":
         return _slug(torch.cuda.get_device_name())
     return f"{_slug(_processor())}-{torch.get_num_threads()}-threads"
@@ -89,7 +89,7 @@ def describe(device: str, dtype: torch.dtype, threads: int, matrix_size: int | N
 
 
 def copy_rate(device: str) -> float:
-    """Bytes per second that a large copy reads and writes: the fastest of several."""
+    """Bytes per second that the fastest of several large copies reads and writes."""
     size = COPIED_BYTES[torch.device(device).type]
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target, fastest = torch.empty_like(source), float("inf")

@@ -1,10 +1,11 @@
-"""Install what the engine needs and an interpreter lacks into a folder, without replacing a package.
+"""Installs the packages that the engine needs and an interpreter lacks into a folder, and replaces none.
 
     python3 -m bench.packages --to FOLDER [--wheels WHEELS]    for this interpreter, with PYTHONPATH=FOLDER
     python3 -m bench.packages --download WHEELS --python-version 3.12
 
-For hosts whose torch and transformers are given, such as GPU machines without a package index or a compiler.
-Boundary: uses the standard library only, because nothing else is there yet.
+It is for hosts on which torch and transformers are given, such as GPU machines without a package index or a
+compiler.
+Boundary: uses only the standard library, because nothing else is installed yet.
 """
 
 import argparse
@@ -19,12 +20,12 @@ from pathlib import Path
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 GIVEN = {"torch", "transformers", "grpo-service"}
 ON_TORCH = ("accelerate", "peft", "psutil")
-"""Installed without their dependencies: torch would be among them."""
+"""Packages to install without their dependencies, because torch would be among them."""
 PLATFORMS = [f"manylinux_2_{number}_x86_64" for number in (28, 27, 26, 24, 17)] + ["manylinux2014_x86_64"]
 
 
 def requirements() -> dict[str, str]:
-    """Name → requirement of the engine and its tests, without what is given or depends on torch."""
+    """Name → requirement of the engine and its tests, except packages that are given or depend on torch."""
     project = tomllib.loads(PYPROJECT.read_text())["project"]
     extras = project["optional-dependencies"]
     listed = [*project["dependencies"], *extras["engine"], *extras["tests"]]
@@ -33,13 +34,13 @@ def requirements() -> dict[str, str]:
 
 
 def required(extra: str) -> str:
-    """The requirement of an extra that the extra is named for, such as vllm==0.32.0."""
+    """The requirement after which an extra is named, such as vllm==0.32.0."""
     listed = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"][extra]
     return str(next(each for each in listed if each.startswith(extra)))
 
 
 def download(wheels: Path, python_version: str | None) -> None:
-    """Download the requirements with all that they need; `python_version` None: for this interpreter."""
+    """Download the requirements and their dependencies; `python_version` None: for this interpreter."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--dest", str(wheels)]
     if python_version is not None:
         platforms = [f"--platform={each}" for each in PLATFORMS]
@@ -67,7 +68,7 @@ def _is_installed(name: str) -> bool:
 
 
 def has_modules(python: str, *modules: str) -> bool:
-    """Whether that interpreter can find the modules, without importing them."""
+    """Whether that interpreter can find the modules; they are not imported."""
     code = "import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))"
     return subprocess.run([python, "-c", code, *modules], check=False).returncode == 0
 
@@ -84,7 +85,7 @@ def main() -> None:
     parser.add_argument("--to", type=Path, help="folder that gets what this interpreter lacks")
     parser.add_argument("--wheels", type=Path, help="folder of wheels; default: the package index")
     parser.add_argument("--download", type=Path, metavar="WHEELS", help="download wheels, install nothing")
-    parser.add_argument("--python-version", help="of the interpreter that will install them")
+    parser.add_argument("--python-version", help="version of the interpreter that will install them")
     options = parser.parse_args()
     if options.download is not None:
         download(options.download, options.python_version)

@@ -1,9 +1,9 @@
-"""Accuracy of every recipe on held-out sums before and after training, with three seeds.
+"""Measures each recipe's accuracy on held-out sums before and after training, with three seeds.
 
     python -m bench.recipes [--seeds 0 1 2] [--steps 120] [--recipes grpo dapo …] [--out bench/recipes.md]
 
-The task is the demo's: a small model first learns sums with forgotten carries; each recipe starts from that
-model. One thread; seconds are the process's CPU time, so that a busy machine does not change them.
+The task is that of the demo: a small model first learns sums with forgotten carries, and each recipe starts
+from that model. Runs use one thread. Seconds are CPU time, which a busy machine does not change.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def run(folder: Path, model: Path, files: dict[str, Path], seed: int, method: di
 
 
 def seeded_model(folder: Path, seed: int) -> tuple[Path, dict[str, Path]]:
-    """The demo's model after its supervised job, and the rows."""
+    """The demo's model after its supervised job, and the files with the rows."""
     base = make_model(folder / "base", seed=seed)
     train, held_out = make_rows(TRAIN, HELD_OUT, seed=seed)
     files = {

@@ -1,4 +1,4 @@
-"""The kinds of runs that `bench/recorded_runs.py` records: what makes each of them, and its verdict."""
+"""The classes of runs that `bench/recorded_runs.py` records: how each is made, and the expected finding."""
 
 import random
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from examples.arithmetic import make_rows, supervised_rows
 
 Row = dict[str, Any]
 NUM_SUMS = 640
-"""All that `make_rows` can make."""
+"""Number of all rows that `make_rows` can make."""
 RIGHT = {"type": "numeric", "reference": "{{item.answer}}"}
 ABSTAINS = {"type": "string_check", "operation": "like", "input": "{{sample.output_text}}", "reference": "?"}
 NUMBER = {"type": "format", "pattern": r"\d+", "match": "search"}
@@ -21,12 +21,12 @@ class Recipe:
     """How a class of runs is made."""
 
     demonstrations: str = "carries"
-    """What the model imitates before: `demonstrated` explains the names."""
+    """The demonstrations that the model imitates first; `demonstrated` explains the names."""
     grader: Mapping[str, Any] = field(default_factory=lambda: RIGHT)
     eval_grader: Mapping[str, Any] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     answers: str = "sum"
-    """`sum`; `product`; `digit`: any; `coin`: of sums with a carry, with or without it at random."""
+    """`sum`; `product`; `digit`: any digit; `coin`: only sums with a carry, which is included at random."""
     num_train: int = 440
     num_held_out: int = 200
 
@@ -50,7 +50,7 @@ EXPECTED: dict[str, tuple[str, str]] = {
 }
 """Class → severity and code of its finding, and the start of its summary.
 
-`memorised-full` with seed 0 is recorded as `few`: its 200 rows do not prove what happened.
+`memorised-full` with seed 0 is recorded as `few`, because its 200 rows do not prove what happened.
 """
 SMALL_STEPS = {"prompts_per_step": 4, "group_size": 4}
 RECIPES: dict[str, Recipe] = {
@@ -138,8 +138,8 @@ RECIPES |= {
     "hard-sixteen": _variant("hard", n_steps=40),
     "flat-tiny": _variant("flat-still", n_steps=100, learning_rate=1e-9, group_size=8, prompts_per_step=32),
 }
-"""Set aside while the rules were written. `good-abstains` exploits its grader only where it samples: greedy
-answers are right."""
+"""Recipes that were set aside while the rules were written. `good-abstains` exploits its grader only when it
+samples; its greedy answers are right."""
 
 
 def rows_of(recipe: Recipe, seed: int) -> tuple[list[Row], list[Row]]:
@@ -174,8 +174,9 @@ def _carries(row: Row) -> bool:
 def demonstrated(name: str, seed: int) -> list[Row]:
     """Sums with the assistant's turn.
 
-    `carries`: two of three carries forgotten. `sums`: right. `digits`: any digit. `abstains`: as `carries`,
-    and "?" in a tenth. `working`: the sum is repeated first. `rambling`: as `carries`, then some spaces.
+    `carries`: two of three carries are forgotten. `sums`: right answers. `digits`: any digit. `abstains`:
+    like `carries`, but with "?" in a tenth of the rows. `working`: the sum is repeated first. `rambling`:
+    like `carries`, followed by some spaces.
     """
     rows, _ = make_rows(2000, 200, seed=seed)
     drawn = random.Random(seed)

@@ -1,9 +1,9 @@
-"""Record real runs of a tiny model, good and bad ones, for the tests of the diagnosis.
+"""Records real runs of a tiny model, good and bad ones, for the tests of the diagnosis.
 
     python -m bench.recorded_runs OUT [--recipes good memorised …] [--seeds 0 1] [--models FOLDER]
 
-Writes one file a run: a line with the request and the expected class, then one line a step with the metrics
-that the diagnosis reads, as the service stores them. A run takes 5 to 60 seconds on one core.
+Writes one file per run: a line with the request and the expected class, then one line per step with the
+metrics that the diagnosis reads, as the service stores them. A run takes 5 to 60 seconds on one core.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def _events(
 
 
 def model_of(models: Path, demonstrations: str, seed: int) -> Path:
-    """The tiny model after imitation; made once in `models`."""
+    """The tiny model after it has imitated the demonstrations; made once in `models`."""
     folder = models / f"{demonstrations}-{seed}"
     if not folder.exists():
         base = make_model(models / f"base-{seed}", seed=seed)

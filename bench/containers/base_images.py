@@ -1,6 +1,7 @@
-"""The base images of Dockerfiles and compose file: pulled, or made from Debian's packages without a registry.
+"""Provides the base images of Dockerfiles and compose file: pulls them, or makes them from Debian's packages.
 
-An image that is made here has the official one's name, user, folders and entrypoint, but Debian's version.
+An image that is made here has the official one's name, user, folders and entrypoint, but Debian's version of
+the software.
 """
 
 import os
@@ -30,7 +31,7 @@ def provide_base_images(folder: Path, environment: Mapping[str, str]) -> Iterato
             yield f"{image}: pulled"
         else:
             _make(image, folder, environment)
-            yield f"{image}: made from Debian's packages, because no registry delivers it"
+            yield f"{image}: made from Debian's packages, because no registry provides it"
 
 
 def base_images() -> set[str]:
@@ -55,7 +56,7 @@ def _make(image: str, folder: Path, environment: Mapping[str, str]) -> None:
 
 
 def _make_debian(root: Path, environment: Mapping[str, str]) -> None:
-    """Debian 12 from the mirror of this machine's apt, with its options."""
+    """Make a root file system of Debian 12, from apt's mirror on this machine and with apt's options."""
     shutil.rmtree(root, ignore_errors=True)
     program = shutil.which("debootstrap", path=environment["PATH"]) or "debootstrap"
     with (root.parent / "debootstrap.log").open("wb") as log:
@@ -71,7 +72,7 @@ def _make_debian(root: Path, environment: Mapping[str, str]) -> None:
 
 
 def _copy_pip_settings(context: Path) -> None:
-    """The index and the folders of wheels that this machine's pip uses, such as CPU builds of torch."""
+    """Copy pip's settings of this machine: the index and folders of wheels, such as CPU builds of torch."""
     found = run(os.environ, sys.executable, "-m", "pip", "config", "list")
     settings = dict(re.findall(r"\.(index-url|find-links)='(.*)'", found))
     wheels = context / "wheels"

@@ -1,4 +1,4 @@
-"""One compose deployment without a GPU, under a project name of its own, and its API."""
+"""A compose deployment without a GPU, under its own project name, and its API."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def grade(sample, item):
 
 @dataclass(frozen=True)
 class Deployment:
-    """`environment`: of docker, with the variables of the compose file."""
+    """A running deployment. `environment`: docker's variables and those of the compose file."""
 
     environment: Mapping[str, str]
     port: int
@@ -83,7 +83,7 @@ class Deployment:
 
 
 def submit(client: Client, file_id: str, num_steps: int, num_ranks: int = 1) -> str:
-    """Id of a new job whose grader is Python, which runs in the sandbox."""
+    """Id of a new job with a Python grader, which runs in the sandbox."""
     hyperparameters = {"group_size": 8, "n_steps": num_steps, "max_completion_tokens": 8}
     grader = {"type": "python", "name": "variety", "source": GRADER}
     method = {"grader": grader, "hyperparameters": {**hyperparameters, "checkpoint_interval": 5}}
@@ -97,7 +97,7 @@ def submit(client: Client, file_id: str, num_steps: int, num_ranks: int = 1) -> 
 
 
 def finished(client: Client, job_id: str) -> dict[str, Any]:
-    """The job when it has succeeded. Raises AssertionError if it has failed."""
+    """Wait until the job has succeeded, and return it. Raises AssertionError if it has failed."""
     job = client.awaited(f"{JOBS}/{job_id}", client.get(f"{JOBS}/{job_id}"), lambda _job: None)
     assert job["status"] == "succeeded", job["failure"]
     return job

@@ -1,7 +1,7 @@
 """A container engine: this machine's, or Debian's packages unpacked into a folder and started there.
 
-The engine is that of Debian 12. Its Compose does not understand the compose file, so the command line,
-Compose and buildx are those of Debian 13. Nothing is installed, and everything that was started is ended.
+The engine is from Debian 12. Its version of Compose cannot read the compose file, so the command line,
+Compose and buildx are from Debian 13. Nothing is installed, and everything that was started is ended.
 """
 
 import os
@@ -21,7 +21,7 @@ CLIENT = ("docker-cli", "docker-compose", "docker-buildx")
 LIBRARIES = Path(f"usr/lib/{platform.machine()}-linux-gnu")
 TABLES = ("filter", "nat")
 FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
-"""The daemon turns it on."""
+"""Setting that the daemon turns on."""
 START_SECONDS = 60
 END_SECONDS = 60
 
@@ -51,11 +51,11 @@ def container_engine(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def debian_mirror() -> str:
-    """The mirror of this machine's apt."""
+    """The package mirror that apt uses on this machine."""
     found = run(os.environ, "apt-get", "indextargets", "--format", "$(RELEASE) $(SITE)")
     sites = [line.split()[1] for line in found.splitlines() if line.split()[0] == "bookworm"]
     if not sites:
-        raise RuntimeError("no container engine here, and no Debian 12 to unpack one from")
+        raise RuntimeError("no container engine is installed, and this is no Debian 12 that could unpack one")
     return sites[0]
 
 
@@ -111,13 +111,13 @@ def _daemon(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
     options = [word for name, path in own.items() for word in (name, str(folder / path))]
     command = ["dockerd", *options, "-H", environment["DOCKER_HOST"], "--mtu", "1400"]
     with (folder / "dockerd.log").open("ab") as log:
-        # a session of its own: Ctrl-C must not end it before the containers
+        # in its own session, so that Ctrl-C does not end it before the containers
         daemon = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
         deadline = time.monotonic() + START_SECONDS
         while not _works(environment):
             if daemon.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the container engine does not start: see {folder}/dockerd.log")
+                raise RuntimeError(f"the container engine does not start; see {folder}/dockerd.log")
             time.sleep(0.2)
         yield
     finally:
@@ -126,7 +126,7 @@ def _daemon(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove what the daemon leaves: mounts of its network namespaces, and its bridge."""
+    """Remove what the daemon leaves behind: mounts of its network namespaces, and its bridge."""
     with suppress(OSError):
         subprocess.run(["ip", "link", "delete", "docker0"], check=False)
     mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]

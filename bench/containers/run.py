@@ -1,6 +1,6 @@
-"""`python -m bench.containers.run [--folder FOLDER]`: what a deployment in containers must withstand.
+"""`python -m bench.containers.run [--folder FOLDER]`: tests a deployment in containers, with failures.
 
-`--folder` keeps engine and images for the next run; by default they are removed. They take 8 GB.
+`--folder` keeps engine and images (8 GB) for the next run; by default they are removed.
 """
 
 import argparse
@@ -24,7 +24,7 @@ LONG_STEPS = 80
 
 
 def check(folder: Path) -> Iterator[str]:
-    """A line for each thing that works. Raises AssertionError or RuntimeError at the first that does not."""
+    """Yield a line for each check that passes. Raises AssertionError, RuntimeError if one fails."""
     with container_engine(folder) as docker:
         yield "a container engine runs"
         yield from provide_base_images(folder, docker)
@@ -74,7 +74,7 @@ def _check_restarts(deployment: Deployment, client: Client, file_id: str) -> Ite
     (worker,) = deployment.containers("worker")
     deployment.kill(worker)
     wait_until(lambda: client.get(f"{JOBS}/{job_id}")["attempt"] == 2, TAKEOVER_SECONDS)
-    yield "a killed worker starts again and takes its job over"
+    yield "a killed worker restarts and takes over its job"
     deployment.compose("restart", "redis")
     deployment.compose("restart", "postgres")
     job = finished(client, job_id)
@@ -85,13 +85,13 @@ def _check_restarts(deployment: Deployment, client: Client, file_id: str) -> Ite
 def _check_two_workers(deployment: Deployment, client: Client, file_id: str) -> Iterator[str]:
     deployment.start("--no-recreate", "--scale", "worker=2")
     frozen, other = deployment.containers("worker")
-    # all processes but the container's first, which does not matter
+    # stops all processes but the container's first, which does not matter
     deployment.docker("exec", frozen, "sh", "-c", "kill -STOP -1")
     health = ("python", "-m", "worker.healthcheck", "--seconds", "15")
     wait_until(lambda: deployment.in_container(frozen, *health) == 1, 120)
     assert deployment.in_container(other, *health) == 0
     finished(client, submit(client, file_id, num_steps=5))
-    yield "of two workers a frozen one is unhealthy, and the other runs jobs"
+    yield "if one of two workers is frozen, it is unhealthy and the other runs jobs"
     deployment.docker("kill", frozen)
 
 

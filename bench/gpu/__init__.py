@@ -1,1 +1,1 @@
-"""The set for one large GPU: training, sampling and whole steps. Does not measure the service."""
+"""Benchmarks for one large GPU: training, sampling and whole steps. Does not measure the service."""

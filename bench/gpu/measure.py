@@ -1,12 +1,12 @@
-"""One part of the GPU set, in a process of its own so that its peak memory is its own.
+"""One part of the GPU set, in its own process, so that the peak memory is that of this part.
 
     python -m bench.gpu.measure INPUT.json OUTPUT.json
 
 Results are written after each cell, so that an interrupted part loses only the current cell. A cell that
 fails is recorded with its error; one that no longer fits into the part's time is recorded as not run.
 Training runs the policy gradient and the optimiser over groups of random tokens, as a job's step does; it
-leaves out sampling, scoring and the reference model (β is 0). A sampled completion ends only at its length,
-so the number of tokens is known; prompts are random words.
+leaves out sampling, scoring and the reference model (β is 0). A sampled completion never ends before its
+length limit, so the number of tokens is known; prompts are random words.
 """
 
 import json
@@ -88,13 +88,13 @@ def _measured(measure: Measure, cell: Cell, until: float) -> dict[str, Any]:
     try:
         return {"figures": {**measure(cell, until), **memory()}}
     except (RuntimeError, ValueError, EngineError) as error:
-        # such as out of memory, or sizes that the sampler refuses; other cells may still fit
+        # such as too little memory, or sizes that the sampler refuses; other cells may still fit
         return {"error": f"{type(error).__name__}: {str(error)[:1000]}"}
 
 
 def memory() -> dict[str, float]:
-    """GPU: this cell's peak, and all memory in use on the device (vLLM has its own pool). CPU: the process's
-    peak so far."""
+    """Memory in bytes. On a GPU: this cell's peak, and all memory in use on the device (vLLM has its own
+    pool). On a CPU: the process's peak so far."""
     if not torch.cuda.is_available():
         return {"peak_memory_bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)}
     free, total = torch.cuda.mem_get_info()
@@ -106,7 +106,7 @@ def memory() -> dict[str, float]:
 
 
 def save(path: Path, found: dict[str, Any]) -> None:
-    """Replace the file atomically: it may be read at any time."""
+    """Replace the file atomically, because it may be read at any time."""
     partial = path.with_suffix(".part")
     partial.write_text(json.dumps(found, indent=2) + "\n")
     os.replace(partial, path)
@@ -140,7 +140,7 @@ def train(
     passes: int,
     until: float,
 ) -> dict[str, Any]:
-    """One pass to warm up and to find the micro-batch size, then timed passes."""
+    """Make one pass to warm up and to find the micro-batch size, then timed passes."""
     _keep_activations(policy, not cell.recompute)
     groups = random_groups(cell, policy.model.config.vocab_size, spec.seed)
     optimizer = Optimizer(policy.trainable, settings)
@@ -193,11 +193,12 @@ def _start_peak() -> None:
 
 
 def _keep_activations(policy: Policy, keep: bool) -> None:
-    """Undo what an earlier cell changed when out of memory. Raises ValueError if it cannot recompute."""
+    """Undo what an earlier cell changed when it ran out of memory. Raises ValueError if the model cannot
+    recompute activations."""
     if policy.fast is not None:
         policy.fast.checkpointed = not keep
     elif not keep:
-        raise ValueError("this model does not use our kernels: its activations are always kept")
+        raise ValueError("this model does not use our kernels, so its activations are always kept")
 
 
 def random_groups(cell: Cell, vocab: int, seed: int) -> list[TrainingGroup]:
@@ -228,7 +229,7 @@ WARM_UP_TOKENS = 8
 
 
 def open_sampling(spec: Spec, cells: list[Cell]) -> Measure:
-    """Load model and sampler once for all cells; loading is in no figure."""
+    """Load model and sampler once for all cells; no figure includes the loading."""
     policy, settings = policy_of(spec)
     policy.stop_set = frozenset()
     policy.stop_ids = policy.stop_ids[:0]
@@ -244,7 +245,7 @@ def open_sampling(spec: Spec, cells: list[Cell]) -> Measure:
 
 
 def sample(sampler: Sampler, policy: Policy, spec: Spec, cell: Cell) -> dict[str, Any]:
-    """A short generation to warm up, then the timed one with other prompts, so that no cache helps."""
+    """Make a short generation to warm up, then a timed one with other prompts, so that no cache helps."""
     _generate(sampler, policy, cell, Sampling(max_tokens=WARM_UP_TOKENS, seed=spec.seed))
     machine.settle()
     began = time.perf_counter()
@@ -267,7 +268,7 @@ def sample(sampler: Sampler, policy: Policy, spec: Spec, cell: Cell) -> dict[str
 
 
 def _generate(sampler: Sampler, policy: Policy, cell: Cell, sampling: Sampling) -> int:
-    """Number of sampled tokens."""
+    """Sample once; returns the number of sampled tokens."""
     drawn = random.Random(f"{sampling.seed}/{sampling.step}")
     vocab = policy.model.config.vocab_size
     prompts = [

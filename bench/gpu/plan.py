@@ -1,7 +1,7 @@
-"""What the GPU set measures, and the page made of its results.
+"""The parts of the GPU set, and the page of its results.
 
 The plan is plain data: parts in order of importance, with sizes and time limits. The page adds shares of the
-machine's limits, ratios to TRL and to the figures that prime-rl published.
+machine's limits, and ratios to TRL and to the figures that prime-rl has published.
 Boundary: parts are run by `run.py` and measured by `measure.py`.
 """
 
@@ -46,7 +46,7 @@ class Part:
     name: str
     kind: Kind
     seconds: float
-    """Time limit; it is not started if less than half of this is left."""
+    """Time limit; the part is not started if less than half of it is left."""
     shape: str = ""
     cells: tuple[Cell, ...] = ()
     sampler: Sampler = "torch"
@@ -55,7 +55,7 @@ class Part:
 
     @property
     def needs(self) -> str:
-        """The part that must be done before; empty if none."""
+        """The part that must be done before this one; empty if there is none."""
         return f"model-{self.shape}" if self.shape and self.kind != "model" else ""
 
 
@@ -67,28 +67,28 @@ class Sizes:
     train: tuple[Cell, ...]
     sample: tuple[Cell, ...]
     steps: dict[tuple[str, Sampler], Cell]
-    """By shape, and by the sampler that both engines use. TRL computes a prompt once for each completion, so
-    the larger model gets fewer prompts; it generates slowly without vLLM, so completions are shorter."""
+    """By shape, and by the sampler of both engines. TRL computes a prompt once for each completion, so the
+    larger model gets fewer prompts; without vLLM it is slow, so completions are then shorter."""
     long_groups: dict[tuple[str, Sampler], Cell]
     """The same with larger groups; measured last, if time is left."""
     num_steps: int = 3
     time_factor: float = 1.0
     """Multiplies the parts' time limits."""
     tests: tuple[str, ...] = ()
-    """Tests of the engine on a GPU, which run first."""
+    """Tests of the engine on a GPU, which run before everything else."""
     passes: int = 3
-    """Timed repetitions of a training cell; fewer if its time is short."""
-    matrix_size: int | None = None  # of the product whose rate is the machine's limit; None: the usual one
+    """Maximum timed repetitions of a training cell; fewer if its time is short."""
+    matrix_size: int | None = None  # of the product that measures the machine's limit; None: the usual size
 
 
 def _row(prompts: int, group_size: int, length: int, row: int, prompt: int) -> Cell:
-    """Completions that fill rows of `row` tokens exactly, prompts not counted."""
+    """A cell whose completions fill rows of exactly `row` tokens, prompts not counted."""
     in_a_row = max(1, row // (group_size * length))
     return Cell(prompts, group_size, prompt, length, row + in_a_row * prompt)
 
 
 def _train(row: int, prompt: int, groups: Sequence[tuple[int, int]]) -> tuple[Cell, ...]:
-    """One sequence as long as the row, with activations kept and recomputed; then groups."""
+    """One sequence as long as the row, with activations kept and then recomputed; then groups."""
     alone = Cell(1, 1, prompt, row - prompt, row)
     recomputed = Cell(1, 1, prompt, row - prompt, row, recompute=True)
     rest = (_row(max(1, row // (size * length)), size, length, row, prompt) for size, length in groups)
@@ -127,7 +127,7 @@ QUICK = Sizes(
     steps={("tiny", "torch"): Cell(2, 4, 8, 8), ("tiny", "vllm"): Cell(2, 4, 8, 8)},
     long_groups={},
     num_steps=2,
-    time_factor=4.0,  # for a busy machine: most of a tiny part is imports
+    time_factor=4.0,  # for a busy machine, because a tiny part mostly imports
     passes=2,
     matrix_size=256,
 )
@@ -135,7 +135,7 @@ QUICK = Sizes(
 LIMITS: dict[str, dict[Kind, float]] = {
     "4b": {"model": 60, "train": 90, "sample": 70, "ours": 60, "theirs": 90},
 }
-"""Time limits in seconds by shape; other shapes use `USUAL`."""
+"""Time limits in seconds by shape; all other shapes use `USUAL`."""
 USUAL: dict[Kind, float] = {
     "machine": 30,
     "tests": 120,
@@ -260,7 +260,7 @@ def shares(figures: dict[str, Any], machine: dict[str, Any]) -> dict[str, float]
 
 
 def _against_trl(parts: Iterable[Part], found: dict[str, Any]) -> dict[str, Any]:
-    """Ratios ours ÷ TRL of the pairs that both ran, and why a pair may be unfair."""
+    """Ratios ours ÷ TRL of the pairs that both have run, and why a pair may be unfair."""
     pairs = {}
     for part in parts:
         if part.kind != "ours" or part.steps is None:

@@ -5,11 +5,11 @@
     python -m bench.gpu.run --parts train-4b sample-4b-torch  # only these and the parts that they need
     python -m bench.gpu.run --quick --device cpu --out page.json
 
-Shapes of Qwen3-0.6B and Qwen3-4B with random weights: nothing is downloaded, and no figure depends on the
-weights' values. Parts run in order of importance, each in a child process (`measure.py`) with its own process
-group and a share of the deadline. The page is written after each part. A part that fails is recorded with its
-error and the others continue; one that no longer fits is recorded as not run. Exit status 1: a part failed.
-Weights go to a temporary folder (9 GB): TMPDIR=/dev/shm keeps them off the disk.
+The models have the shapes of Qwen3-0.6B and Qwen3-4B and random weights, so nothing is downloaded; no figure
+depends on the weights' values. Parts run in order of importance, each in a child process (`measure.py`) with
+its own process group and a share of the deadline. The page is written after each part. A part that fails is
+recorded with its error, and the others continue; one that no longer fits is recorded as not run. Exit status
+1: a part failed. Weights go to a temporary folder (9 GB): TMPDIR=/dev/shm keeps them off the disk.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LEAST_SHARE = 0.5
 """A part is not started if less than this fraction of its time limit is left."""
 LORA_RANK, LEARNING_RATE, DTYPE, SEED = 16, 1e-4, "bfloat16", 0
 MAX_LOG_CHARACTERS = 4000
-"""Printed of a failed child's log; its last line is the reason on the page."""
+"""Lines of a failed child's log to print; the last line is the reason on the page."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,7 +111,7 @@ def _print_result(part: Part, result: dict[str, Any]) -> None:
 
 
 def _out(given: Path | None, found: dict[str, Any]) -> Path:
-    """The given path, or one named for the machine once that is known."""
+    """The given path, or one named for the machine once its name is known."""
     if given is not None:
         return given
     RESULTS.mkdir(exist_ok=True)
@@ -140,7 +140,7 @@ class Runner:
         self.threads = len(os.sched_getaffinity(0))
 
     def run(self, part: Part, seconds: float) -> dict[str, Any]:
-        """The part's result: `status`, and its figures, its cells or the reason why there are none."""
+        """The part's result: `status`, and its figures or cells, or the reason why there are none."""
         if reason := self._missing(part):
             return {"status": "not_run", "reason": reason}
         began = time.monotonic()
@@ -151,7 +151,7 @@ class Runner:
         task.write_text(json.dumps(self._task(part, spec, began + seconds)))
         ended = run_in_group(self._command(part, task, output), log, began + seconds - time.monotonic())
         result = {"seconds": time.monotonic() - began, **result_of(part, output, ended)}
-        cut = not ended.in_time and seconds < part.seconds  # by the deadline, not by its own limit
+        cut = not ended.in_time and seconds < part.seconds  # cut by the deadline, not by its own limit
         if cut and not any("error" in cell for cell in result.get("cells", ())):
             return result | {"status": "done" if output.exists() else "not_run"}
         return result
@@ -166,7 +166,7 @@ class Runner:
         return [python or sys.executable, "-m", module, str(task), str(output)]
 
     def _missing(self, part: Part) -> str:
-        """Why the part cannot run here; empty if it can."""
+        """Why the part cannot run on this machine; empty if it can."""
         if part.sampler == "vllm" and self.vllm_python is None:
             return f"{required('vllm')} is not installed here (--vllm-python)"
         if part.kind == "theirs" and not has_modules(sys.executable, "trl"):
@@ -209,20 +209,20 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a child ended."""
+    """The end of a child process."""
 
     in_time: bool
     trouble: str = ""
-    """Why it did not end well; empty if it did."""
+    """Why the child failed; empty if it succeeded."""
 
 
 def run_in_group(command: list[str], log: Path, seconds: float) -> Ended:
     """Run it for at most `seconds`, then kill its whole process group."""
     own = {**DEFAULTS, "HF_HUB_OFFLINE": "1"}
-    # With several visible GPUs TRL would split its batch over all of them.
+    # If several GPUs were visible, TRL would split its batch over all of them.
     environment = {"CUDA_VISIBLE_DEVICES": "0", **os.environ, **own}
     with log.open("wb") as out:
-        # delay SIGTERM until there is a child to end
+        # delay SIGTERM until there is a child that it can end
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         child = subprocess.Popen(
             command,
@@ -253,7 +253,7 @@ def _unblock_sigterm() -> None:
 
 
 def result_of(part: Part, output: Path, ended: Ended) -> dict[str, Any]:
-    """What the child has written, even if it was cut short."""
+    """The results that the child has written, even if it was cut short."""
     if part.kind == "tests" and output.exists():
         return tests_of(output)
     if part.cells:
@@ -282,7 +282,7 @@ def tests_of(report: Path) -> dict[str, Any]:
 
 
 def _of_cells(part: Part, found: list[dict[str, Any]], ended: Ended) -> dict[str, Any]:
-    """A part that was cut after some cells counts as done with those; the rest did not fit."""
+    """The result of a part with cells. If it was cut after some cells, it counts as done with those cells."""
     missing = [{"not_run": ended.trouble}] * (len(part.cells) - len(found))
     cells = [
         {"cell": asdict(cell), **entry} for cell, entry in zip(part.cells, [*found, *missing], strict=True)

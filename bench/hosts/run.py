@@ -1,10 +1,10 @@
-"""Many small jobs on four GPUs through one worker, and the price of a rank on Ray.
+"""Measures many small jobs on four GPUs with one worker, and the overhead of a rank on Ray.
 
     python -m bench.hosts.run [--jobs 100] [--rounds 3]
 
-GPUs are declared ones. The small jobs are the tests' fake engine, 5 s of training each. The price is that of
-a real engine with one rank: time from the claim to the first step, and seconds of a step, on Ray and as a
-plain process of the worker, in turns. Writes `bench/results/hosts.json`.
+The GPUs are only declared. A small job runs the tests' fake engine, which trains for 5 s. The overhead is
+measured with a real engine with one rank: the time from the claim to the first step and the seconds of a
+step, in turns on Ray and as a plain process of the worker. Writes `bench/results/hosts.json`.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def deployed(folder: Path) -> Iterator[Deployment]:
 
 
 def many_jobs(place: Deployment, num_jobs: int) -> dict[str, Any]:
-    """Run small jobs; how many held a GPU, and how many had an engine, while others were queued."""
+    """Run small jobs; measure how many held a GPU, and how many had an engine, while others were queued."""
     file_id = insert_dataset(place.database, place.storage, {"*": {"step_seconds": 0.5}})
     jobs = [
         insert_job(place.database, file_id, required_gpus=1, resources={"gpus": 1}) for _ in range(num_jobs)
@@ -118,7 +118,7 @@ def states_of(database: Database) -> dict[str, int]:
 
 
 def price(place: Deployment, rounds: int) -> dict[str, Any]:
-    """Start and step of one rank, on Ray and as a plain process."""
+    """Durations of the start and of a step of one rank, on Ray and as a plain process."""
     found: dict[str, list[tuple[float, float]]] = {"plain": [], "ray": []}
     for number in range(rounds):
         for launcher, results in found.items():
@@ -133,7 +133,7 @@ def price(place: Deployment, rounds: int) -> dict[str, Any]:
 
 
 def one_job(place: Deployment, settings: Settings) -> tuple[float, float]:
-    """Seconds from the claim to the first step, and of a step."""
+    """Seconds from the claim to the first step, and seconds of a step."""
     hyperparameters = {"n_steps": STEPS, "checkpoint_interval": 1000, "group_size": 8, "prompts_per_step": 2}
     shape = method(**hyperparameters, max_completion_tokens=32).model_dump(mode="json")
     shape["reinforcement"]["grader"] = {"type": "format", "pattern": "[0-9]", "match": "search"}

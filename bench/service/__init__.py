@@ -1,1 +1,1 @@
-"""Load on the API and the queue, and the time from a request to a first step. Does not train models."""
+"""Benchmarks of the API and the queue under load, and of the time from a request to a first step."""

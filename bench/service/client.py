@@ -1,7 +1,7 @@
-"""A cheap HTTP client, and an open loop: requests are sent when due, even if others are still open.
+"""A cheap HTTP client, and an open loop, which sends requests when due, even if others are open.
 
-Latency counts from the due time, so that a stalled server is charged for all requests that waited. Boundary:
-HTTP/1.1 with Content-Length, as this service uses it; no redirects, no TLS.
+Latency counts from the due time, so that a stalled server is charged for all requests that had to wait.
+Boundary: HTTP/1.1 with Content-Length, as this service uses it; no redirects, no TLS.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class Client:
         self._turns = itertools.cycle(ports)
         self._head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         self._idle: dict[int, list[tuple[float, Connection]]] = {port: [] for port in ports}
-        """Idle connections and since when; the most recently used is last."""
+        """Idle connections, with the time since when they are idle; the most recently used is last."""
         self._free = asyncio.Semaphore(MAX_CONNECTIONS)
 
     async def send(self, call: Call, due: float) -> Answer:

@@ -1,7 +1,7 @@
 """A deployment for load tests: a durable PostgreSQL, uvicorn as a separate process, and stored jobs.
 
-Boundary: everything before the first measured request. The database syncs every commit to disk; otherwise it
-is the server of the tests.
+Boundary: everything before the first measured request. The database is the tests' server, except that it
+syncs every commit to disk.
 """
 
 import gc
@@ -32,7 +32,7 @@ NO_LIMIT = 10**9
 
 
 class DurablePostgres(Postgres):
-    """Durable across a power failure; vacuums as in docker/compose.yaml."""
+    """A PostgreSQL that survives a power failure and vacuums as in docker/compose.yaml."""
 
     is_in_memory = False
 
@@ -74,12 +74,12 @@ class Api:
 
     @property
     def cpu_seconds(self) -> float:
-        """Of all together."""
+        """CPU time of all processes together."""
         return sum(_cpu_seconds(pid) for pid in self.pids)
 
     @property
     def memory_bytes(self) -> int:
-        """Of all together."""
+        """Resident memory of all processes together."""
         pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.pids)
         return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -105,11 +105,11 @@ def deployed(folder: Path) -> Iterator[Deployment]:
 
 
 def _make_model(folder: Path) -> None:
-    from examples.tiny_model import make_model  # torch, which the load's own processes need not import
+    from examples.tiny_model import make_model  # loads torch, which the load's own processes do not need
 
     make_model(folder)
     gc.collect()
-    gc.freeze()  # no collection walks through torch while requests are timed
+    gc.freeze()  # so that no collection walks through torch while requests are timed
 
 
 @contextmanager
@@ -145,7 +145,7 @@ def upload_dataset(deployment: Deployment, api: Api) -> str:
 
 
 def job_request(training_file: str, seed: int, max_tokens: int = 16) -> dict[str, Any]:
-    """A typical job; each seed is another job, and another limit has all rows read again."""
+    """A typical job. Each seed gives a different job; with another limit the service reads all rows again."""
     grader = {"type": "numeric", "reference": "{{item.answer}}"}
     hyperparameters = {"group_size": 8, "n_steps": 100, "max_completion_tokens": max_tokens}
     method = {"grader": grader, "hyperparameters": hyperparameters}
@@ -159,7 +159,7 @@ def job_request(training_file: str, seed: int, max_tokens: int = 16) -> dict[str
 
 
 def store_jobs(deployment: Deployment, api: Api, training_file: str, num_jobs: int) -> list[str]:
-    """Insert queued jobs of one tenant, copies of a posted one with its history; returns their ids."""
+    """Insert copies of a posted job and its history as queued jobs of one tenant; returns their ids."""
     answer = httpx.post(
         api.url + PATH, headers=deployment.headers, json=job_request(training_file, 0), timeout=30
     )
@@ -172,7 +172,7 @@ def store_jobs(deployment: Deployment, api: Api, training_file: str, num_jobs: i
 
 
 def settle(deployment: Deployment) -> None:
-    """Checkpoint and analyze now, so that it does not happen during the next measurement."""
+    """Checkpoint and analyze now, so that the database does not do so during the next measurement."""
     # VACUUM refuses to run in a transaction
     engine = deployment.database.engine.execution_options(isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:

@@ -1,6 +1,6 @@
 """Virtual workers in several processes that claim jobs, hold them and finish them.
 
-Each worker claims, renews its lease once and finishes, through the functions that real workers call; a
+Each worker claims, renews its lease once and finishes, through the functions that real workers call. So a
 thousand workers hold a thousand jobs at any time. Boundary: no engine runs, and nothing is recorded.
 """
 
@@ -26,7 +26,7 @@ THREADS_PER_PROCESS = 4
 LEASE_SECONDS = 600.0
 GPUS = 8
 EVENTS_PER_JOB = 4
-"""Created, queued, started, succeeded."""
+"""Entries in a finished job's history: created, queued, started, succeeded."""
 
 
 @dataclass
@@ -45,9 +45,9 @@ class Share:
 
     claimed: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    """Of each transaction."""
+    """Duration of each transaction."""
     started_at: float = 0.0
-    """Monotonic."""
+    """Time of the start, by the monotonic clock."""
     ended_at: float = 0.0
 
 

@@ -1,10 +1,10 @@
-"""The service under load, against real PostgreSQL: life-cycles, POST, poll, list, metrics, live streams.
+"""Measures the service under load with real PostgreSQL: life-cycles, POST, poll, list, metrics, live streams.
 
     python -m bench.service.load [--jobs 100000] [--workers 1000] [--streams 1500] [--seconds 20] [--quick]
 
 Prints each figure with its mark and writes all to `bench/results/service.json`. Exit code 1 if a mark is
-missed. This process sends the load; the API and the workers run in processes of their own.
-Boundary: no engine, no broker and one dataset; measures the database and HTTP.
+missed. This process sends the load; the API and the workers run in their own processes.
+Boundary: no engine, no broker and only one dataset; measures the database and HTTP.
 """
 
 import argparse
@@ -115,7 +115,7 @@ def measure(size: Size) -> Figures:
 
 
 def _reads(deployment: Deployment, api: Api, job_ids: Sequence[str], size: Size, suffix: str) -> Figures:
-    """Requests for single jobs and pages of jobs, anywhere among all stored ones."""
+    """Request single jobs and pages of jobs anywhere among all stored ones."""
     chance = random.Random(0)
 
     def page(number: int) -> Call:
@@ -147,7 +147,7 @@ def _loops(
 
 
 def _unseen_posts(deployment: Deployment, api: Api, training_file: str) -> dict[str, float]:
-    """POST jobs whose thousand rows must be read and checked each time, one by one."""
+    """POST jobs one by one, each of which makes the service read and check a thousand rows."""
 
     async def run() -> list[Answer]:
         client = Client(api.ports, deployment.headers)
@@ -174,7 +174,7 @@ def _shown(scenario: str, figures: dict[str, float]) -> dict[str, float]:
 
 
 def machine() -> dict[str, Any]:
-    """The machine of these figures, without its name."""
+    """Facts about this machine, without its name."""
     return {
         "cores": os.cpu_count(),
         "architecture": platform.machine(),
@@ -203,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.service.load", description=__doc__)
     for name, value in vars(Size()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value))
-    parser.add_argument("--quick", action="store_true", help="tiny numbers: whether it runs, not how fast")
+    parser.add_argument("--quick", action="store_true", help="tiny numbers, to check that it runs")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "service.json")
     options = parser.parse_args(arguments)
     base = vars(QUICK if options.quick else Size())

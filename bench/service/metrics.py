@@ -1,4 +1,4 @@
-"""Recording a job of ten thousand steps, and reading them in full, thinned, since a step and as CSV.
+"""Measures recording ten thousand steps of a job, and reading them in full, thinned, since a step and as CSV.
 
 Boundary: the worker's recording function and the API's metrics endpoints, one request at a time.
 """

@@ -1,7 +1,7 @@
-"""Many open live streams on one API process, each of another job with regular events.
+"""Measures many open live streams on one API process, each of a different job with regular events.
 
-Boundary: opens the streams, writes events to the database like workers, and measures how late events arrive
-and whether each stream received every event once and in order.
+Boundary: opens the streams, writes events to the database as workers do, and measures the delay of events
+and whether each stream receives every event once and in order.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ EVENT_SECONDS = 2.0
 """Seconds between two events of a job."""
 ROUNDS_PER_INTERVAL = 20
 OPENING = 50
-"""Streams opened concurrently."""
+"""Maximum streams to open at the same time."""
 GRACE_SECONDS = 15.0
 
 APPEND = text(
@@ -84,7 +84,7 @@ async def measure_streams(
 
 
 async def _watch(client: Client, watched: Watched, ready: asyncio.Event, limit: asyncio.Semaphore) -> None:
-    """Read one stream from its job's current end."""
+    """Read one stream, starting at the current end of its job's events."""
     async with limit:
         reader, writer = await client.open()
         writer.write(client.request(Call("GET", f"{PATH}/{watched.job_id}/stream?from=now")))

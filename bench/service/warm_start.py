@@ -1,11 +1,11 @@
-"""Time from POST to a job's first step, with and without a warm engine, over HTTP on this machine.
+"""Measures the time from POST to a job's first step, with and without a warm engine, over HTTP.
 
     python -m bench.service.warm_start [--repeats 5] [--rows 2000]
 
-Two embedded services, one that keeps an engine warm and one that does not; jobs alternate between them and
-run alone. The times are the service's records: `claim` is the row's `started_at`, the others are the engine's
-events. Prints one JSON document: medians in seconds.
-Left out: models other than the demo's; a larger one loads longer, warm or cold.
+There are two embedded services, of which one keeps an engine warm. Jobs alternate between them and run alone.
+The times come from the service's records: `claim` is the row's `started_at`, the others are the engine's
+events. Prints medians in seconds as one JSON document.
+Left out: models other than the demo's; a larger model takes longer to load, warm or cold.
 """
 
 import argparse
@@ -31,18 +31,18 @@ from service.cli.http.client import JOBS, Client
 T = TypeVar("T")
 PATIENCE_SECONDS = 120
 QUIET_SECONDS = 1.0
-"""A warm engine that used no CPU for this long has loaded everything."""
+"""A warm engine that has used no CPU for this long has loaded everything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One job's start: the claim in seconds since the POST's response, the others since the claim."""
+    """The start of one job: seconds from the POST's response to the claim, all others from the claim."""
 
     claim: float
     engine: float
-    """The engine's first event: it has read the configuration."""
+    """The engine's first event, after it has read the configuration."""
     model: float
-    """Weights and rows are loaded."""
+    """The time when weights and rows are loaded."""
     first_step_begins: float
     first_step_ends: float
 
@@ -82,7 +82,8 @@ def measure(home: Path, client: Client, training_file: str) -> Start:
 
 
 def first_events(path: Path) -> tuple[float, ...] | None:
-    """Times of the engine's first event, load, and start and end of the first step; None: not yet."""
+    """Times of the engine's first event, of its load, and of the start and end of the first step; None: not
+    yet."""
     found: dict[str, float] = {}
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     for event in map(json.loads, lines):
@@ -123,11 +124,11 @@ def waiting_ticks() -> dict[str, str]:
 
 
 def until(condition: Callable[[], T | None], what: str) -> T:
-    """The first true result. Raises TimeoutError."""
+    """Wait for the first true result and return it. Raises TimeoutError."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not (found := condition()):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"no sign of {what}")
+            raise TimeoutError(f"timed out waiting for {what}")
         time.sleep(0.01)
     return found
 

@@ -1,1 +1,1 @@
-"""Jobs that run while processes are killed. Measures whether anything is lost, not speed."""
+"""Runs jobs while processes are killed. Checks whether anything is lost; does not measure speed."""

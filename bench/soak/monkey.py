@@ -1,4 +1,4 @@
-"""Kills one process of a deployment after another, and restarts each a moment later.
+"""Kills one process of a deployment after another and restarts each a moment later.
 
 Boundary: sends SIGKILL only to process ids that it has just looked up by folder or parent.
 """
@@ -46,7 +46,7 @@ class Monkey:
         }
 
     def run_for(self, seconds: float) -> None:
-        """Kill until `deadline`; the last victim runs again when this returns."""
+        """Kill for `seconds`; when this returns, the last killed process runs again."""
         deadline = time.monotonic() + seconds
         while (now := time.monotonic()) < deadline:
             time.sleep(min(self._chance.uniform(*self._gap), deadline - now))
@@ -78,7 +78,7 @@ class Monkey:
         return True
 
     def _kill_one(self, pids: list[int]) -> bool:
-        """False if there is none."""
+        """Kill one of these processes at random; False if there is none."""
         if not pids:
             return False
         with suppress(ProcessLookupError):

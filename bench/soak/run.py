@@ -1,4 +1,4 @@
-"""Jobs run while API, workers, engines, Redis and PostgreSQL are killed at random.
+"""Runs jobs while API, workers, engines, Redis and PostgreSQL are killed at random.
 
     python -m bench.soak.run [--minutes 10] [--gap 5 40] [--seed 1]
 
@@ -56,7 +56,7 @@ TERMINAL = ("succeeded", "failed", "cancelled")
 
 @dataclass
 class Load:
-    """Submits jobs, retrying each under one idempotency key until there is a response."""
+    """Submits jobs. Each request is retried with the same idempotency key until there is a response."""
 
     url: str
     key: str
@@ -68,7 +68,7 @@ class Load:
     num_retries: int = 0
 
     def run_until(self, stopping: threading.Event) -> None:
-        """Keep a few jobs unfinished; every fourth uses the real engine."""
+        """Keep a few jobs unfinished at any time; every fourth uses the real engine."""
         number = 0
         while not stopping.is_set():
             if self._num_unfinished() < self.num_queued:
@@ -88,13 +88,13 @@ class Load:
         return sum(job["status"] not in TERMINAL for job in jobs)
 
     def request(self, method: str, path: str, **options: Any) -> dict[str, Any]:
-        """Retry until there is a response. Raises HTTPStatusError if the request is wrong."""
+        """Send a request until there is a response. Raises HTTPStatusError if the request is wrong."""
         headers = {"Authorization": f"Bearer {self.key}"} | options.pop("headers", {})
         while True:
             try:
                 answer = httpx.request(method, self.url + path, headers=headers, timeout=20, **options)
             except httpx.TransportError:
-                answer = None  # killed meanwhile, or not yet restarted: retried below
+                answer = None  # the API was killed meanwhile, or is not restarted yet; retried below
             if answer is not None and answer.status_code < 500:
                 return dict(answer.raise_for_status().json())
             self.num_retries += 1
@@ -102,7 +102,7 @@ class Load:
 
 
 def soak(minutes: float, gap: tuple[float, float], seed: int) -> dict[str, Any]:
-    """The figures of one run."""
+    """Run once; returns the figures."""
     with tempfile.TemporaryDirectory(prefix="grpo-soak-") as folder, ExitStack() as stack:
         home = Path(folder) / "home"
         model = make_model(Path(folder) / "tiny", hidden=32, layers=1, seed=1)
@@ -120,7 +120,7 @@ def soak(minutes: float, gap: tuple[float, float], seed: int) -> dict[str, Any]:
 
 
 def open_load(deployment: Production, folder: Path) -> Load:
-    """Upload the datasets, submit nothing."""
+    """Upload the datasets; submits no job."""
     rows = {"fake": write_rows(folder / "fake.jsonl", faults={"step_seconds": 0.01})}
     rows["real"] = write_rows(folder / "real.jsonl", num_rows=64)
     key = deployment.key()
@@ -149,7 +149,7 @@ def adapter_of(load: Load, job_id: str) -> str:
 
 
 def run(load: Load, monkey: Monkey, seconds: float) -> None:
-    """Run load and monkey together; afterwards everything runs again."""
+    """Run load and monkey together; when this returns, every process runs again."""
     stopping = threading.Event()
     client = threading.Thread(target=load.run_until, args=(stopping,), name="load")
     client.start()
@@ -159,7 +159,7 @@ def run(load: Load, monkey: Monkey, seconds: float) -> None:
 
 
 def settle(load: Load) -> float:
-    """Seconds until every submitted job has ended. Raises TimeoutError."""
+    """Wait until every submitted job has ended; returns the seconds that it took. Raises TimeoutError."""
     start = time.monotonic()
     for job_id in load.submitted:
         wait_until(partial(is_over, load, job_id), END_SECONDS, f"{job_id} is over")
@@ -200,7 +200,7 @@ def num_attempts(database: Database) -> int:
 
 
 def violations(database: Database, settings: Settings) -> list[str]:
-    """Of all jobs."""
+    """The audit's findings for all jobs."""
     storage = open_storage(settings.storage_location)
     limit = int(SETTINGS["GRPO_MAX_ATTEMPTS_WITHOUT_CHECKPOINT"])
     return [
@@ -211,7 +211,7 @@ def violations(database: Database, settings: Settings) -> list[str]:
 
 
 def is_sound(figures: dict[str, Any]) -> bool:
-    """Why the run failed: lost or changed jobs, findings of the audit, processes left."""
+    """Whether no job was lost or changed, the audit found nothing, and no process is left."""
     counts = {figures[name] for name in ("jobs_submitted", "jobs_stored", "jobs_succeeded")}
     is_clean = not (figures["violations"] or figures["other_adapters"] or figures["left_processes"])
     return len(counts) == 1 and is_clean

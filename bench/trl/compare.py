@@ -1,4 +1,4 @@
-"""This engine and TRL 1.16 side by side: same model, prompts, seeds, number of tokens, hyperparameters.
+"""Compares this engine with TRL 1.16: same model, prompts, seeds, number of tokens and hyperparameters.
 
     python -m bench.trl.compare --model shape:hidden=512,layers=8,heads=8,kv=4,vocab=8192 --lengths fixed
     python -m bench.trl.compare --workload c --rounds 3
@@ -41,7 +41,7 @@ RATIOS = {
     "seconds_per_step": "seconds_per_step",
 }
 SAME_WORK = 0.15
-"""Largest allowed difference in tokens per completion: natural lengths are sampled."""
+"""Largest allowed difference in tokens per completion, because natural lengths are sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ STANDARD = {
     "c": Workload("reasoning", 8, 8, 32, 200, "natural", beta=0.04, learning_rate=1e-4, steps=6),
     "d": Workload(prompts=4, group_size=16, prompt_tokens=512, max_completion_tokens=64, steps=3),
 }
-"""Tiny; 29 M parameters; a chain of thought; long prompts."""
+"""a: tiny; b: 29 M parameters; c: a chain of thought; d: long prompts."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -108,7 +108,7 @@ def compare(workload: Workload, folder: Path, rounds: int, threads: int, seed: i
 
 
 def _matrix_rate(spec: Spec) -> float:
-    """The current rate of the machine, measured before and after each run of this engine."""
+    """The machine's current rate, which is measured before and after each run of this engine."""
     return machine.matrix_rate(spec.device, getattr(torch, spec.dtype), spec.threads)
 
 
@@ -144,10 +144,10 @@ def _model(workload: Workload, folder: Path) -> Path:
 
 
 def run_side(side: str, spec: Spec, folder: Path) -> Answer:
-    """One run in a child process, so that its peak memory is its own."""
+    """Run once in a child process, so that the peak memory is that of this run."""
     spec_file, answer_file = folder / "spec.json", folder / "answer.json"
     spec_file.write_text(json.dumps(asdict(spec)))
-    # the engine's own defaults; TRL gets those that speed up any program
+    # this engine gets its own defaults; TRL gets those that speed up any program
     own = DEFAULTS if side == "ours" else {"GOMP_SPINCOUNT": DEFAULTS["GOMP_SPINCOUNT"]}
     environment = {**os.environ, **own, "OMP_NUM_THREADS": str(spec.threads)}
     command = [sys.executable, "-m", f"bench.trl.{side}", str(spec_file), str(answer_file)]
@@ -182,7 +182,7 @@ def unfairness_of(result: dict[str, Any]) -> list[str]:
         problems.append(f"ours sampled {apart:+.0%} tokens per completion")
     for name, side in (("ours", ours), ("TRL", trl)):
         if side["moved"] == 0:
-            problems.append(f"{name} moved no weight")
+            problems.append(f"{name} changed no weight")
     return problems
 
 

@@ -1,8 +1,8 @@
-"""The largest differences between TRL's GRPOTrainer and this engine over the same steps.
+"""Measures the largest differences between TRL's GRPOTrainer and this engine over the same steps.
 
     python -m bench.trl.equivalence [FILE]
 
-Both train the same tiny random model on the same prompts, completions and rewards with the same AdamW, and
+Both train the same tiny random model on the same prompts, completions and rewards with the same AdamW. They
 are compared after each optimiser step. Writes a table to FILE (bench/equivalence.md) and exits with 1 if an
 error exceeds its tolerance. TRL is a development dependency.
 """
@@ -26,8 +26,8 @@ from grpo_engine.config.job import RunConfig
 from tests.engine.injection import injected_trainer
 
 ADAM_EPSILON = 1e-6
-"""Adam divides a gradient by its own size, so a weight whose gradient is only rounding error (below 1e-8)
-would move a whole step in a random direction; with the default of 1e-8 one weight in ten thousand does."""
+"""Adam divides a gradient by its own size. So a weight whose gradient is only rounding error (below 1e-8)
+would move a whole step in a random direction; with the default of 1e-8, one weight in ten thousand does."""
 TOLERANCES = {"advantages": 1e-6, "loss": 1e-6, "gradient norm": 1e-5, "parameters": 1e-6}
 
 
@@ -93,7 +93,7 @@ def _config(case: Case, model: Path) -> RunConfig:
 
 
 def theirs(case: Case, model: Path, folder: Path, start: Mapping[str, torch.Tensor]) -> Seen:
-    """The real trainer from `start`, with its own loss, advantages, optimiser and loop."""
+    """Results of the real trainer from `start`, with its own loss, advantages, optimiser and loop."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     from datasets import Dataset
     from peft import LoraConfig

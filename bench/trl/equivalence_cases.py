@@ -1,4 +1,4 @@
-"""The cases of `bench.trl.equivalence`: ways to train, for this engine and for TRL, with the completions."""
+"""The cases of `bench.trl.equivalence`: options for this engine and for TRL, and the completions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,17 +14,17 @@ END = 1
 
 @dataclass(frozen=True)
 class Case:
-    """One way to train, in the options of both."""
+    """One way to train, as options of both engines."""
 
     name: str
     ours: Mapping[str, Any]
     theirs: Mapping[str, Any]
     beta: float = 0.0
     full: bool = False
-    """Train all weights instead of an adapter."""
+    """Whether to train all weights instead of an adapter."""
     iterations: int = 1
     given: str = "plain"
-    """Special completions of the case."""
+    """Additional completions for this case."""
 
     @property
     def learning_rate(self) -> float:
@@ -58,7 +58,7 @@ def extended(loss_type: str, name: str, ours: dict[str, Any], theirs: dict[str, 
 
 
 TIGHT = {"epsilon_low": 1e-4, "epsilon_high": 1e-4}
-"""Narrow enough that the second iteration is clipped."""
+"""Clip range so narrow that the second iteration is clipped."""
 NARROW = {"epsilon": 1e-4, "epsilon_high": 1e-4}
 """The same options under TRL's names."""
 MASKED = {"mask_truncated_completions": True}
@@ -86,7 +86,7 @@ CASES = (*FAMILY_CASES, *FULL_CASES, *OPTION_CASES)
 
 
 def given_steps(case: Case) -> list[Groups]:
-    """Random completions that end, a second group with equal rewards, and the case's own."""
+    """Groups of random completions that end, with the case's additions; the second has equal rewards."""
     plain = random_steps(STEPS, PROMPTS, GROUP_SIZE, longest=MAX_TOKENS - 1)
     return [
         [(prompt, _given_group(case, group, place)) for place, (prompt, group) in enumerate(step)]
@@ -96,7 +96,7 @@ def given_steps(case: Case) -> list[Groups]:
 
 def _given_group(case: Case, group: Sequence[Given], place: int) -> list[Given]:
     if place == 1:
-        # their float32 mean is exact, so that TRL's advantage is 0
+        # the float32 mean of 0.5 is exact, so that TRL's advantage is 0
         group = [replace(given, reward=0.5) for given in group]
     return [_given(case, *each) for each in enumerate(group)]
 

@@ -1,7 +1,7 @@
-"""Floating point operations that a step requires: the numerator of `fraction_of_peak`.
+"""The floating point operations that a step requires, which are the numerator of `fraction_of_peak`.
 
-Required operations are counted once: prompts once per group, no weight gradients of frozen weights, no
-recomputation. Anything else that an engine computes lowers its fraction.
+Only required operations are counted, and only once: each prompt once per group, no weight gradients of frozen
+weights, no recomputation. Anything else that an engine computes lowers its fraction.
 """
 
 from typing import Any
@@ -10,8 +10,8 @@ from bench.trl.side import Spec
 
 
 def decode_flops(config: Any, spec: Spec, tokens: float, length: float) -> float:
-    """Sampling `tokens` tokens in completions of mean length `length`: products with all weights, attention
-    to earlier tokens, and each prompt once for its group."""
+    """Operations to sample `tokens` tokens in completions of mean length `length`: products with all weights,
+    attention to earlier tokens, and each prompt once for its group."""
     prompts = spec.prompts * spec.prompt_tokens
     before = 2 * (weights(config) - output(config)) + _attention(config, spec.prompt_tokens / 2)
     each = 2 * weights(config) + _attention(config, spec.prompt_tokens + length / 2)
@@ -19,7 +19,7 @@ def decode_flops(config: Any, spec: Spec, tokens: float, length: float) -> float
 
 
 def train_flops(config: Any, spec: Spec, tokens: float, length: float) -> float:
-    """Training on them: forward and backward through frozen weights, and the reference model if β > 0.
+    """Operations to train on them: forward and backward through frozen weights, and the reference if β > 0.
 
     The output layer is only needed for predicted tokens.
     """
@@ -29,7 +29,7 @@ def train_flops(config: Any, spec: Spec, tokens: float, length: float) -> float:
     head = 2 * tokens * output(config)
     attended = tokens * _attention(config, spec.prompt_tokens + length / 2)
     attended += prompts * _attention(config, spec.prompt_tokens / 2)
-    # backward through attention is twice the forward: gradients of both factors
+    # backward through attention costs twice the forward, because both factors have gradients
     return passes * (layers + head) + (passes + 1) * attended
 
 
@@ -51,8 +51,8 @@ def _attention(config: Any, seen: float) -> float:
 
 
 def decode_bytes(config: Any, spec: Spec, length: float, itemsize: int) -> float:
-    """Bytes that decoding must read: in each step all weights once, and the keys and values of each prompt
-    once for its group and of each completion so far."""
+    """Bytes that decoding must read. These are, in each step, all weights once, and the keys and values of
+    each prompt (once for its group) and of each completion so far."""
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * itemsize
     seen = spec.prompts * (spec.prompt_tokens + spec.group_size * length / 2)
     return float(length * (weights(config) * itemsize + per_token * seen))

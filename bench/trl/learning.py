@@ -1,9 +1,9 @@
-"""Learning curves of this engine and of TRL 1.16 on sums with carries, from the same model.
+"""Compares learning curves of this engine and of TRL 1.16 on sums with carries, from the same model.
 
     python -m bench.trl.learning [--seeds 0 1 2] [--steps 60] [--out bench/learning.md]
 
-Prompts, their order, rewards and hyperparameters are equal; each run draws its samples and adapter itself.
-Writes the page and `results/learning.json` beside it. Exit status 1: a difference is not within noise.
+Prompts, their order, rewards and hyperparameters are equal; each run draws its own samples and adapter.
+Writes the page, and `results/learning.json` beside it. Exit status 1: a difference is not within noise.
 """
 
 import argparse
@@ -34,21 +34,21 @@ LIKE_TRL = {"kl_ratio_weight": True, "train_groups_without_signal": True}
 T_99 = {2: 9.925, 3: 4.604, 4: 3.707, 5: 3.355, 6: 3.169}
 """Student's t for 99%, two-sided, by the number of seeds per engine."""
 WINDOW = 8
-"""Steps that a smoothed reward averages."""
+"""Number of steps over which a smoothed reward is averaged."""
 PAGE = """# Learning curves of this engine and of TRL 1.16
 
 Written by `make learning` (`python -m bench.trl.learning`), with the curves in `bench/results/learning.json`.
 
-A small model that works out sums of three numbers and forgets half of the carries; its largest logit is
+A small model works out sums of three numbers and forgets half of the carries. Its largest logit is
 {logit:.0f}. GRPO rewards the right sum: {steps} steps of 8 prompts × 8 completions, temperature 1, β 0.02,
-clip 0.2, loss `dapo`, AdamW with a constant learning rate, in both engines. A seed draws the order of the
-prompts, the same for both engines, the samples and the adapter. The sampler correction of this engine has its
-default: by token in bfloat16. Accuracy is measured by transformers and PEFT on the saved weights, greedily,
-on 200 sums that were not trained on; the area under the curve is the mean reward of all steps.
+clip 0.2, loss `dapo`, AdamW with a constant learning rate, in both engines. A seed draws the samples, the
+adapter and the order of the prompts, which is the same for both engines. This engine uses its default sampler
+correction: per token in bfloat16. transformers and PEFT measure accuracy with the saved weights, greedily, on
+200 sums that were not trained on. The area under the curve is the mean reward of all steps.
 
-Within noise: the means over the seeds do not differ by Student's t-test at 99 %, |difference| ≤ noise =
+Within noise: by Student's t-test at 99 %, the means over the seeds do not differ: |difference| ≤ noise =
 t · s · √(2/n), with s the pooled standard deviation between seeds (at least one held-out sum). If noise is
-not below half of what training gains, the comparison is inconclusive.
+not below half of the gain from training, the comparison is inconclusive.
 
 | case | measure | before | ours, by seed | TRL, by seed | difference | noise | verdict |
 |---|---|---|---|---|---|---|---|
@@ -97,7 +97,8 @@ def judge(ours: Sequence[float], trl: Sequence[float], before: float) -> dict[st
 
 
 def run_once(side: str, spec: Spec, task: Path) -> dict[str, Any]:
-    """Rewards by step, their moving average, area, and held-out accuracy of one run in a child process."""
+    """Run once in a child process; returns rewards by step, their moving average and area, and the held-out
+    accuracy."""
     with tempfile.TemporaryDirectory() as name:
         trained = Path(name) / "trained"
         rewards = [
@@ -128,7 +129,7 @@ def measure(name: str, task: Path, seeds: Sequence[int], steps: int) -> dict[str
 
 
 def _in_our_order(task: Path, seed: int, steps: int) -> Path:
-    """A file with the rows in the order in which this engine draws them: TRL's, unshuffled."""
+    """A file for TRL, with the rows in the order in which this engine draws them. TRL does not shuffle it."""
     rows: Any = read_rows(task / TRAIN)
     source, ordered = PromptSource(rows, PROMPTS, seed), task / "ordered.jsonl"
     drawn: list[Any] = [row for step in range(1, steps + 1) for row in source.batch(step)]

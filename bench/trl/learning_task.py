@@ -24,7 +24,7 @@ FORGOTTEN_CARRIES = 0.5
 MAX_TOKENS = 24
 LARGEST_LOGIT = 18.0
 GRADER = {"type": "numeric", "name": "right_sum", "reference": "{{ item.target }}"}
-"""The last number of a completion is the sum."""
+"""The last number of a completion must be the sum."""
 
 
 def solution(numbers: tuple[int, ...], drawn: random.Random) -> str:
@@ -39,7 +39,7 @@ def solution(numbers: tuple[int, ...], drawn: random.Random) -> str:
 
 
 def make_task(folder: Path = KEPT, *, hidden: int = 128, steps: int = 240) -> Path:
-    """The folder with the rows and the model, which is trained if the folder does not have it."""
+    """The folder with the rows and the model, which is trained if it is not there yet."""
     if (folder / MODEL).exists():
         return folder
     run, drawn = folder / "run", random.Random(0)
@@ -79,7 +79,7 @@ def _prompts(model_folder: Path, folder: Path) -> torch.Tensor:
 
 @torch.no_grad()
 def accuracy(folder: Path, trained: Path, dtype: str) -> tuple[float, float]:
-    """Share of held-out sums solved greedily by transformers and PEFT, and the largest logit in doing so.
+    """Share of held-out sums that are solved greedily with transformers and PEFT, and the largest logit.
 
     `trained` has a folder `model` or `adapter`.
     """

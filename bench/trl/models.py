@@ -1,6 +1,7 @@
 """Random models of a given shape, and prompts for them. Nothing is downloaded.
 
-If a model's folder contains `prompts.jsonl`, those are its prompts; otherwise random words of its vocabulary.
+If a model's folder contains `prompts.jsonl`, these are its prompts; otherwise its prompts are random words of
+its vocabulary.
 """
 
 import json
@@ -30,7 +31,7 @@ POSITIONS = 32_768
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A decoder's sizes, as in `shape:hidden=512,layers=8,heads=8,kv=4,vocab=8192[,inter=1536,head=64]`."""
+    """A decoder's sizes, such as `shape:hidden=512,layers=8,heads=8,kv=4,vocab=8192[,inter=1536,head=64]`."""
 
     hidden: int = 512
     layers: int = 8
@@ -93,7 +94,7 @@ def shape_model(
 
 
 def make_random_model(spec: Spec, shape: Shape) -> dict[str, Any]:
-    """Save random weights of that shape, drawn on the device: a CPU needs a minute for 4 billion."""
+    """Save random weights of that shape. The device draws them; a CPU needs a minute for 4 billion."""
     config = shape.config()
     config.tie_word_embeddings = True  # as in the Qwen3 models of these sizes
     torch.manual_seed(spec.seed)
@@ -113,7 +114,7 @@ def make_random_model(spec: Spec, shape: Shape) -> dict[str, Any]:
 
 @torch.no_grad()
 def _make_it_end(model: PreTrainedModel, probability: float) -> None:
-    """Scale the output row of the end token until its mean probability is as given."""
+    """Scale the output row of the end token until the token has the given mean probability."""
     ids = torch.randint(2, model.config.vocab_size, (4, 64))
     hidden = model.base_model(input_ids=ids).last_hidden_state.flatten(0, 1)
     row = model.get_output_embeddings().weight[1]
@@ -143,6 +144,6 @@ def random_prompts(
 
 
 def prompts_of(folder: Path) -> list[dict[str, str]] | None:
-    """The prompts in a model's folder: `prompt`, and the `target` with the highest reward."""
+    """The prompts in a model's folder: `prompt`, and the `target` that earns the highest reward."""
     path = folder / PROMPTS_FILE
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else None

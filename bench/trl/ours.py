@@ -1,4 +1,4 @@
-"""This engine's run of a comparison: the real trainer with its own timings. See `bench.trl.side`."""
+"""This engine's run in a comparison: the real trainer with its own timings. See `bench.trl.side`."""
 
 import tempfile
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""A model of 10 M parameters that adds numbers step by step, trained here by a supervised job.
+"""A model of 10 M parameters that adds numbers step by step; a supervised job trains it here.
 
-Its answers have 10 to 200 tokens, depending on the sum, which gives a benchmark with natural lengths. It is
+Depending on the sum, its answers have 10 to 200 tokens, so that a benchmark has natural lengths. It is
 trained once and kept under `build/`.
 """
 
@@ -35,7 +35,7 @@ def reasoning_model(folder: Path) -> Path:
 
 
 def worked_sum(drawn: random.Random) -> tuple[str, str]:
-    """`3+5+9=` and `3+5=8;8+9=17;A17`."""
+    """A random sum and its solution, such as `3+5+9=` and `3+5=8;8+9=17;A17`."""
     # short sums are more frequent
     count = min(drawn.randint(FEWEST, MOST), drawn.randint(FEWEST, MOST))
     numbers = [drawn.randint(1, 9) for _ in range(count)]
@@ -62,7 +62,8 @@ def _train(folder: Path) -> None:
 
 
 def imitated(base: Path, sums: Sequence[tuple[str, str]], run: Path, **hyperparameters: Any) -> Path:
-    """The folder of `base` after a supervised job, in the folder `run`, on questions and solutions."""
+    """The folder of `base` after a supervised job on questions and solutions, which runs in the folder
+    `run`."""
     rows = [
         {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": solution}]}
         for question, solution in sums

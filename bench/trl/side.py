@@ -1,4 +1,4 @@
-"""Input and output of an engine in a comparison: plain data in two small files.
+"""Input and output of an engine's run in a comparison: plain data in two small files.
 
 python -m bench.trl.ours SPEC.json ANSWER.json
 python -m bench.trl.theirs SPEC.json ANSWER.json
@@ -24,7 +24,7 @@ GRADER = {
     "reference": "{{ item.target }}",
     "evaluation_metric": "fuzzy_match",
 }
-"""The default for both sides: a reward from 0 to 1 that differs within nearly every group."""
+"""The default grader of both engines, whose reward from 0 to 1 differs within nearly every group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Spec:
 
     model: str
     rows: str
-    """JSONL of `prompt` and `target`."""
+    """JSONL file with `prompt` and `target`."""
     prompts: int
     group_size: int
     prompt_tokens: float
@@ -42,22 +42,22 @@ class Spec:
     lengths: Literal["fixed", "natural"]
     beta: float
     lora_rank: int
-    """0: all weights are trained."""
+    """Rank of the adapter; 0: all weights are trained."""
     learning_rate: float
     dtype: Literal["float32", "bfloat16"]
     sampler: Literal["torch", "vllm"]
     device: str
     steps: int
-    """The first step is a warm-up and is excluded."""
+    """Number of steps. The first is a warm-up and is excluded."""
     seed: int
     threads: int
     grader: dict[str, Any] = field(default_factory=lambda: GRADER)
     ours: dict[str, Any] = field(default_factory=dict)
-    """Hyperparameters of this engine that make it do what TRL does by default."""
+    """Hyperparameters with which this engine does what TRL does by default."""
     theirs: dict[str, Any] = field(default_factory=dict)
     """Further settings of TRL."""
     trained: str = ""
-    """Folder for the trained weights; empty: they are not saved."""
+    """Folder for the trained weights; if empty, they are not saved."""
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ def rewards_of(spec: Spec, targets: Sequence[str], texts: Sequence[str]) -> list
 
 
 def answer(run: Callable[[Spec], Answer]) -> None:
-    """Main function of the child: read the spec, run, write the answer with the peak memory."""
+    """Main function of the child process: read the spec, run, write the answer with the peak memory."""
     import torch
 
     spec = Spec(**json.loads(Path(sys.argv[1]).read_text()))

@@ -1,4 +1,4 @@
-"""TRL's run of a comparison: its GRPOTrainer with the same settings, timed around its own methods."""
+"""TRL's run in a comparison: its GRPOTrainer with the same settings, timed around its own methods."""
 
 import os
 import tempfile
@@ -115,7 +115,7 @@ def _settings(spec: Spec, folder: str) -> dict[str, Any]:
         "use_cpu": spec.device == "cpu",
         "bf16": spec.dtype == "bfloat16",
         "gradient_checkpointing": False,
-        # as this engine: all weights are trained in float32, under autocast in bfloat16
+        # as in this engine, all weights are trained in float32, under autocast to bfloat16
         "model_init_kwargs": {"dtype": spec.dtype if spec.lora_rank else "float32"},
         "logging_steps": 1,
         "save_strategy": "no",

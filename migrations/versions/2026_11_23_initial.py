@@ -14,7 +14,7 @@ down_revision: str | None = None
 DOCUMENT = sa.JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=True), "postgresql")
 ROW_NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 ANALYZE_AFTER_ROWS = 1000
-"""With the default, 10% of the table, PostgreSQL would plan queries of a growing queue as if it were empty."""
+"""With the default, a tenth of the table, PostgreSQL would plan for an empty queue while it grows."""
 STATISTICS_TARGET = 10
 """A small sample, because with the default of 100 an analysis takes 0.4 s of a core."""
 

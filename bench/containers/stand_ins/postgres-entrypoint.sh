@@ -1,5 +1,5 @@
 #!/bin/bash
-# What the official image's entrypoint does with POSTGRES_USER, POSTGRES_DB and POSTGRES_PASSWORD.
+# Does what the official image's entrypoint does with POSTGRES_USER, POSTGRES_DB and POSTGRES_PASSWORD.
 set -eu
 if [ "$1" = postgres ] && [ "$(id -u)" = 0 ]; then
   chown -R postgres "$PGDATA"
@@ -9,7 +9,7 @@ if [ "$1" = postgres ] && [ ! -s "$PGDATA/PG_VERSION" ]; then
   initdb --username="$POSTGRES_USER" --pwfile=<(printf '%s\n' "$POSTGRES_PASSWORD") \
     --auth-local=trust --auth-host=scram-sha-256
   echo 'host all all all scram-sha-256' >> "$PGDATA/pg_hba.conf"
-  # without TCP until the database exists, so that a health check over TCP does not pass too early
+  # no TCP until the database exists, so that a health check over TCP does not pass too early
   pg_ctl -D "$PGDATA" -o "-c listen_addresses=''" -w start
   createdb --username="$POSTGRES_USER" --maintenance-db=postgres "$POSTGRES_DB"
   pg_ctl -D "$PGDATA" -m fast -w stop

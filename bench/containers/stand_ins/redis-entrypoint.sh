@@ -1,5 +1,5 @@
 #!/bin/sh
-# As the official image's: changes to the user redis for redis-server only.
+# Like the official image's entrypoint, changes to the user redis only for redis-server.
 set -e
 if [ "$1" = redis-server ] && [ "$(id -u)" = 0 ]; then
   find . \! -user redis -exec chown redis '{}' +

@@ -1,29 +1,29 @@
-/* Attention of one new token a row to its prompt, which its group shares, and to its own tokens before.
+/* Attention of one new token per row to its prompt, which its group shares, and to the row's earlier tokens.
 
-   Keys and values are read in the order in which they lie. Each key head of each row is a task of its own, so
+   Keys and values are read in the order of memory. Each key head of each row is a separate task, so
    that nothing depends on the other rows or on the number of threads. */
 
 #include <stdlib.h>
 
 #include "numbers.h"
 
-#define MOST_PARTS 16 /* of LANES in a head */
-#define MOST_QUERIES 4 /* at once: their sums stay in registers */
+#define MOST_PARTS 16 /* parts of LANES entries in a head */
+#define MOST_QUERIES 4 /* queries at once, whose sums stay in registers */
 
 typedef struct {
     long rows, heads, shared, dim; /* B, Hkv, Hq / Hkv, D */
     long query_stride, key_stride, value_stride, bias_stride; /* entries from row to row */
-    long capacity, length, before; /* columns of the buffers, of them in use, of a prompt */
+    long capacity, length, before; /* columns of the buffers, those in use, and those of a prompt */
     float scale;
     const void *query, *key, *value; /* [B, Hq, D], [B, Hkv, D] */
     void *keys, *values; /* [B, Hkv, capacity, D]: the new token's go to column length - 1 */
     const void *bias; /* [B, capacity] */
     const void *prompt_keys, *prompt_values, *prompt_bias; /* [P, Hkv, before, D], [P, before] */
-    const long *prompt_of_row; /* [B]; these four only where before > 0 */
+    const long *prompt_of_row; /* [B]; these four are read only if before > 0 */
     void *out; /* [B, Hq, D] */
 } Call;
 
-/* Of `many` queries at once: a key is read and widened for all of them. Scores are `width` apart. */
+/* Scores of `many` queries at once, so that a key is read and widened only once. They are `width` apart. */
 INLINED void score(Lanes query[][MOST_PARTS], int many, const void *keys, const void *bias, long count,
                    long parts, float *scores, long width, int half) {
     for (long t = 0; t < count; t++) {
@@ -50,7 +50,7 @@ INLINED void mix(const float *weights, long width, int many, const void *values,
 
 INLINED void softmax(float *scores, long count) {
     float most = -INFINITY;
-    int64_t units = 0; /* of 2^-30: a sum of integers does not depend on order, nor on masked keys between */
+    int64_t units = 0; /* of 2^-30; a sum of integers depends neither on the order nor on masked keys */
     #pragma omp simd reduction(max : most)
     for (long t = 0; t < count; t++) most = scores[t] > most ? scores[t] : most;
     for (long t = 0; t < count; t++) {
@@ -95,7 +95,7 @@ INLINED void attend_head(const Call *c, long row, long head, float *scores, long
     for (; first < end; first++) attend_queries(c, row, head, first, 1, scores, parts, half);
 }
 
-/* The usual sizes of a head are known to the compiler, which keeps them in registers. */
+/* The compiler knows the usual sizes of a head, so it can keep such heads in registers. */
 INLINED void attend_task(const Call *c, long row, long head, float *scores, int half) {
     switch (c->dim / LANES) {
     case 2: attend_head(c, row, head, scores, 2, half); break;
@@ -107,7 +107,7 @@ INLINED void attend_task(const Call *c, long row, long head, float *scores, int 
 
 FOR_EACH_DTYPE(attend_task, (const Call *c, long row, long head, float *scores), c, row, head, scores)
 
-/* D a multiple of 16, in bfloat16 of 32, and at most 256. Not 0 where there is no memory. */
+/* D: a multiple of 16 (bfloat16: of 32), at most 256. Returns a number other than 0 if there is no memory. */
 int attend(const Call *c, int half, int threads) {
     long tasks = c->rows * c->heads, width = (c->before + c->length) * MOST_QUERIES;
     float *scores = malloc(sizeof(float) * width * threads);

@@ -1,12 +1,12 @@
 /* Numbers of the compiled operations: rows are float32 or bfloat16 (`half`), everything between is float32.
 
-   Boundary: GCC's and Clang's C11; nothing of torch's or Python's. */
+   Boundary: C11 of GCC and Clang; nothing from torch or Python. */
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-/* Compiled for each kind of processor; the one at hand is chosen when the library is loaded. */
+/* Compiled for several kinds of processors; the right one is chosen when the library is loaded. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define FOR_EACH_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -14,7 +14,7 @@
 #endif
 #define INLINED static inline __attribute__((always_inline))
 
-/* name_half and name_single out of an inlined name(…, half). */
+/* Defines name_half and name_single by an inlined name(…, half). */
 #define FOR_EACH_DTYPE(name, parameters, ...) \
     FOR_EACH_PROCESSOR static void name##_half parameters { name(__VA_ARGS__, 1); } \
     FOR_EACH_PROCESSOR static void name##_single parameters { name(__VA_ARGS__, 0); }
@@ -26,7 +26,7 @@ typedef union {
 
 INLINED float widened(uint16_t half) { return (Word){.bits = (uint32_t)half << 16}.number; }
 
-/* To the nearest, ties to even; a NaN that arithmetic made stays one. */
+/* Rounds to the nearest number, ties to even; a NaN from arithmetic stays one. */
 INLINED uint16_t narrowed(float number) {
     uint32_t bits = (Word){.number = number}.bits;
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
@@ -67,8 +67,8 @@ typedef float Lanes8 __attribute__((vector_size(32)));
 typedef float Lanes4 __attribute__((vector_size(16)));
 typedef uint32_t Bits __attribute__((vector_size(64)));
 
-/* Part p of a vector. Of bfloat16, part 2i has the even entries of two parts and part 2i + 1 the odd ones, as
-   they lie in a word: so reading them takes one operation, and products of vectors are the same. */
+/* Part p of a vector. In bfloat16, part 2i has the even entries of two parts and part 2i + 1 the odd ones, as
+words hold them. So reading them takes one operation, and products of vectors do not change. */
 INLINED Lanes part(const void *from, long p, int half) {
     Lanes made;
     Bits both;
@@ -82,7 +82,7 @@ INLINED Bits nearest(Lanes x) {
     return bits + 0x7fff + (bits >> 16 & 1);
 }
 
-/* The parts of a vector where `part` would read them. */
+/* Writes the parts of a vector to where `part` would read them. */
 INLINED void write_parts(void *to, const Lanes *x, long parts, int half) {
     if (!half) memcpy(to, x, parts * sizeof *x);
     else

@@ -1,10 +1,10 @@
-/* What a layer computes for each row by itself: norms, rotary positions, SwiGLU, and their ways back.
+/* A layer's operations on single rows: norms, rotary positions, SwiGLU, and their gradients.
 
-   Rows are `stride` entries apart where they are read, side by side where they are written. */
+   Rows are read `stride` entries apart and written side by side. */
 
 #include "numbers.h"
 
-int version(void) { return 2; } /* of all arguments; __init__.py asks for it */
+int version(void) { return 2; } /* of all arguments; __init__.py checks it */
 
 INLINED void norm(const void *restrict x, const float *restrict weight, void *restrict y, long width,
                   float epsilon, int half) {

@@ -1,4 +1,4 @@
-/* What is computed of each row's logits: the draw of its token, or a token's log-probability and its slope.
+/* Operations on each row's logits: draw its token, or compute a token's log-probability and its slope.
 
    Sums over a vocabulary are in float32 within a block and in float64 over the blocks. */
 
@@ -6,7 +6,7 @@
 
 #include "numbers.h"
 
-#define BLOCK 128 /* tokens whose shares are summed together: only one block is searched token by token */
+#define BLOCK 128 /* tokens in a block; only one block is searched token by token */
 
 INLINED float largest(const void *x, long vocab, int half) {
     float most = -INFINITY;
@@ -31,8 +31,8 @@ INLINED double shares_of(const void *x, long vocab, float most, float temperatur
     return total;
 }
 
-/* Where the sum from `*before` on first exceeds the target, or the last that adds to it; `*before` becomes
-   the sum until there. */
+/* The first index at which the sum, starting from `*before`, exceeds the target, or the last one that adds to
+it. `*before` becomes the sum before that index. */
 INLINED long first_beyond(const float *parts, long count, double target, double *before) {
     double sum = *before;
     long found = 0;
@@ -62,7 +62,7 @@ FOR_EACH_DTYPE(draw_row,
                (const void *x, long vocab, float uniform, float temperature, float *room, Drawn *drawn), x,
                vocab, uniform, temperature, room, drawn)
 
-/* Logits [B, V] and a uniform number each -> tokens, log-probabilities [B]. Not 0 without memory. */
+/* Logits [B, V] and a uniform number each -> tokens, log-probabilities [B]. Not 0 if there is no memory. */
 int draw(const void *x, long stride, const float *uniforms, float temperature, long *tokens, float *logprobs,
          long rows, long vocab, int half, int threads) {
     long each = vocab + (vocab + BLOCK - 1) / BLOCK;
@@ -80,7 +80,7 @@ int draw(const void *x, long stride, const float *uniforms, float temperature, l
     return 0;
 }
 
-#define LEAST (-1e4f) /* for minus infinity in an entropy, where 0 times it would be no number */
+#define LEAST (-1e4f) /* replaces minus infinity in an entropy, because 0 times infinity is not a number */
 
 /* x becomes p - 1{target}, rounded once: the slope of -log p by the logits, times the temperature. */
 INLINED void slope_row(void *x, long vocab, long target, float temperature, float *room, float *logprob,
