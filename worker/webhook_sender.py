@@ -40,7 +40,7 @@ class Sender:
         self._heartbeat = Heartbeat(self.database, self.settings, WEBHOOKS)
 
     def send_until(self, stopping: Flag) -> None:
-        """Send all due deliveries, then poll every `sweep_seconds`. After an error the claim expires."""
+        """Send all due deliveries, then check every `sweep_seconds`. After an error, the claim expires."""
         run_rounds(stopping, self._heartbeat, self.send_one, self.settings.sweep_seconds)
 
     def send_one(self) -> bool:

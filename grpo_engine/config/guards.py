@@ -34,7 +34,7 @@ class Guard(Input):
     watch: Watch
     """The metric to watch."""
     threshold: float | None = None
-    """Value at which the rule trips; null: the rule's default, shown in the response."""
+    """Value at which the rule trips; null: the rule's default, which the response shows."""
     patience: PositiveInt = 5
     """Consecutive steps that must meet the rule before it trips."""
     action: Literal["warn", "pause", "stop", "raise_beta"] = "warn"
@@ -136,7 +136,7 @@ def watch(
 
 
 def restarted(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state with all counters at 0: after a pause every guard has its full patience again."""
+    """The state with all counters at 0, so that after a pause every guard has its full patience again."""
     return {**state, "counts": [0] * len(state.get("counts", ()))}
 
 

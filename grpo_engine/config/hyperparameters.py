@@ -73,9 +73,9 @@ class Hyperparameters(RunLength):
     weight_decay: float = Field(0.0, ge=0, le=1)
     """AdamW's weight decay; 0 turns it off."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
-    """AdamW's decay of the mean of the gradients."""
+    """AdamW's beta 1: decay rate of the running mean of the gradients."""
     adam_beta2: float = Field(0.999, ge=0, lt=1)
-    """AdamW's decay of the mean of the squared gradients."""
+    """AdamW's beta 2: decay rate of the running mean of the squared gradients."""
     adam_epsilon: float = Field(1e-8, gt=0, le=1e-2)
     """Added to AdamW's denominator for numerical stability."""
     max_grad_norm: float = Field(1.0, gt=0)

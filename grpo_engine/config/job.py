@@ -165,7 +165,7 @@ class ProbeSize(Input):
     """A run that samples and scores like the job's training, without training."""
 
     prompts: int = Field(16, ge=1, le=256)
-    """Prompts of the training file, each answered `group_size` times; at most the whole file."""
+    """Number of prompts of the training file, each answered `group_size` times; at most the whole file."""
 
 
 class RunConfig(Record):

@@ -1,4 +1,4 @@
-"""Other systems' names, recipes and multipliers → one canonical, visible configuration.
+"""Expands other systems' names, recipes and multipliers into one canonical, visible configuration.
 
 Functions from dict to dict, run before validation. Expanding twice changes nothing. Two fields with the same
 meaning must agree, so that no option is silently ignored.

@@ -11,7 +11,7 @@ from grpo_engine.contract.records import Record
 
 
 class Runtime(Record):
-    """How the engine uses its machine; changes speed and memory, never the mathematics."""
+    """How the engine uses its machine. These settings change speed and memory, never the mathematics."""
 
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -22,7 +22,7 @@ class Runtime(Record):
     ranks: int = Field(1, ge=1, le=64)
     """Processes that train one job together, each on its own device."""
     sharding: Literal["replicated", "fsdp"] = "replicated"
-    """How several ranks hold the model: each a whole copy, or each a share of every layer."""
+    """How several ranks hold the model: each has a whole copy, or each has a share of every layer."""
     tensor_parallel: int = Field(1, ge=1, le=64)
     """Consecutive ranks on a host that share one vLLM; each holds a part of its weights and cache."""
     samplers: int = Field(0, ge=0, le=64)

@@ -37,7 +37,7 @@ Speaker = Literal["model"] | EndpointModel
 
 
 class TrainingFreeHyperparameters(RunLength):
-    """Training-Free GRPO (arXiv 2510.08191); group size and epochs are the paper's."""
+    """Training-Free GRPO (arXiv 2510.08191); the defaults of group size and epochs are the paper's."""
 
     prompts_per_step: int = Field(32, ge=1, le=4096)
     """Rows per batch; the lessons change once per batch, so fewer rows mean more, smaller changes."""
@@ -57,7 +57,7 @@ class TrainingFreeHyperparameters(RunLength):
     reflection_max_tokens: int = Field(1024, ge=16, le=131_072)
     """Maximum tokens of one response of the reflecting model, reasoning included."""
     max_experiences: int = Field(32, ge=1, le=256)
-    """Maximum number of lessons; a further one replaces the lesson that was useless longest."""
+    """Maximum number of lessons; a new one then replaces the lesson whose last use is longest ago."""
     max_experience_chars: int = Field(400, ge=20, le=4000)
     """Maximum characters of a lesson; longer ones are cut at a word."""
     max_attempt_chars: int = Field(6000, ge=100, le=1_000_000)

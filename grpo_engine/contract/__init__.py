@@ -1,4 +1,4 @@
-"""What crosses the engine's interface: events, records, errors and manifests as plain data.
+"""The data that crosses the engine's interface: events, records, errors and manifests as plain data.
 
 Belongs here: what a worker reads from a run directory.
 Does not: anything that computes, opens a file or loads torch.

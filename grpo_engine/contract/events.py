@@ -84,7 +84,7 @@ has feedback."""
 
 
 class StepSkipped(BaseEvent):
-    """No group of the step had signal: sampled and scored, nothing trained."""
+    """The step was sampled and scored, but nothing was trained; `reason` says why."""
 
     type: Literal["step_skipped"] = "step_skipped"
     step: int
@@ -129,9 +129,9 @@ class Evaluated(BaseEvent):
     metrics: dict[str, float]
     """`reward` (mean), `reward_std`, `rewards/<part>/mean`, `completions/mean_length`, `num_rows`."""
     verdict: Verdict | None = None
-    """Compared with the evaluation before step 1; None for that one itself and without rewards."""
+    """Comparison with the evaluation before step 1; None for that one itself, or without rewards."""
     is_final: bool = False
-    """Whether it evaluates the policy that the job ends with."""
+    """Whether this evaluates the final policy of the job."""
 
 
 class CheckpointSaved(BaseEvent):
@@ -190,7 +190,7 @@ class Probed(BaseEvent):
     grader_error: str = ""
     """Reason for the first of these errors."""
     mean_reward: float | None
-    """Over the scored completions; None if there are none."""
+    """Mean over the scored completions; None if there are none."""
     highest_reward: float | None
     completion_tokens: int
     """Total of all completions."""
@@ -224,11 +224,11 @@ class Exported(BaseEvent):
     path: str
     """Folder of the merged model, relative to the run directory."""
     difference: MergeDifference | None = None
-    """None: the base was not quantised, or there are no held-out completions."""
+    """Effect of the merge; None if the base was not quantised or there are no held-out completions."""
 
 
 class Failed(BaseEvent):
-    """The attempt has failed. Running the job again would fail again; with `engine_error` it may not."""
+    """The attempt has failed. Another attempt would fail again, except perhaps after an `engine_error`."""
 
     type: Literal["failed"] = "failed"
     code: str

@@ -13,7 +13,7 @@ STATE, MOMENTS, SHARDS = "state.json", "optimizer.safetensors", "optimizer/"
 """The run's state; Adam's moments as one file; the folder of their shards, one for each rank."""
 WEIGHTS = ("adapter/", "model/")
 LIBRARY = "experiences/"
-"""What a training-free job has instead of weights and an optimiser."""
+"""Folder of a training-free job's library, which replaces weights and optimiser."""
 
 
 class DamagedCheckpoint(Exception):

@@ -110,13 +110,14 @@ class Score(Record):
     """A grader's result for one completion."""
 
     reward: float | None
-    """None: unscorable. Left out of its group's mean and spread, with advantage 0."""
+    """None: the completion is unscorable; it is left out of its group's mean and spread and has advantage
+    0."""
     parts: dict[str, float | None] = {}
     """Reward of each named part; for a single grader its own name → reward."""
     errors: dict[str, GradeError] = {}
     """Part name → why it could not be scored."""
     feedback: str = ""
-    """Why the reward is not full; empty if nothing is known."""
+    """Why the reward is not full; empty if the reason is unknown."""
     steps: tuple[StepScore, ...] = ()
     """Rewards of the completion's reasoning steps, for graders that score steps."""
     explanations: dict[str, tuple[Explanation, ...]] = {}
@@ -154,7 +155,7 @@ class PromptMessage(Record):
     end: int = 0
     """Characters `start` to `end` of the prompt."""
     content: str = ""
-    """The content, cut, if the chat template changed it."""
+    """The content, shortened; set only if the chat template changed it."""
 
 
 class GroupRecord(Record):
@@ -163,11 +164,11 @@ class GroupRecord(Record):
     row: int
     """Index of the prompt's row in the dataset, from 0."""
     prompt: str
-    """As the model read it, rendered by its chat template."""
+    """The prompt as the model reads it, rendered by its chat template."""
     messages: tuple[PromptMessage, ...] = ()
     """The prompt's messages; empty for a prompt without a template."""
     reference: dict[str, Any] = {}
     """The row's other fields, which graders compare with; long values are cut."""
     completions: tuple[CompletionRecord, ...]
     has_signal: bool
-    """False if all scored rewards are equal: nothing to learn from."""
+    """False if all scored rewards are equal, so that there is nothing to learn from."""

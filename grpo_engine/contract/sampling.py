@@ -17,7 +17,7 @@ CONNECTION = "GRPO_SAMPLERS"
 
 
 def policy_file(version: int) -> str:
-    """Name of the trained weights in a run directory: safetensors of whole parameters."""
+    """Name of the file with the trained weights in a run directory: safetensors with whole parameters."""
     return f"policy-{version}.safetensors"
 
 

@@ -78,7 +78,7 @@ class Journal:
 
 
 def _key(event: BaseEvent) -> tuple[object, ...] | None:
-    """Identity of an event that must appear once; None for those that may repeat."""
+    """Identity of an event that must appear only once; None for an event that may repeat."""
     match event:
         case StepFinished() | StepSkipped():
             return ("step", event.step)

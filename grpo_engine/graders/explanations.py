@@ -36,7 +36,7 @@ def explanation(
 
 
 def shown(entries: Sequence[Explanation]) -> tuple[Explanation, ...]:
-    """At most MAX_ENTRIES in their order: the worst ones, and a last one that counts the others."""
+    """At most MAX_ENTRIES entries in their order: the worst ones, and a last one that counts the rest."""
     if len(entries) <= MAX_ENTRIES:
         return tuple(entries)
     worst_first = sorted(range(len(entries)), key=lambda place: (_worth(entries[place]), place))

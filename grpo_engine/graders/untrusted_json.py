@@ -1,4 +1,4 @@
-"""JSON that users' programs and servers or a model wrote: strict, with finite numbers only."""
+"""Reads JSON from users' programs and servers, or from a model: strict, with finite numbers only."""
 
 import json
 import math

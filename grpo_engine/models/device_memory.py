@@ -1,4 +1,4 @@
-"""A device's free memory, and the refusal of models that do not fit it."""
+"""Measures a device's free memory, and refuses models that do not fit."""
 
 from typing import Any
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 GPU_CHUNK_ELEMENTS = 2**28
 """Logits of one chunk: 1 GiB in float32, 1,766 rows of a vocabulary of 151,936."""
 CPU_CHUNK_ELEMENTS = 2**20
-"""Small enough for a CPU's cache."""
+"""Logits of one chunk on a CPU, small enough for its cache."""
 
 LogitsOf = Callable[[Tensor], Tensor]
 """Hidden states [n, H] → logits [n, V]."""

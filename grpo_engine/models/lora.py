@@ -130,7 +130,8 @@ def reference_adapter(model: PeftModel) -> Iterator[None]:
 
 
 def save_adapter(model: PeftModel, folder: Path, base_name: str, revision: str | None) -> None:
-    """PEFT's layout; equal weights give equal bytes. With sharded weights every rank must save its own."""
+    """Save the adapter in PEFT's layout; equal weights give equal bytes. Every rank of a sharded model must
+    call it."""
     write_adapter(model, adapter_tensors(model), folder, base_name, revision)
 
 

@@ -224,7 +224,7 @@ class Policy:
         return Choice("recomputed", "the output layer is trained, or not a plain linear layer")
 
     def proof(self, own: Compute) -> Proof:
-        """Compares computations of this model with `own`."""
+        """A proof that compares computations of this model with `own`."""
         return Proof(self.model, own, peft_model=self.peft_model, autocast=self.autocast)
 
 

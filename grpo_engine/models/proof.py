@@ -50,9 +50,9 @@ class Choice:
 
     name: str
     slower_because: str = ""
-    """Why not a faster one; empty for the fastest."""
+    """Why no faster way is used; empty for the fastest."""
     is_refused: bool = False
-    """Whether the proof refused the fastest for a model that it is written for."""
+    """Whether the proof refused the fastest way for a model for which it is written."""
 
 
 class Proof:
@@ -148,7 +148,7 @@ def _range(values: Tensor) -> float:
 
 
 def _distance(logprobs: Tensor, exact: Tensor) -> float:
-    """Root mean square: a maximum over a large vocabulary says little about the rest."""
+    """Root mean square difference; a maximum over a large vocabulary says little about the rest."""
     return float((logprobs - exact).square().mean().sqrt())
 
 

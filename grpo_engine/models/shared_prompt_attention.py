@@ -35,7 +35,7 @@ class Attention(Protocol):
 
 
 class _Current(threading.local):
-    """The attentions in use, per thread: one policy may sample while another is trained."""
+    """The attentions in use, per thread, because one policy may sample while another is trained."""
 
     def __init__(self) -> None:
         self.attentions: list[Attention] = []
@@ -151,7 +151,7 @@ class _Run:
 def blocks_of(spans: Sequence[GroupSpan], device: torch.device, *, waste: int | None = None) -> list[Block]:
     """Blocks that are computed together: prompts of similar length, completions of similar length.
 
-    `waste` 0: only of equal length, so that nothing is padded and no result depends on other rows.
+    `waste` 0: blocks have equal lengths only, so that nothing is padded and no result depends on other rows.
     """
     prompts = [_Run(span.start, 0, span.start, span.prompt_tokens) for span in spans]
     completions = [run for span in spans for run in _completions(span)]

@@ -72,7 +72,8 @@ def advantages(
     ddof: int = 1,
     weights: Mapping[str, float] | None = None,
 ) -> list[GroupAdvantages]:
-    """P groups of rewards → P groups of advantages. `weights` of the parts: `gdpo` only, 1 if missing."""
+    """P groups of rewards → P groups of advantages. `weights`: of the parts, for `gdpo` only; 1 if
+    missing."""
     signal = [has_signal(group, estimator) for group in groups_P]
     if estimator == "process":
         return [_process(group, ddof, each) for group, each in zip(groups_P, signal, strict=True)]
@@ -138,7 +139,7 @@ def _as_is(groups_P: Sequence[GroupRewards], centred: Centred, ddof: int) -> Cen
 
 
 def _over_batch_std(groups_P: Sequence[GroupRewards], centred: Centred, ddof: int) -> Centred:
-    """Divided by the standard deviation of the batch's rewards."""
+    """Divide by the standard deviation of the batch's rewards."""
     std = _std([value for group in groups_P for value in group.values], ddof)
     return [[value / (std + EPSILON) for value in values] for values in centred]
 
@@ -150,7 +151,7 @@ def _standardised_over_batch(groups_P: Sequence[GroupRewards], centred: Centred,
 
 
 def _whitened_over_tokens(groups_P: Sequence[GroupRewards], centred: Centred, ddof: int) -> Centred:
-    """Mean and variance over the batch's tokens: a longer completion counts more."""
+    """Whiten with mean and variance over the batch's tokens, so that a longer completion counts more."""
     lengths = [[group.lengths[index] for index in group.scored] for group in groups_P]
     pairs = [
         pair

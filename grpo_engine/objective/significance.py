@@ -15,7 +15,7 @@ INTERVAL = (2.5, 97.5)
 SEED = 20_251_121
 """Fixed, so that the same rewards always give the same verdict."""
 DRAWS_AT_A_TIME = 100_000
-"""Limits memory, and keeps the draws in the cache."""
+"""Number of draws at a time, which limits memory and keeps the draws in the cache."""
 
 
 def bootstrap_interval(differences: np.ndarray) -> tuple[float, float]:
@@ -48,7 +48,7 @@ def verdict_on(before: Mapping[str, float], after: Mapping[str, float]) -> Verdi
     low, high = bootstrap_interval(last - first)
 
     def number(value: float, sign: str = "") -> str:
-        """In hundredths for rewards between 0 and 1; other rewards keep their own unit."""
+        """The value as text, in hundredths for rewards between 0 and 1; other rewards keep their own unit."""
         shown = round(value * 100, 1) if is_share else value
         return f"{shown + 0.0:{sign}{'.1f' if is_share else '.3g'}}".replace("-", "−")  # + 0.0: never "-0.0"
 

@@ -26,7 +26,7 @@ class Deadline:
         self.moment = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Seconds until then, never 0. Raises httpcore.TimeoutException once it has passed."""
+        """Seconds until the deadline, always above 0. Raises httpcore.TimeoutException once it has passed."""
         seconds = self.moment - time.monotonic()
         if seconds <= 0:
             raise httpcore.TimeoutException("the deadline has passed")
@@ -34,7 +34,7 @@ class Deadline:
 
 
 class PinnedBackend(httpcore.NetworkBackend):
-    """Connects to the given addresses in order, whatever the host."""
+    """Connects to the given addresses in order, whatever host is requested."""
 
     def __init__(self, addresses: Sequence[str], deadline: Deadline) -> None:
         self.addresses = addresses[:MAX_ADDRESSES]

@@ -15,7 +15,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def require_agreement(facts: Mapping[str, object]) -> None:
-    """Compare this rank's start with that of all others, each of which must call.
+    """Compare this rank's start with that of all others. Every rank must call it.
 
     Raises RanksDisagreeError on every rank, so that none waits for another one.
     """

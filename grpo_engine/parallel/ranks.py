@@ -20,7 +20,7 @@ from grpo_engine.objective.types import PackedBatch
 
 T = TypeVar("T")
 BUCKET_BYTES = 2**26
-"""Gradients that are summed in one message: between hosts, each message costs a round trip."""
+"""Bytes of gradients to sum in one message; between hosts, each message costs a round trip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Ranks:
         return [each for each in found if each is not None]
 
     def wait(self) -> None:
-        """Return when every rank has called."""
+        """Return when every rank has called this."""
         self.gather(True)
 
     def joined(self, parts: Sequence[T]) -> list[T]:

@@ -46,7 +46,7 @@ class Fault(NamedTuple):
     value: str | None
     """Seconds to sleep, or the name of an error number."""
     nth: int | None
-    """Number of the passage that fails; None: every one."""
+    """Which passage of the point fails, from 1; None: every passage."""
 
 
 def parse_faults(text: str) -> dict[str, Fault]:
@@ -113,7 +113,7 @@ def _act(point: str, fault: Fault) -> None:
 
 
 def _from_environment() -> Callable[[str], None]:
-    """`fault_point` for this process. Raises ValueError."""
+    """The function `fault_point` for this process. Raises ValueError."""
     if not (faults := parse_faults(os.environ.get("GRPO_FAULT", ""))):
         return _nothing
     print(f"GRPO_FAULT: this process will fail at {', '.join(sorted(faults))}", file=sys.stderr)

@@ -21,7 +21,7 @@ _STAGE = "/mnt"
 _LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")
 _MAX_USER_NAMESPACES = "/proc/sys/user/max_user_namespaces"
 _FIRST_VICTIM = "echo 1000 >/proc/self/oom_score_adj"
-"""If the machine runs out of memory, the kernel kills a sandbox before anything else."""
+"""Shell command by which the kernel kills a sandbox first if the machine runs out of memory."""
 
 
 class SandboxUnavailable(Exception):

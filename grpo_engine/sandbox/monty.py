@@ -22,7 +22,7 @@ def installed() -> bool:
 
 
 def subset_problems(source: str) -> list[str]:
-    """Why this grader does not run in the subset, found by running its module level; empty if it does.
+    """Why this grader does not run in the subset; empty if it does. Its module level is run to find out.
 
     Raises SandboxUnavailable if pydantic-monty is missing.
     """
@@ -32,7 +32,7 @@ def subset_problems(source: str) -> list[str]:
 
 
 class MontyServer:
-    """Like `PythonServer`, for graders within the subset: each call is a fresh session of a worker.
+    """Like `PythonServer`, for graders within the subset; each call has a fresh session in a worker process.
 
     Raises SandboxUnavailable if pydantic-monty is missing or its worker does not start.
     """
@@ -57,7 +57,7 @@ class MontyServer:
         self.close()
 
     def load(self, timeout: float) -> Outcome:
-        """Run the module level; an error if it defines no `grade`."""
+        """Run the module level; the outcome is an error if it defines no `grade`."""
         return self._feed(timeout, {}, "grade is not None")
 
     def call(self, sample: Mapping[str, Any], item: Mapping[str, Any], timeout: float) -> Outcome:

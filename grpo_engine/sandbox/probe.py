@@ -99,7 +99,7 @@ def _finished_test() -> Capability:
 
 
 def _attack(interpreter: Interpreter) -> dict[str, bool]:
-    """Attack → whether it was contained. Raises SandboxUnavailable if the attacks could not run."""
+    """Run all attacks; returns which were contained. Raises SandboxUnavailable if they could not run."""
     sandbox = Sandbox(interpreter, own_text("hostile_probe"), "<probe>", _LIMITS)
     try:
         unprivileged = sandbox.uid not in (0, None)

@@ -121,7 +121,7 @@ def _on_arguments(numbers: dict[str, int]) -> list[bytes]:
 
 
 def _for_call(number: int, argument: int, tests: bytes) -> bytes:
-    """For one call: these tests of an argument; if none refuses the call, it is allowed."""
+    """Steps that test an argument of one call; if none of them refuses the call, it is allowed."""
     inside = _step(_LOAD, argument) + tests + _step(_RETURN, _ALLOW)
     return _step(_EQUAL, number, 0, len(inside) // _STEP_BYTES) + inside
 

@@ -71,7 +71,7 @@ class TrainingLoop(Generic[M]):
     artifact: Artifact | None = None
     """Content of the checkpoints; None: the run is neither saved nor resumed."""
     raise_beta: Callable[[], float] | None = None
-    """Doubles and returns the KL weight; required if a guard has that action."""
+    """Function that doubles and returns the KL weight; required if a guard has the action `raise_beta`."""
 
     def __post_init__(self) -> None:
         self.checkpoints = self.run_dir / "checkpoints"
@@ -86,7 +86,7 @@ class TrainingLoop(Generic[M]):
         return self.method.total_steps if self.state.last_step is None else self.state.last_step
 
     def run(self, should_stop: Callable[[], bool]) -> Iterator[BaseEvent]:
-        """Train to the end, or to the next step boundary once `should_stop()` is true."""
+        """Train to the end, or stop at the next step boundary once `should_stop()` is true."""
         try:
             yield from self._run(should_stop)
         finally:

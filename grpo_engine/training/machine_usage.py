@@ -17,7 +17,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class MachineUsage:
-    """Measures from one call to the next."""
+    """Measures the use from one call to the next."""
 
     def __init__(self, device: torch.device | None, num_tokens: int, proc: Path = Path("/proc")) -> None:
         """`num_tokens`: tokens of all steps before the first one that is measured."""

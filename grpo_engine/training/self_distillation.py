@@ -27,7 +27,7 @@ RewritePrompt = Callable[[Prompt, Callable[[str], str]], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class DistillationBatch:
-    """A step's failed attempts, after the student's prompt and after the teacher's."""
+    """A step's failed attempts, once after the student's prompt and once after the teacher's."""
 
     student: tuple[TrainingGroup, ...]
     """The attempts after their original prompts."""

@@ -141,7 +141,7 @@ class EndpointModelClient:
             raise OverspentError(str(error)) from None
 
     def _note_failure(self, error: chat_client.ChatServerError) -> None:
-        """Raises EndpointDownError if further requests are useless."""
+        """Count a failure. Raises EndpointDownError if further requests are useless."""
         with self._lock:
             self._failures_in_a_row += 1
             is_down = self._failures_in_a_row >= BREAK_AFTER

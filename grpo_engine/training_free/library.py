@@ -102,7 +102,7 @@ class Library(Record):
         return changed, draft.changes
 
     def by_use(self) -> list[Experience]:
-        """Most recently useful first."""
+        """The lessons, most recently useful first."""
         return sorted(self.experiences, key=lambda each: (-each.useful_step, -number_of(each)))
 
 

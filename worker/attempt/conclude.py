@@ -128,7 +128,7 @@ def release(
 ) -> None:
     """Requeue the job, if the queue allows another attempt. Raises Lost.
 
-    `spend_failure`: count the attempt as a failure. `backoff`: delay the next attempt even without one.
+    `spend_failure`: count the attempt as a failure. `backoff`: delay the next attempt even without a failure.
     """
     job, settings = attempt.job, attempt.worker.settings
     if spend_failure:

@@ -1,4 +1,4 @@
-"""While the engine runs: records its events and log, publishes its checkpoints, forwards stop requests."""
+"""Follows a running engine: records its events and log, publishes its checkpoints, forwards stop requests."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -119,7 +119,7 @@ def forward_stop_request(attempt: Attempt, engine: Run, ending: Ending) -> None:
 
 
 def requested_stop(attempt: Attempt) -> StopRequest | None:
-    """The request of the user or the worker that the attempt end, if there is one."""
+    """The stop request of the user or of the worker; None if there is none."""
     if attempt.lease.state is JobState.CANCELLING:
         return "cancel"
     if attempt.lease.state is JobState.PAUSING:

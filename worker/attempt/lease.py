@@ -29,7 +29,7 @@ class Lost(Exception):
 
 
 class Lease:
-    """A context manager that holds one claimed job. `claimed_at`: monotonic seconds before the claim."""
+    """A context manager that holds one claimed job. `claimed_at`: monotonic time before the claim."""
 
     def __init__(self, database: Database, settings: Settings, job: ClaimedJob, claimed_at: float) -> None:
         self._database = database

@@ -115,7 +115,7 @@ def _located_method(attempt: Attempt) -> Method:
 
 
 def _fetch_retention(attempt: Attempt) -> dict[str, str]:
-    """Name of the retention set → path of its rows."""
+    """Download the retention sets; returns name → path of the rows."""
     return {
         each.name: _fetch_dataset(attempt, each.file, f"retention-{number}.jsonl")
         for number, each in enumerate(retention_of(attempt.method))

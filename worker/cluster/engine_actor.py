@@ -44,7 +44,7 @@ class EngineActor:
         threading.Thread(target=self._end_when_silent, daemon=True).start()
 
     def files(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `LocalRunFiles` in the run directory."""
+        """Call a method of `LocalRunFiles` for the run directory."""
         files = LocalRunFiles(self._folder, open_storage(self._settings.storage_location))
         return getattr(files, method)(*arguments)
 

@@ -10,9 +10,9 @@ from typing import Protocol
 from worker.launchers.run_files import RunFiles
 
 CONFIG = "config.json"
-"""The engine's configuration in its run directory."""
+"""Name of the engine's configuration in its run directory."""
 EVENTS = "events.jsonl"
-"""The engine's events; a copy of them is in the worker's own run directory."""
+"""Name of the engine's events, which are also copied to the worker's own run directory."""
 
 
 def engine_arguments(folder: Path) -> list[str]:

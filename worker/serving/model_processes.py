@@ -32,7 +32,7 @@ SILENT_SECONDS = 300.0
 """A busy process that sends no message for this long has hung."""
 
 Report = Answer | Loaded | Unloadable | None
-"""None: the process has ended."""
+"""A message from the process; None: the process has ended."""
 Fetch = Callable[[Path], ModelSource]
 
 

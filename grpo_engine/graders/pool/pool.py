@@ -42,7 +42,7 @@ def open_grading(
 
 
 class Grading:
-    """A grader in use. A context manager; `close` leaves no process running."""
+    """A grader in use, as a context manager. After `close`, none of its processes is running."""
 
     def __init__(
         self, grader: Grader, parts: Mapping[str, GraderBase], threads: ThreadLane, processes: ProcessLane

@@ -83,7 +83,7 @@ def equal(reference: str, answer: str) -> bool | None:
 
 
 def _problem(reference: str) -> str:
-    """What is wrong with it, checked without math-verify; empty if nothing is."""
+    """What is wrong with the reference, checked without math-verify; empty if nothing is."""
     if not reference.strip():
         return "reference is empty"
     if len(reference) > MAX_REFERENCE_CHARACTERS:

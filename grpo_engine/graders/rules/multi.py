@@ -20,7 +20,7 @@ FORMULA = "calculate_output"
 
 
 def _as_dict(value: Any) -> Any:
-    """Dict, list (by name) or single grader → dict: OpenAI's documents and clients differ."""
+    """Dict, list (by name) or single grader → dict. OpenAI's documents and clients differ."""
     if isinstance(value, Mapping) and isinstance(value.get("type"), str):
         return {value.get("name") or value["type"]: value}
     if not isinstance(value, list | tuple):

@@ -28,7 +28,7 @@ MAX_REFUSAL_CHARACTERS = 300
 MAX_RETRIES = 4
 CACHED_VERDICTS = 20_000
 USUAL_ANSWER_TOKENS = 100
-"""A number and a sentence or two."""
+"""Tokens of a usual response: a number and a sentence or two."""
 
 _ledger = Ledger()
 _graded: SharedCalls[Graded] = SharedCalls(CACHED_VERDICTS)

@@ -1,1 +1,1 @@
-"""The Llama family's forward and backward in few operations; proven against the model's own at load."""
+"""Forward and backward passes of the Llama family in few operations, proven at load."""

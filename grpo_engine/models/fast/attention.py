@@ -22,13 +22,14 @@ Grouped = tuple[Tensor, Tensor, Tensor]
 
 
 DENSE_KEYS = 1024
-"""Longest row of keys whose scores are kept; they take as much memory as the rest of a layer."""
+"""Maximum keys in a row whose scores are kept; these then take as much memory as the rest of a layer."""
 
 
 def attention_for(
     spans: Sequence[GroupSpan], model: PreTrainedModel, dtype: torch.dtype, *, waste: int | None = None
 ) -> Attention:
-    """The dense products if they are fast and fit, otherwise torch's kernel; `waste` as for `blocks_of`."""
+    """The dense products if they are fast and fit in memory, otherwise torch's kernel; `waste` as in
+    `blocks_of`."""
     longest = max(span.prompt_tokens + max(span.completion_tokens, default=0) for span in spans)
     if model.device.type == "cpu" and longest <= DENSE_KEYS:
         return DenseLayout(spans, model.device, dtype, waste)

@@ -71,7 +71,7 @@ def at_least_single(x: Tensor) -> Tensor:
 
 
 def _wide(x: Tensor) -> Tensor:
-    """A copy in float32 at least: on a CPU operations of two dtypes cost several times those of one."""
+    """A copy in float32 at least, because on a CPU mixed dtypes make an operation several times slower."""
     return x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
 
 
@@ -147,7 +147,7 @@ def draw(logits_B: Tensor, uniforms_B: Tensor, temperature: float) -> tuple[Tens
 
 
 def _first_beyond(cumulative: Tensor, target: Tensor) -> Tensor:
-    """First place [B, 1] of cumulative sums [B, n] that exceeds the target; at most the last that adds."""
+    """First place [B, 1] at which cumulative sums [B, n] exceed the target; at most the last that adds."""
     found = torch.searchsorted(cumulative, target, right=True)
     return found.minimum(torch.searchsorted(cumulative, cumulative[:, -1:].contiguous()))
 

@@ -108,7 +108,7 @@ class _Keeping:
 
 
 class SharedDecoder:
-    """The only decoder that rows can join while others run."""
+    """A decoder with shared prompts; only here can rows join while others run."""
 
     def __init__(self, model: PreTrainedModel, run: Run) -> None:
         self.model = model

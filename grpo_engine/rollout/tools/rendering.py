@@ -41,7 +41,7 @@ class Frame:
     """The tokens around n tool answers."""
 
     closing: tuple[int, ...]
-    """Ends the model's turn if a stop string ended it without an end-of-turn token."""
+    """Tokens that end the model's turn if a stop string ended it without an end-of-turn token."""
     pieces: tuple[tuple[int, ...], ...]
     """n + 1 pieces: before the first answer, between two answers, after the last one."""
     is_json: bool = False
@@ -50,7 +50,7 @@ class Frame:
     def around(self, answers: Sequence[Sequence[int]], *, ended: bool, room: int) -> tuple[int, ...] | None:
         """Token ids of the answers in their frame, at most `room`: the longest answers are cut first.
 
-        `ended`: the model's turn has its end-of-turn token. None if not even the frame fits.
+        `ended`: whether the model's turn has its end-of-turn token. None if not even the frame fits.
         """
         head = () if ended else self.closing
         left = room - len(head) - sum(map(len, self.pieces))

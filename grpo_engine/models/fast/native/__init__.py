@@ -21,7 +21,7 @@ VERSION = 2
 LANES = 16
 WIDEST_HEAD = 256
 LONGEST_PROMPT = 512
-"""Longest prompt for which this is faster than one matrix product of a whole group with its prompt."""
+"""Longest prompt for which `attend` is faster than one matrix product of a whole group with its prompt."""
 HALF = {torch.float32: 0, torch.bfloat16: 1}
 
 States = tuple[Tensor, Tensor, Tensor]

@@ -27,7 +27,7 @@ class Reading:
     """The canary's log-probabilities [T] by trainer and server."""
 
     version: int | None
-    """None: the base model without its adapter."""
+    """Policy version; None: the base model without its adapter."""
     trained_T: tuple[float, ...]
     served_T: tuple[float, ...]
 

@@ -18,7 +18,7 @@ from grpo_engine.rollout.sampler.vllm.engine import vllm_environment
 ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks of adapters that vLLM's kernels support; other adapters are padded to the next larger one."""
 TEMPERATURES = (0.01, 2.0)
-"""Outside this range vLLM refuses, or samples at another temperature than requested."""
+"""Range of temperatures; outside of it vLLM refuses, or samples at another temperature."""
 CPU_BLOCK_TOKENS = 32
 """Smallest page of vLLM's cache on a CPU; prompts are shared in whole pages."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
