@@ -30,7 +30,7 @@ def shards(names: Set[str], index: bytes) -> set[str]:
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise BadTensors(f"{INDEX} cannot be read: {error}") from error
     if not listed or not listed <= names:
-        raise BadTensors("its weights are missing as safetensors")
+        raise BadTensors("its safetensors weights are missing or incomplete")
     return listed
 
 
@@ -52,7 +52,7 @@ def read_tensors(file: IO[bytes]) -> tuple[Tensor, ...]:
     """All tensors in file order. Reads only the header. Raises BadTensors."""
     length = int.from_bytes(file.read(LENGTH_BYTES), "little")
     if length > MAX_HEADER_BYTES:
-        raise BadTensors(f"its header has {length} bytes")
+        raise BadTensors(f"its header has {length} bytes; the limit is {MAX_HEADER_BYTES}")
     try:
         header = json.loads(file.read(length))
         found = tuple(sorted(_tensors(header, LENGTH_BYTES + length), key=lambda each: each.start))

@@ -225,7 +225,7 @@ def _instruction(node: ast.expr, column: int) -> tuple[float | str | Call, list[
 
 def _call(name: str, num_given: int, column: int) -> Call:
     if name not in FUNCTIONS:
-        raise FormulaError(f"no function {name} at character {column}: there are {', '.join(FUNCTIONS)}")
+        raise FormulaError(f"unknown function {name} at character {column}; known: {', '.join(FUNCTIONS)}")
     function, arity = FUNCTIONS[name]
     if arity is not None and num_given != arity:
         raise FormulaError(f"{name} at character {column} takes {arity} argument, not {num_given}")

@@ -92,7 +92,7 @@ def _parse_path(template: str, start: int) -> tuple[Path, int]:
     steps, position = _parse_steps(template, name.end())
     end = _END.match(template, position)
     if end is None:
-        raise TemplateError(_complaint(template, start, position))
+        raise TemplateError(_syntax_error(template, start, position))
     text = template[name.end() - len(namespace) : position]
     if namespace not in ("item", "sample"):
         raise TemplateError(f"{{{{{text}}}}} must start with item or sample")
@@ -115,7 +115,7 @@ def _parse_steps(template: str, position: int) -> tuple[tuple[str | int, ...], i
     return tuple(steps), position
 
 
-def _complaint(template: str, start: int, position: int) -> str:
+def _syntax_error(template: str, start: int, position: int) -> str:
     if template.find("}}", position) < 0:
         return f"{{{{ at character {start + 1} is not closed by }}}}"
     return (

@@ -200,8 +200,10 @@ class Policy:
         fits = FastModel.fitting(self.model, self.compute_dtype) is not None
         proof, name = self.proof(plainly), "padded"
         if proof.has_nan:
-            reason = f"{self.source.name} computes NaN: some of its weights are damaged, or not a number"
-            raise ModelError(reason, hint="Store the model again, and check that it answers in transformers.")
+            reason = f"{self.source.name} computes NaN: some of its weights are damaged or not numbers"
+            raise ModelError(
+                reason, hint="Store the model again, and check that it generates text with transformers."
+            )
         objection = proof.objection(packed)
         if objection is None:
             objection = proof.objection(packed_by_kernels) if fits else UNSUPPORTED

@@ -83,7 +83,7 @@ class AllowedHosts:
 
     def trusting(self, url: str) -> AllowedHosts:
         """This policy plus the host and port of a URL that the operator wrote. Raises RefusedUrl."""
-        _, host, port, _ = _take_apart(url)
+        _, host, port, _ = _split_url(url)
         return AllowedHosts(self.allowed | {f"{_bracketed(host)}:{port}"})
 
     def permits(self, host: str, port: int) -> bool:
@@ -99,14 +99,14 @@ def check_url(url: str, *, allowed_hosts: AllowedHosts | None = None) -> str:
 
 def parse(url: str, allowed_hosts: AllowedHosts) -> Target:
     """The URL's parts. Raises RefusedUrl; a name is not looked up here."""
-    scheme, host, port, path = _take_apart(url)
+    scheme, host, port, path = _split_url(url)
     trusted = allowed_hosts.permits(host, port)
     if not trusted:
         _check_public(scheme, host, port)
     return Target(scheme, host, port, path, trusted)
 
 
-def _take_apart(url: str) -> tuple[str, str, int, str]:
+def _split_url(url: str) -> tuple[str, str, int, str]:
     """Scheme, host, port and path with query. There is only this one strict parser, so none can disagree."""
     if len(url) > MAX_URL_CHARACTERS:
         raise RefusedUrl(f"longer than {MAX_URL_CHARACTERS} characters")

@@ -128,7 +128,7 @@ def refuse_broken_grader(graded: Sequence[GradedGroup], limit: float) -> None:
     count = f"{len(broken)} of {len(scores)} completions could not be scored"
     graders_fault = [score for score in broken if not _lost_the_sandbox(score)]
     if len(graders_fault) <= limit * len(scores):
-        reason = next(complaint for score in broken for complaint in grader_complaints([score]))
+        reason = next(complaint for score in broken for complaint in grader_error_texts([score]))
         raise MachineError(f"{count}, because code does not run on this machine now: {reason}")
     raise GraderError(
         f"{count} (max_grader_error_rate {limit:g})",
@@ -145,12 +145,12 @@ def _first_rows(graded: Sequence[GradedGroup]) -> tuple[str, ...]:
     """Each different error of a grader, with the first row, counted from 1, that caused it."""
     found: dict[str, int] = {}
     for group in graded:
-        for complaint in grader_complaints([each for each in group.scores if each.reward is None]):
+        for complaint in grader_error_texts([each for each in group.scores if each.reward is None]):
             found.setdefault(complaint, group.group.prompt.row + 1)
     return tuple(f"row {row}: {complaint}" for complaint, row in found.items())
 
 
-def grader_complaints(scores: Sequence[Score]) -> Iterator[str]:
+def grader_error_texts(scores: Sequence[Score]) -> Iterator[str]:
     for score in scores:
         for part, error in score.errors.items():
             yield f"{part}: {error.code}: {error.message}"

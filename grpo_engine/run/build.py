@@ -154,7 +154,7 @@ def _refuse_long(prompts: list[Prompt], max_completion_tokens: int, max_length: 
         if max_length is not None and len(prompt.token_ids) + max_completion_tokens > max_length:
             raise DatasetError(
                 f"row {prompt.row + 1}: a prompt of {len(prompt.token_ids)} tokens and "
-                f"max_completion_tokens {max_completion_tokens} exceed the model's {max_length}",
+                f"max_completion_tokens {max_completion_tokens} exceed the model's limit of {max_length}",
                 hint="Shorten the prompt or lower max_completion_tokens.",
             )
 

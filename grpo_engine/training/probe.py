@@ -18,7 +18,7 @@ from grpo_engine.rollout.collector import Collector, sampling_of
 from grpo_engine.rollout.prompt_source import PromptSource
 from grpo_engine.rollout.recording import rollouts
 from grpo_engine.rollout.sampler.base import Sampler
-from grpo_engine.rollout.scoring import grader_complaints, with_advantages
+from grpo_engine.rollout.scoring import grader_error_texts, with_advantages
 from grpo_engine.training.method import Method, MethodState
 
 
@@ -94,7 +94,7 @@ def counted(scored: Sequence[ScoredGroup], seconds: Mapping[str, float], peak_me
         groups_solved=sum(_is_solved(group) for group in scored),
         truncated=sum(each.finish_reason is FinishReason.LENGTH for each in completions),
         grader_errors=len(scores) - len(rewards),
-        grader_error=next(grader_complaints([each for each in scores if each.reward is None]), ""),
+        grader_error=next(grader_error_texts([each for each in scores if each.reward is None]), ""),
         mean_reward=sum(rewards) / len(rewards) if rewards else None,
         highest_reward=max(rewards, default=None),
         completion_tokens=sum(len(each.token_ids) for each in completions),

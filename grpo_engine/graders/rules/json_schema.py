@@ -88,7 +88,7 @@ def _spend(amount: int) -> None:
 
 def _bounded(name: str, keyword: Callable[..., Any]) -> Callable[..., Iterator[ValidationError]]:
     def check(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-        _spend(1 + _looked_through(name, value))
+        _spend(1 + _extra_cost(name, value))
         for error in keyword(validator, value, instance, schema) or ():
             _spend(len(error.message) // CHARACTERS_OF_ONE)
             yield error
@@ -96,7 +96,7 @@ def _bounded(name: str, keyword: Callable[..., Any]) -> Callable[..., Iterator[V
     return check
 
 
-def _looked_through(name: str, value: Any) -> int:
+def _extra_cost(name: str, value: Any) -> int:
     """Cost of a keyword beyond the evaluations of its subschemas."""
     if name in ("enum", "const"):  # each value is compared completely
         return len(str(value)) // CHARACTERS_OF_ONE

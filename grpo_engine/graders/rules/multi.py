@@ -148,7 +148,7 @@ class Multi(GraderBase):
 
 def _refuse_unknown(names: Set[str], graders: Mapping[str, Any]) -> None:
     if unknown := sorted(names - graders.keys()):
-        raise ValueError(f"unknown grader {', '.join(unknown)}: there are {', '.join(graders)}")
+        raise ValueError(f"unknown grader {', '.join(unknown)}; known: {', '.join(graders)}")
 
 
 def _weighted_sum(weights: Mapping[str, float] | None) -> str:

@@ -110,7 +110,7 @@ class ScoreModel(RewardGrader):
     @model_validator(mode="after")
     def _sensible(self) -> Self:
         if self.range[0] >= self.range[1]:
-            raise ValueError("range is [lowest, highest]")
+            raise ValueError("range must be [lowest, highest] with lowest below highest")
         if self.max_tokens is not None and self.sampling_params.max_completions_tokens is not None:
             raise ValueError("give max_tokens or sampling_params.max_completions_tokens, not both")
         return self

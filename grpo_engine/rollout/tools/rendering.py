@@ -101,13 +101,13 @@ class AnswerRenderer:
                 for n, name in enumerate(names)
             ]
             text = rendered(self.tokenizer, [QUESTION, turn, *answers], for_completion=True)
-            frame = None if text is None else self._taken_apart(text, len(names), "tool_calls" in turn)
+            frame = None if text is None else self._frame_in(text, len(names), "tool_calls" in turn)
             if frame is not None:
                 yield frame
         pieces = [OPENING, *[CLOSING + OPENING] * (len(names) - 1), CLOSING + "\n"]
         yield Frame((), tuple(map(self._structure, pieces)))
 
-    def _taken_apart(self, text: str, count: int, with_calls: bool) -> Frame | None:
+    def _frame_in(self, text: str, count: int, with_calls: bool) -> Frame | None:
         """The frame in a rendered conversation; None if the turn or the answers are not found in it.
 
         The model's turn ends at the first end-of-turn token after its text or, if the template writes none,

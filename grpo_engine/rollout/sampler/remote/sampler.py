@@ -121,16 +121,16 @@ class RemoteSampler:
                 groups.add(place, sample, completion)
 
     def _send(self, message: PolicyWritten | SamplingOrder) -> None:
-        with self._sending, _lost_is_the_machine_s_fault():
+        with self._sending, _lost_connection_is_machine_error():
             self._connection.send_bytes(message.model_dump_json().encode())
 
     def _receive(self) -> SamplingAnswer:
-        with _lost_is_the_machine_s_fault():
+        with _lost_connection_is_machine_error():
             return SamplingAnswer.model_validate_json(self._connection.recv_bytes())
 
 
 @contextmanager
-def _lost_is_the_machine_s_fault() -> Iterator[None]:
+def _lost_connection_is_machine_error() -> Iterator[None]:
     try:
         yield
     except (EOFError, ConnectionError):

@@ -94,7 +94,7 @@ def test_a_formula_without_a_finite_value_is_an_error_of_calculate_output() -> N
         (
             {"calculate_output": "right + wrong"},
             ("calculate_output",),
-            "unknown grader wrong: there are right",
+            "unknown grader wrong; known: right",
         ),
         ({"graders": {"max": RIGHT}}, ("graders", "max", "[key]"), "max is a function of the formula"),
         ({"graders": {"a-b": RIGHT}}, ("graders", "a-b", "[key]"), "pattern"),
@@ -175,7 +175,7 @@ def test_gdpo_keeps_a_formula_that_is_given() -> None:
         (
             {"weights": {"wrong": 1}, "aggregation": "gdpo"},
             ("weights",),
-            "unknown grader wrong: there are right, shape",
+            "unknown grader wrong; known: right, shape",
         ),
         ({"weights": {"right": float("inf")}, "aggregation": "gdpo"}, ("weights", "right"), "finite number"),
         ({"calculate_output": ""}, ("calculate_output",), "Field required"),
