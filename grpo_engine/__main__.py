@@ -4,7 +4,7 @@
 With `--sampler DESCRIPTOR` it only samples, for another process that trains the job.
 Writes `events.jsonl` and `checkpoints/` into the run directory and resumes from their content.
 A job with several ranks needs a process for each, with the variables that torchrun sets (RANK, WORLD_SIZE,
-MASTER_ADDR, …). Each may have a run directory of its own: later ranks write only their failures.
+MASTER_ADDR, …). Each may have its own run directory; all ranks but the first write only their failures.
 SIGTERM: finish the step, write a checkpoint, stop. Exit status: 0 finished or stopped, 1 failed (the
 `failed` event says why; without it, a crash), 2 the configuration cannot be read; anything else is a crash.
 """

@@ -202,7 +202,7 @@ class Probed(BaseEvent):
 class MergeDifference(Record):
     """A merged model compared with the adapter on the quantised base that it was trained on.
 
-    Log-probabilities of held-out completions, in nats; with equal models all differences are 0.
+    The values are log-probabilities of held-out completions, in nats. For equal models, the difference is 0.
     """
 
     rows: int

@@ -31,7 +31,7 @@ def entry_of(path: Path) -> dict[str, Any]:
 
 
 def write(folder: Path, facts: Mapping[str, Any], shards: Mapping[str, Any] = MappingProxyType({})) -> Path:
-    """Write `manifest.json`: `facts`, and size and SHA-256 of every file in the folder.
+    """Write `manifest.json` with `facts`, and with size and SHA-256 of every file in the folder.
 
     `shards`: the entries of all shards, which may be on other hosts.
     """

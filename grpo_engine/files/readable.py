@@ -12,7 +12,8 @@ READ = (".safetensors", ".json", ".jinja", ".model", ".txt")
 
 
 def unreadable_file(folder: Path) -> str | None:
-    """The first file that this process may not read, with its mode and this user's id; None: no such file."""
+    """The first file that this process may not read, with its mode and this user's id; None: all are
+    readable."""
     if not os.access(folder, os.R_OK | os.X_OK):
         return _described(folder)
     files = sorted(path for path in folder.iterdir() if path.suffix in READ)

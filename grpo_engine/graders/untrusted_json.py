@@ -8,7 +8,7 @@ from grpo_engine.graders.base import Graded
 
 
 def parse_json(text: str) -> Any:
-    """Strict JSON: no NaN or Infinity, no number beyond float. Raises ValueError."""
+    """Strict JSON: no NaN or Infinity, no number beyond the range of float. Raises ValueError."""
     try:
         return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError:

@@ -30,7 +30,7 @@ def fast_states(fast: FastModel, batch: PackedBatch) -> Tensor:
 
 
 def packed_states(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
-    """The same by the model's own layers, if transformers can replace their attention with ours."""
+    """The same states by the model's own layers, if transformers can replace their attention with ours."""
     with using(model, packed_attention(batch.spans, model, compute_dtype(model))):
         hidden = own_states(model, batch.input_ids, batch.position_ids)
     return hidden.index_select(0, batch.sources_N)
@@ -93,12 +93,12 @@ def supported_by_kernels(model: PreTrainedModel) -> FastModel:
 
 
 def packed(model: PreTrainedModel) -> Tensor:
-    """The same by the model's own layers with our attention."""
+    """The same logits by the model's own layers with our attention."""
     return output_head(model)(packed_states(model, proof_batch(model)))
 
 
 def plainly(model: PreTrainedModel) -> Tensor:
-    """The same by the model's own forward pass."""
+    """The same logits by the model's own forward pass."""
     return plain_logits(model, proof_batch(model))
 
 

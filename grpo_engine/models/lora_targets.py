@@ -86,7 +86,7 @@ def _displaced(model: PreTrainedModel, config: LoraConfig, lora: Lora) -> set[st
 
 
 def left_out(model: PeftModel) -> dict[str, int]:
-    """Matrices of the layers that the adapter does not train: name in its layer → how many."""
+    """Name of a matrix in its layer → number of such matrices that the adapter does not train."""
     wrapped = {
         id(getattr(module.get_base_layer(), getattr(module, "parameter_name", "weight")))
         for module in model.modules()

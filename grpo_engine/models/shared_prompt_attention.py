@@ -232,7 +232,7 @@ class Block:
         return out.transpose(0, 1).flatten(1, 2).index_select(1, self.inside)
 
     def _attend_with(self, sinks: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """The same with sinks, which torch's kernels do not support; the softmax is in float32."""
+        """`attend` with sinks, which torch's kernels do not support; the softmax is in float32."""
         shared = query.shape[0] // key.shape[0]
         queries = _take(query, self.queries)
         keys, values = (_take(each, self.keys).repeat_interleave(shared, 1) for each in (key, value))

@@ -64,7 +64,7 @@ def listed_gpus() -> list[ListedGpu]:
 
 
 def _named_gpus(environment: Mapping[str, str]) -> list[str] | None:
-    """Names in the variable, which end at the first invalid one as in CUDA; None if it is unset."""
+    """Names in the variable up to the first invalid one, as in CUDA; None if the variable is unset."""
     if VISIBLE_DEVICES not in environment:
         return None
     named = [name.strip() for name in environment[VISIBLE_DEVICES].split(",")]

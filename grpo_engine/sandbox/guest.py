@@ -188,7 +188,7 @@ def _end_orphans() -> bool:
 
 
 def _judge(reply: dict[str, Any], result: bytes, seal: bytes, left_over: bool) -> dict[str, Any]:
-    """The reply with a value or an error, never both. `dirty`: the child did not end in order."""
+    """The reply with a value or an error, never both. `dirty`: whether the child ended abnormally."""
     if reply.get("error"):
         return {**reply, "dirty": True}
     if left_over:

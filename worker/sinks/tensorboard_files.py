@@ -1,6 +1,7 @@
 """TensorBoard: event files under `<root>/<tenant>/<job>`.
 
-Each step is one event, which is written completely or not; the folder's newest step shows where to continue.
+Each step is one event, which is written completely or not at all; the folder's newest step shows where to
+continue.
 """
 
 import time

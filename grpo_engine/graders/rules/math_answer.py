@@ -1,8 +1,8 @@
 """`math`: symbolic equality of two answers, judged by math-verify.
 
 Text is parsed by math-verify's grammars only, never by `sympify` or `eval`. math-verify may run forever, so
-the grader runs in a grading process. Its own time limits, 5 seconds for each text and each comparison, work
-only in a main thread; elsewhere they are off.
+the grader runs in a grading process. math-verify's time limits, 5 seconds for each text and each comparison,
+work only in a main thread; elsewhere they are off.
 """
 
 import threading

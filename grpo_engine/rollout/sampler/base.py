@@ -109,7 +109,7 @@ class GroupAssembly:
 def finished_completion(
     policy: Policy, version: int, token_ids: Sequence[int], logprobs: Sequence[float], *, stopped: bool
 ) -> Completion:
-    """A completion of sampled tokens. `stopped`: by a stop token or string, not by a limit."""
+    """A completion of sampled tokens. `stopped`: whether a stop token or string, not a limit, ended it."""
     return Completion(
         text=policy.completion_text(token_ids),
         token_ids=tuple(token_ids),

@@ -81,7 +81,7 @@ class SharedEngine(VllmEngine):
 
 
 class LockstepSampler(AroundSampler):
-    """A sampler that calls vLLM a different number of times on each rank, as turns with tools do.
+    """A sampler for turns with tools, in which each rank calls vLLM a different number of times.
 
     A rank that has finished takes part in the rounds of the others until all have.
     """
