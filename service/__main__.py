@@ -16,13 +16,13 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on")
     given = parser.parse_args()
-    with without_garbage_collector():  # which would also pause all requests for 250 ms to look at the modules
+    with without_garbage_collector():  # a collection would pause requests for 250 ms
         from service.app import create_app
     uvicorn.run(
         create_app,
         factory=True,  # called after uvicorn has configured its logging, which the application replaces
         **vars(given),
-        http="h11",  # strict, and bounded in headers; otherwise uvicorn prefers httptools if it is installed
+        http="h11",  # strict, with bounded headers; by default uvicorn uses httptools if it is installed
         access_log=False,
         timeout_graceful_shutdown=STREAM_GRACE_SECONDS,
     )

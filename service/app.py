@@ -1,6 +1,6 @@
 """The application: routers, lifespan, state. Started by `python -m service`.
 
-Boundary: wiring only. It runs no migrations: with another schema in the database it stays unready.
+Boundary: wiring only. It runs no migrations; if the database has another schema, the service stays unready.
 """
 
 from collections.abc import AsyncIterator
@@ -92,7 +92,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 
 def _include_routers(app: FastAPI, max_upload_bytes: int) -> None:
-    # per router, because the application's own limit would respond outside of our middleware
+    # per router, because a limit of the application itself would respond before the middleware runs
     app.include_router(files.router, max_body_size=max_upload_bytes + FORM_BYTES)
     training = (jobs, exports, probing, rollouts, models, graders)
     for room in (*training, webhooks, chat, health, prometheus):
@@ -102,7 +102,7 @@ def _include_routers(app: FastAPI, max_upload_bytes: int) -> None:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
-    # again, as the server may have configured its own logging since create_app
+    # again, because the server may have configured its own logging after create_app
     logs.configure(settings.log_level)
     refuse_eviction(settings)
     app.state.database = connect(settings)

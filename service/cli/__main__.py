@@ -1,4 +1,4 @@
-"""`python -m service.cli`: the `grpo` command of this very interpreter."""
+"""`python -m service.cli`: runs the `grpo` command with this interpreter."""
 
 from service.cli.main import run
 

@@ -14,15 +14,15 @@ from pydantic import BaseModel
 from service.cli.terminal.errors import CommandError
 
 SIMILAR = 5
-"""Most fields that an error suggests."""
+"""Maximum number of fields that an error suggests."""
 Field = tuple[str, ...]
 
 
 def patch_of(changes: Sequence[str], method: str | None = None) -> dict[str, Any]:
     """`a.b=1` → {"a": {"b": 1}}. A value that is not JSON is text. Raises CommandError.
 
-    method: the job's type of method, in which a field may be given by the end of its place:
-    `beta` for `method.reinforcement.hyperparameters.beta`. None: places are complete.
+    method: the type of the job's method. It allows a field to be given by the end of its path, such as
+    `beta` for `method.reinforcement.hyperparameters.beta`. With None, paths must be complete.
     """
     known = tuple(fields_of(method)) if method else ()
     patch: dict[str, Any] = {}
@@ -42,9 +42,9 @@ def patch_of(changes: Sequence[str], method: str | None = None) -> dict[str, Any
 
 
 def whole_name(names: Field, known: Sequence[Field]) -> Field:
-    """The complete place of a field that is named by the end of it. Raises CommandError.
+    """The complete path of the field whose path ends with `names`. Raises CommandError.
 
-    What follows a field (`metadata.owner`, `grader.reference`) is kept.
+    Names inside a field are kept, such as `owner` in `metadata.owner`.
     """
     if any(field[0] == names[0] for field in known):
         return names
@@ -67,7 +67,7 @@ def whole_name(names: Field, known: Sequence[Field]) -> Field:
 
 
 def fields_of(method: str) -> Iterator[Field]:
-    """The place of every field of a request with this type of method; a list or a grader is one field."""
+    """The path of every field of a request with this type of method; a list or a grader is one field."""
     # importing these takes a tenth of a second, which other commands save
     from grpo_engine.config.job import Reinforcement, Supervised, TrainingFree
     from grpo_engine.config.recipes import ALIASES
@@ -79,7 +79,7 @@ def fields_of(method: str) -> Iterator[Field]:
         "training_free": TrainingFree,
     }
     for name, field in JobCreate.model_fields.items():
-        if name not in ("method", "hyperparameters"):  # the latter is ignored beside a method
+        if name not in ("method", "hyperparameters"):  # ignored if the request has a method
             yield from _inside((name,), field.annotation)
     yield ("method", "type")
     if method in kinds:
@@ -89,7 +89,7 @@ def fields_of(method: str) -> Iterator[Field]:
 
 
 def _inside(place: Field, annotation: Any) -> Iterator[Field]:
-    """The field, and the fields of an object in it."""
+    """The field and, if it is an object, the fields inside it."""
     yield place
     for model in _models(annotation):
         if "type" not in model.model_fields:

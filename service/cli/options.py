@@ -13,7 +13,7 @@ from service.cli.terminal.errors import CommandError
 
 COMPLETION_SECONDS = 1.5
 COMPLETED_ITEMS = 100
-"""The newest ones; a list has no larger pages."""
+"""The newest items are offered, at most one page of the list."""
 
 
 def client_of(context: typer.Context) -> Client:

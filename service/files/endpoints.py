@@ -38,7 +38,7 @@ async def upload_file(
 ) -> FileRead:
     """Upload JSONL in UTF-8; what its rows contain is checked when a job is created with the file.
 
-    Bytes that are already stored with the same purpose are the same file, which keeps its id and name.
+    If the same bytes are already stored with the same purpose, that file is returned, with its id and name.
     """
     # read here, not as a parameter, so that bytes are read only after authentication
     async with request.form(max_files=1, max_fields=MAX_FORM_FIELDS) as form:

@@ -13,7 +13,7 @@ from service.platform.errors import InvalidRequest
 from service.platform.token_counting import ModelText, RenderError
 
 MAX_SHOWN_BYTES = 2**20
-"""Fewer rows are shown if they are longer; the first one always is."""
+"""Size of the rows that are shown; the first row is always shown, even if it is longer."""
 COUNTED_ROWS = 2000
 BATCH_BYTES = 2**21
 """Lines up to this size are counted together; a longer one is counted alone."""

@@ -95,7 +95,7 @@ class TokenLengths(BaseModel):
     """Tokens of rows as the model reads them: prompts, with the answer of rows for supervised training."""
 
     rows: int
-    """Number of counted rows: all that the model can read, of at most 2000 spread evenly over the file."""
+    """Number of rows counted: those that the model can read, of at most 2000 spread evenly over the file."""
     min: int
     median: int
     p95: int

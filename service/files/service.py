@@ -108,7 +108,7 @@ class Files:
             lock_tenant(session, principal.tenant)
             require_good_key(session, principal)
             if (known := _adopted(session, row, fields)) is not None:
-                return known  # of an upload at the same time
+                return known  # stored by a concurrent upload
             check_stored_bytes(stored_bytes(session, principal.tenant), row.num_bytes, self.settings)
             session.add(row)
             audit.record(session, principal, "file.create", row.id)

@@ -34,7 +34,7 @@ TIMEOUT_SECONDS = 20
 MAX_DESCRIPTION_BYTES = 200 * 2**20
 GB = 10**9
 HUB = re.sub("//[^/]*@", "//***@", constants.ENDPOINT)
-"""The hub's address as tenants may read it: a mirror's may have a password."""
+"""The hub's address for messages to tenants, without the password that a mirror's address may contain."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def main() -> int:
     parser.add_argument("--revision")
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--max-bytes", type=int)
-    parser.add_argument("--keep-free-bytes", type=int, help="checks the disk; the space to leave on it")
+    parser.add_argument("--keep-free-bytes", type=int, help="check the disk; bytes to leave free on it")
     parser.add_argument("--weights", action="store_true")
     given = parser.parse_args()
     disable_progress_bars()
@@ -138,7 +138,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def download(model: HubModel, file: HubFile, folder: Path) -> None:
-    """Download one file, from where a killed process was. Raises HubError if its content is wrong."""
+    """Download one file, or the rest of it after a kill. Raises HubError if its content is wrong."""
     target, part = folder / file.name, folder / f"{file.name}.part"
     if target.is_file():
         return

@@ -60,7 +60,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def is_complete(folder: Path, names: Set[str]) -> bool:
-    """Whether files of these names are all that the folder's index lists."""
+    """Whether `names` include every file that the folder's index lists."""
     index = folder / INDEX
     try:
         shards(names, index.read_bytes() if index.is_file() else b"")

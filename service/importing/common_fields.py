@@ -26,7 +26,7 @@ def datasets(
     *,
     upload: str = "",
 ) -> None:
-    """A job's rows are files; `named`: the one that the configuration names, if a job can name it too.
+    """Translates the datasets into a job's files. `named`: the configuration's own, if a job can name it.
 
     upload: arguments of `grpo files upload` for a dataset of the hub.
     """
@@ -49,7 +49,7 @@ def checkpoints(translation: Translation, interval: str, limit: str) -> None:
     if translation.states(interval) and every >= 1:
         translation.maps(interval, "checkpoint_interval", int(every))
     else:
-        translation.leaves(interval, "every 20 steps: a killed job continues from there")
+        translation.leaves(interval, "a checkpoint every 20 steps, from which a killed job continues")
     if most:
         translation.maps(limit, "max_checkpoints", min(100, whole(most)))
 

@@ -56,7 +56,7 @@ BUILT_IN = {
 }
 """TRL's own functions with the arguments that its script passes."""
 _OVERLONG = re.compile(r"get_soft_overlong_punishment\((\d+),(\d+)\)")
-"""With the arguments of a user's script: the maximum and the buffer."""
+"""The length penalty with the arguments of a user's script: the maximum and the buffer."""
 
 
 def grader_of(name: str, sources: Mapping[str, str]) -> Reward:

@@ -17,7 +17,7 @@ JOB_FIELDS = (
 """Targets in the job itself; all others except the grader are hyperparameters."""
 _SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 ALIKE = 0.85
-"""Similarity from which a field of the source is suggested for an unknown one."""
+"""Least similarity at which a field of the source is suggested in place of an unknown one."""
 _SECRET = re.compile(r"token|secret|password|api_key", re.IGNORECASE)
 
 
@@ -79,17 +79,17 @@ class Translation:
         return any(name in self.given for name in names)
 
     def maps(self, names: str | tuple[str, ...], to: str, value: Any, *, differs: str = "") -> None:
-        """The job has a counterpart: the same, or with a reported difference."""
+        """Reports that the job has an equal field or, with `differs`, one that is not quite equal."""
         self.targets[to] = value
         shown = value.get("type") if isinstance(value, dict) else value
         self._report(names, "differs" if differs else "maps", f"{to}: {shown}", differs)
 
     def differs(self, names: str | tuple[str, ...], why: str) -> None:
-        """The job has no counterpart, and the result differs."""
+        """Reports that the job has no such field, so the result differs."""
         self._report(names, "differs", "", why)
 
     def leaves(self, names: str | tuple[str, ...], why: str) -> None:
-        """The job needs no counterpart."""
+        """Reports that the job needs no such field."""
         self._report(names, "not needed", "", why)
 
     def refuses(self, names: str | tuple[str, ...], why: str) -> None:
@@ -134,7 +134,7 @@ def maps(
 
 
 def only(name: str, *allowed: Any, why: str) -> Rule:
-    """A field of which only these values, the default first, are supported; any other is refused."""
+    """A field for which only these values, the default first, are supported; others are refused."""
 
     return _fixed(name, allowed, Translation.refuses, why)
 
@@ -151,7 +151,7 @@ def unneeded(why: str, names: str, under: str = "") -> Rule:
 
 
 def unlike(name: str, default: Any, why: str) -> Rule:
-    """A field whose other values than the default are reported as a difference."""
+    """A field that is reported as a difference unless it has its default value."""
 
     return _fixed(name, (default,), Translation.differs, why)
 

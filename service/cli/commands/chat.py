@@ -27,10 +27,10 @@ def chat(
     system: Annotated[str | None, typer.Option(help="A system prompt.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0, max=2)] = 1.0,
     max_tokens: Annotated[int | None, typer.Option(help="Max tokens of a response.", min=1)] = None,
-    seed: Annotated[int | None, typer.Option(help="Equal seeds, equal responses.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same response.")] = None,
     against: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="A second model; `parent`: the one that training started from."),
+        typer.Option(metavar="MODEL", help="A second model; `parent`: the model that training started from."),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -65,7 +65,7 @@ def _second(client: Client, model: str, against: str) -> str:
 
 
 def _answer(client: Client, settings: dict[str, Any], messages: list[dict[str, Any]], line: str) -> None:
-    """Print one response and keep both turns; a stopped one is forgotten."""
+    """Print one response and keep both turns; if the user stops the response, keep neither."""
     messages.append({"role": "user", "content": line})
     try:
         response = _streamed(client, {**settings, "messages": messages})

@@ -1,4 +1,4 @@
-"""`grpo download`: a job's adapter on this disk, complete and verified or not at all."""
+"""`grpo download`: saves a job's adapter on this disk, complete and verified, or leaves no file."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def download(
 
 
 def _serve_line(folder: Path, name: str) -> str | None:
-    """How vLLM serves the unpacked weights; None if they have no manifest."""
+    """The command that serves the unpacked weights in vLLM; None if they have no manifest."""
     manifest = folder / "manifest.json"
     if not manifest.is_file():
         return None
@@ -116,7 +116,7 @@ def _transfer(client: Client, path: str, partial: Partial, **params: Any) -> str
             except CommandError as error:
                 if error.code != NOTHING_LEFT or not partial.range:
                     raise
-                partial.forget()  # it is complete; download it again to learn its digest
+                partial.forget()  # all bytes are here; only a new download returns their digest
             except httpx.TransportError as error:
                 if attempt >= ATTEMPTS:
                     raise CommandError(f"the download was cut off: {error}", code="unreachable") from error

@@ -23,7 +23,7 @@ from service.cli.terminal.output import (
 )
 
 SHOWN_CHARACTERS = 300
-"""Of one row."""
+"""Maximum number of characters shown of one row."""
 FileArgument = Annotated[str, typer.Argument(metavar="FILE", autocompletion=complete_files)]
 
 app = typer.Typer(no_args_is_help=True, help="Upload, preview, list, rename and delete datasets.")
@@ -36,8 +36,8 @@ def upload(
         str,
         typer.Argument(metavar="PATH", help="JSONL, Parquet, CSV or JSON file, folder, or hf://owner/name."),
     ],
-    config: Annotated[str | None, typer.Option(help="Configuration of hf:// or a folder.")] = None,
-    split: Annotated[str | None, typer.Option(help="Of hf:// or a folder. [default: train]")] = None,
+    config: Annotated[str | None, typer.Option(help="Configuration, of hf:// or a folder.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split, of hf:// or a folder. [default: train]")] = None,
     columns: Annotated[
         list[str] | None,
         typer.Option(
@@ -65,7 +65,7 @@ def upload(
 
 
 def _show(content: Content) -> None:
-    """On standard error, because standard output has the id only."""
+    """Prints to standard error, because standard output contains only the id."""
     first = json_line(content.first)
     stderr.print(literal(f"{content.name}: {content.num_rows} {_rows(content.num_rows)}"), soft_wrap=True)
     stderr.print(literal(f"columns: {', '.join(content.columns)}"), soft_wrap=True)

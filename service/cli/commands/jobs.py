@@ -200,13 +200,13 @@ def _change(context: typer.Context, job_id: str, verb: str, as_json: bool) -> No
 
 
 def _expected(estimate: dict[str, Any]) -> str | None:
-    """The probable duration and the runs that it is from."""
+    """The likely duration, and the runs that the estimate is based on."""
     seconds = estimate.get("likely_seconds")
     return f"about {duration(seconds)}, from {estimate['basis']}" if seconds else None
 
 
 def method_of(job: dict[str, Any]) -> str:
-    """The method's real type: `type` is one that OpenAI's clients accept."""
+    """The method's real type, because `type` may be a substitute that OpenAI's clients accept."""
     return str(job["method"].get("rule") or job["method"]["type"])
 
 
@@ -215,7 +215,7 @@ def _text(warning: dict[str, Any] | str) -> str:
 
 
 def steps(job: dict[str, Any]) -> str:
-    """The steps done, of all: `3/10`."""
+    """The steps done and their total: `3/10`."""
     return f"{job['progress']['step']}/{job['progress']['total_steps']}"
 
 

@@ -36,7 +36,7 @@ def logs(
 
 
 def _lines(client: Client, job_id: str, start: dict[str, int | None]) -> Any:
-    """All lines from `start`, which is moved to the last one."""
+    """All lines from `start`; afterwards `start` is the position after the last one."""
     has_more = True
     while has_more:
         page = client.get(f"{JOBS}/{job_id}/logs", limit=LINES_AT_ONCE, **start)

@@ -1,4 +1,4 @@
-"""`grpo manifest`, `rerun`, `compare`: what decided a result, the same job again, how two jobs differ."""
+"""`grpo manifest`, `rerun`, `compare`: show what determined a result, repeat a job, compare two jobs."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,8 +47,8 @@ def rerun(
     client = client_of(context)
     found = _read(client, job)
     if manifests.hides_secrets(found):
-        hint = "submit the job itself again, with the headers of its graders and tools"
-        raise CommandError("its manifest hides the values of headers", code="secrets_hidden", hint=hint)
+        hint = "submit the original job file again, which has the headers of its graders and tools"
+        raise CommandError("the manifest hides the values of headers", code="secrets_hidden", hint=hint)
     body = manifests.request_of(found, _file_ids(client, found, data or []))
     create_job(client, JOBS, body, watch=watch, as_json=as_json)
 

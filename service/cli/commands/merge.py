@@ -26,7 +26,7 @@ def merge(
 ) -> None:
     """Merge a job's adapter into its base model and download the result: safetensors that need no PEFT."""
     if to.exists():
-        raise CommandError(f"{to} exists: a merge creates its folder", param="to")
+        raise CommandError(f"{to} already exists; give a folder that does not exist", param="to")
     client, exports = client_of(context), f"{JOBS}/{job_id}/exports"
     export = client.create(exports, {"format": "merged", "checkpoint": checkpoint})
     with waiting("merging…") as show:

@@ -109,7 +109,7 @@ def _added_from_hub(settings: Settings, name: str, path: str, revision: str | No
         model = find_model(settings, path, revision)
     except HubError as error:
         if error.is_temporary and is_commit(revision):
-            # without a network the engine may find it in the cache of the hub's library
+            # without a network the engine may find the model in the cache of the hub's library
             return Catalog(settings).add(name, path, revision)
         raise
     return Catalog(settings).add_from_hub(name, model, replaces=True)

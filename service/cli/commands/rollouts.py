@@ -45,17 +45,23 @@ def rollouts(
     from_step: FromStep = None,
     to_step: ToStep = None,
     split: Split = None,
-    filter: Annotated[Filter | None, typer.Option(help="Only these, or ordered by reward.")] = None,
-    fired: Annotated[Parts, typer.Option(help="A part of the reward that is above 0.")] = None,
-    not_fired: Annotated[Parts, typer.Option(help="A part of the reward that is not above 0.")] = None,
+    filter: Annotated[
+        Filter | None, typer.Option(help="Only these completions, or sorted by reward.")
+    ] = None,
+    fired: Annotated[Parts, typer.Option(help="Only completions for which this part is above 0.")] = None,
+    not_fired: Annotated[
+        Parts, typer.Option(help="Only completions for which this part is not above 0.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Number of completions, newest step first.")] = 20,
     export: Annotated[Export | None, typer.Option(help="A file instead of a table.")] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Output file (default: stdout).")
     ] = None,
-    min_reward: Annotated[float | None, typer.Option(help="sft: of a good answer (1).")] = None,
-    min_margin: Annotated[float | None, typer.Option(help="dpo: between the two rewards (0).")] = None,
-    per_prompt: Annotated[int | None, typer.Option(help="sft, dpo: examples of one prompt (1).")] = None,
+    min_reward: Annotated[float | None, typer.Option(help="sft: lowest reward of an answer (1).")] = None,
+    min_margin: Annotated[
+        float | None, typer.Option(help="dpo: smallest difference of two rewards (0).")
+    ] = None,
+    per_prompt: Annotated[int | None, typer.Option(help="sft, dpo: most examples of a prompt (1).")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show what a job sampled, completion by completion, or export it.
@@ -110,7 +116,9 @@ def rescore(
     from_step: FromStep = None,
     to_step: ToStep = None,
     split: Annotated[str, typer.Option(help="train or validation.")] = "train",
-    limit: Annotated[int, typer.Option(min=1, help="Completions, whole steps, the newest first.")] = 512,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Number of completions, in whole steps, newest first.")
+    ] = 512,
     advantage: Annotated[str | None, typer.Option(help="Estimator (default: the job's own).")] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -189,7 +197,7 @@ def _row(one: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _why(one: dict[str, Any]) -> str:
-    """Why the reward is not full: the grader's feedback, otherwise its first test or step that failed."""
+    """Why the reward is not full: the grader's feedback or, without any, the first failed test or step."""
     entries = (entry for part in one["explanations"].values() for entry in part)
     failed = next((entry for entry in entries if entry["passed"] is False), None)
     if one["feedback"] or failed is None:

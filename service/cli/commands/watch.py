@@ -21,7 +21,7 @@ from service.cli.terminal.output import JsonFlag, console, excerpt, literal, pla
 from service.cli.terminal.pace import Pace, Times
 
 LINE_SECONDS = 2.0
-"""Shortest time between two lines of metrics where the output is not a terminal."""
+"""Shortest time between two lines of metrics if the output is not a terminal."""
 SHOWN = (
     ("reward", "reward", ".3f"),
     ("loss", "loss", ".4f"),
@@ -34,10 +34,10 @@ SHOWN = (
 _UNSCORED = re.compile(r"(eval/)?rewards/.+/error_rate|eval/error_rate")
 """Metrics with the share of unscored completions."""
 MAX_ERRORS = 5
-"""Most different reasons of unscored completions that are shown."""
+"""Maximum number of different reasons for unscored completions that are shown."""
 ERRORS_OF_A_STEP = 20
 MAX_ERROR_REQUESTS = 20
-"""Most steps whose unscored completions are requested."""
+"""Maximum number of steps whose unscored completions are requested."""
 STYLES = {"warn": "yellow", "error": "red"}
 
 
@@ -142,7 +142,7 @@ def watch_and_exit(client: Client, job_id: str, *, as_json: bool) -> None:
 
 
 class GraderErrors:
-    """Why completions could not be scored: each reason once, as soon as a step reports unscored ones."""
+    """Why completions could not be scored: each reason once, from the first step that reports one."""
 
     def __init__(self, client: Client, job_id: str) -> None:
         self._client, self._path = client, f"{JOBS}/{job_id}/rollouts/completions"

@@ -39,7 +39,7 @@ class Client:
     def __init__(self, url: str, api_key: str | None) -> None:
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        # a live stream sends a comment more often than every 60 s
+        # enough for a live stream, which sends comments at shorter intervals
         timeout = httpx.Timeout(60, connect=5)
         self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout)
         self._answered = False
@@ -97,7 +97,7 @@ class Client:
     def upload(
         self, path: Path, sent: Callable[[int, int], None] = lambda num_bytes, total: None
     ) -> Document:
-        """Uploads a dataset, read from disk meanwhile; `sent` receives the bytes so far and the total."""
+        """Uploads a dataset while reading it from disk; `sent` receives the bytes so far and the total."""
         form = {"purpose": "fine-tune"}
         timeout = httpx.Timeout(600, connect=5)
         try:

@@ -13,7 +13,7 @@ from service.ops.doctor.findings import Finding, Level, failure
 STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "bold red"}
 
 
-Model = Annotated[str | None, typer.Option("--model", help="Load this model and show how jobs compute it.")]
+Model = Annotated[str | None, typer.Option("--model", help="Load this model and show how jobs would run it.")]
 
 
 def doctor(model: Model = None, as_json: JsonFlag = False) -> None:

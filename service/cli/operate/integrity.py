@@ -14,9 +14,9 @@ def audit(
     job_ids: Annotated[list[str] | None, typer.Argument(metavar="JOB…", help="Default: all jobs.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check jobs: states, fences, metrics and attempts in their history, the sha256 of all that is stored.
+    """Check each job's history (states, fences, metrics, attempts) and the SHA-256 of all its stored files.
 
-    Exit code 1 if a check fails. Reads every archive of these jobs.
+    Exit code 1 if a check fails. Reads every archive of the jobs.
     """
     from service.jobs.results import evidence
     from service.platform.storage import open_storage
@@ -47,10 +47,10 @@ def audit(
 def orphans(
     delete: Annotated[bool, typer.Option("--delete", help="Delete them.")] = False, as_json: JsonFlag = False
 ) -> None:
-    """Find stored objects older than a day that no row of the database names.
+    """Find stored objects older than a day that no row of the database refers to.
 
-    A process that is killed between an upload and its row leaves them. After restoring an older backup,
-    do not delete any: objects stored since then have no row there.
+    A process that is killed after an upload, but before its row is written, leaves such an object. After
+    restoring an older backup, do not delete any: the backup has no rows for objects stored since then.
     """
     from service.ops.orphans import AnothersStorage, find_orphans
     from service.platform.storage import StorageError, open_storage

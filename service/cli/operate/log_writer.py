@@ -1,8 +1,8 @@
-"""`python -m service.cli.operate.log_writer FILE [--all]`: a log file, and what is shown of it.
+"""`python -m service.cli.operate.log_writer FILE [--all]`: writes a log file and shows some of its lines.
 
 Reads lines on standard input until its end. All of them go to the file as JSON lines, which is rotated; jobs
-that start or end, warnings and errors go to standard error. A process of its own, so that the log survives
-the process that started it. Boundary: the standard library only, to start at once.
+that start or end, warnings and errors go to standard error. It is a separate process, so that the log
+survives the process that started it. Boundary: it imports only the standard library, to start at once.
 """
 
 import argparse
@@ -82,12 +82,12 @@ def shown(fields: dict[str, Any]) -> str | None:
 
 
 def main() -> None:
-    """Copy until the last writer has ended."""
+    """Copy lines until the last writer has ended."""
     parser = argparse.ArgumentParser(prog="log_writer", description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--all", action="store_true", help="show every line, as JSON")
     given = parser.parse_args()
-    # the end of the input ends this process, so that the last lines are kept
+    # only the end of the input ends this process, so that no last lines are lost
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     file = LogFile(given.file)

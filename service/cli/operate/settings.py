@@ -31,7 +31,7 @@ def settings_here() -> Settings:
         place = "".join(f"{part}: " for part in inside)
         variable = None if name is None else f"GRPO_{name}".upper()
         raise CommandError(place + first["msg"].removeprefix("Value error, "), param=variable) from error
-    except SettingsError as error:  # its message names the field but not the value
+    except SettingsError as error:  # its message has the field's name, but not its value
         found = re.search(r'field "(\w+)"', str(error))
         variable = f"GRPO_{found[1]}".upper() if found else None
         raise CommandError("it is not JSON", param=variable) from None
@@ -62,12 +62,12 @@ def database_of(settings: Settings) -> Iterator[Database]:
 
 
 def api_command(host: str, port: int) -> list[str]:
-    """The API process."""
+    """The command line of the API process."""
     return [sys.executable, "-m", "service", "--host", host, "--port", str(port)]
 
 
 def worker_command(pool: str, slots: int | None = None) -> list[str]:
-    """A worker process that polls; the service must not import it."""
+    """The command line of a worker that polls; the service starts it because it must not import it."""
     stated = [] if slots is None else ["--slots", str(slots)]
     return [sys.executable, "-m", "worker", "--pool", pool, *stated]
 
@@ -82,10 +82,12 @@ def serve(
 
 
 def worker(
-    pool: Annotated[str, typer.Option(help="Jobs of this pool.", envvar="GRPO_POOL")] = "default",
+    pool: Annotated[str, typer.Option(help="Run the jobs of this pool.", envvar="GRPO_POOL")] = "default",
     slots: Annotated[
         int | None,
-        typer.Option(help="Jobs to run at the same time (default: one a GPU, or one).", min=1, max=64),
+        typer.Option(
+            help="Jobs to run at the same time (default: one per GPU, at least one).", min=1, max=64
+        ),
     ] = None,
 ) -> None:
     """Start a worker that polls for jobs (with Celery: `celery -A worker.app worker`)."""

@@ -36,7 +36,7 @@ class Child:
         self.writes = writes
         """File descriptor of its output and errors; None: this process's standard error."""
         self.orphan_signal = orphan_signal
-        """What the kernel sends it when the parent dies (Linux); None: nothing."""
+        """Signal that the kernel sends it when the parent dies (Linux); None: no signal."""
         self.process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
         self._restart_at = 0.0

@@ -48,7 +48,7 @@ RECOVERY = {
     "GRPO_HEARTBEAT_SECONDS": "4",
     "GRPO_SWEEP_SECONDS": "3",
 }
-"""One worker next to its database can detect failures sooner than a fleet. The environment overrides them."""
+"""Shorter times than a fleet has, for one worker beside its database. Environment variables override them."""
 
 
 class Embedded:
@@ -169,7 +169,7 @@ def _announce(embedded: Embedded, as_json: bool) -> None:
 
 
 def log_file(settings: Settings) -> Path:
-    """Where the log is; its folder exists afterwards."""
+    """Path of the log; creates its folder."""
     folder = settings.home / "logs"
     folder.mkdir(exist_ok=True, mode=0o700)
     return folder / "up.jsonl"
@@ -177,7 +177,7 @@ def log_file(settings: Settings) -> Path:
 
 @contextmanager
 def only_one(home: Path) -> Iterator[None]:
-    """Holds the home's lock, which the kernel frees. Raises CommandError if another `grpo up` holds it."""
+    """Holds the home's lock until the process ends. Raises CommandError if another `grpo up` holds it."""
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     if home.stat().st_uid == os.geteuid():
         # an existing one may be open to all users

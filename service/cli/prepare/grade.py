@@ -42,7 +42,7 @@ def grade(
         ),
     ] = None,
     answer: Annotated[
-        str | None, typer.Option(help="One answer to all rows; `{{item.answer}}` inserts a row's field.")
+        str | None, typer.Option(help="One answer for all rows; `{{item.answer}}` inserts a row's field.")
     ] = None,
     limit: Annotated[int, typer.Option(help="Number of rows, from the first.", min=1, max=1000)] = 20,
     as_json: JsonFlag = False,

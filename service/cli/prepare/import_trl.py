@@ -36,11 +36,11 @@ def import_trl(
     data: Annotated[str | None, typer.Option(help="Dataset: JSONL, Parquet, CSV, JSON or hf://.")] = None,
     validation_data: Annotated[str | None, typer.Option(help="Held-out rows, in the same formats.")] = None,
     reward: Rewards = None,
-    num_processes: Annotated[int, typer.Option(help="Of `accelerate launch`.", min=1)] = 1,
+    num_processes: Annotated[int, typer.Option(help="Processes of `accelerate launch`.", min=1)] = 1,
     source: From = None,
     out: Out = Path("job.json"),
     force: Annotated[
-        bool, typer.Option("--force", help="Write it without the refused and unknown fields.")
+        bool, typer.Option("--force", help="Write the job without the refused and unknown fields.")
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -117,7 +117,7 @@ def _print(found: Imported, written: Path | None, *, as_json: bool) -> None:
 
 
 def _missing(job: dict[str, Any]) -> list[str]:
-    """What the configuration and the options left out of the job."""
+    """The required fields that neither the configuration nor the options gave the job."""
     grader = job["method"]["reinforcement"]["grader"]
     needed = {"training_file": job.get("training_file"), "grader": grader}
     return [name for name, value in needed.items() if not value]

@@ -11,7 +11,7 @@ from service.cli.terminal.output import duration
 
 
 class Pace:
-    """The job's time since its start and to its end, at the mean time of all its steps.
+    """The job's elapsed time, and its remaining time if every further step takes the mean time.
 
     They start from the API's numbers, so the steps that the stream repeats after attaching do not distort
     them, and they do not depend on this machine's clock.

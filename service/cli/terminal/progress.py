@@ -11,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from service.cli.terminal.output import literal, plain, stderr
 
 LINE_SECONDS = 5.0
-"""Time between two lines where the output is not a terminal."""
+"""Time between two lines if the output is not a terminal."""
 Advance = Callable[[int, int | None], None]
 """Takes the bytes so far and the total; None: unknown."""
 
@@ -45,7 +45,7 @@ def _lines(text: str) -> Advance:
 
 @contextmanager
 def waiting(text: str) -> Iterator[Callable[[str], None]]:
-    """Shows a spinner during a request or a poll, or a line if that takes long; yields what renames it."""
+    """Shows a spinner during a wait, or a line if the wait is long. Yields a function that sets its text."""
     if stderr.is_terminal:
         with stderr.status(literal(text)) as status:
             yield lambda now: status.update(literal(now))

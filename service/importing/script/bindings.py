@@ -26,7 +26,7 @@ class Binding:
     node: ast.AST
     """The value, definition or import; the target itself if the value is unknown."""
     line: int
-    """The last binding before the use; a statement does not use the names that it binds itself."""
+    """Last line of the binding. Only later lines use it, because a statement does not use what it binds."""
     scope: Scope
     why_not: str = ""
     """Why the value is unknown; empty: it is known."""
@@ -50,7 +50,7 @@ class Bindings:
         return found
 
     def find(self, name: ast.Name, scope: Scope) -> Binding:
-        """The binding that holds where the name is used. Raises NotConstant."""
+        """The binding that is in effect where the name is used. Raises NotConstant."""
         if scope is not None and (inside := self.names.get((scope, name.id))):
             return self._last(inside, name, before=name.lineno)
         outside = self.names.get((None, name.id), [])

@@ -25,7 +25,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 _CONVERSIONS: dict[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str, "bool": bool}
 _NAMESPACES = ("torch", "TaskType")
-"""Their members stand for their own names: `torch.bfloat16`, `TaskType.CAUSAL_LM`."""
+"""Objects whose members are read as their names, such as `torch.bfloat16` and `TaskType.CAUSAL_LM`."""
 
 
 @dataclass(frozen=True)

@@ -74,4 +74,4 @@ def _text(script: Script, found: Located) -> str | None:
     try:
         return str(script.constants.value(found))
     except NotConstant:
-        return None  # a parameter; `train` is the usual one
+        return None  # the split is a parameter, usually `train`

@@ -48,7 +48,7 @@ def _free_names(bindings: Bindings, binding: Binding) -> set[str]:
 
 
 def _text(text: str, name: str, binding: Binding) -> str:
-    """The statement that binds the name; of an import only that name."""
+    """The statement that binds the name; an import is reduced to that name."""
     node = binding.node
     if isinstance(node, ast.Import | ast.ImportFrom):
         kept = [each for each in node.names if (each.asname or each.name.partition(".")[0]) == name]

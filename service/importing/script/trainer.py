@@ -1,4 +1,4 @@
-"""A script's `GRPOTrainer(…)` with what it is given → the fields of a configuration file of TRL.
+"""A script's `GRPOTrainer(…)` with its arguments → the fields of a TRL configuration file.
 
 What cannot be read is reported as refused with its line; `convert.py` translates the fields.
 """
