@@ -61,7 +61,7 @@ Integration = Annotated[Wandb | Tensorboard | Mlflow, Field(discriminator="type"
 
 
 def as_documents(*groups: Iterable[Wandb | Tensorboard | Mlflow]) -> list[dict[str, Any]]:
-    """The form in which a job's row stores them; the first one of each type counts."""
+    """The integrations as a job's row stores them, with only the first one of each type."""
     found: dict[str, dict[str, Any]] = {}
     for one in chain(*groups):
         found.setdefault(one.type, one.model_dump(mode="json", exclude_none=True))

@@ -46,7 +46,7 @@ def batch(translation: Translation) -> None:
 
 
 def _minibatches(translation: Translation) -> Fraction | int:
-    """Optimiser steps over the completions of one generation, num_iterations apart."""
+    """Optimiser steps for the completions of one generation, not counting num_iterations."""
     accumulated = translation["gradient_accumulation_steps"]
     if translation["generation_batch_size"] is not None:
         per_pass = translation["per_device_train_batch_size"] * translation.options.num_processes
@@ -64,7 +64,7 @@ def _minibatches(translation: Translation) -> Fraction | int:
     }
 )
 def length(translation: Translation) -> None:
-    """TRL counts each optimiser step; a step here is one set of completions, num_iterations times."""
+    """Steps and epochs. TRL counts optimiser steps; a step here makes num_iterations of them."""
     iterations = whole(translation["num_iterations"])
     translation.maps("num_iterations", "num_iterations", iterations)
     steps, epochs = translation["max_steps"], translation["num_train_epochs"]
@@ -93,7 +93,7 @@ def _warmup(translation: Translation, iterations: int, why: str) -> None:
 
 
 def total_steps(translation: Translation) -> int | None:
-    """The job's steps; None as long as they are unknown."""
+    """The job's number of steps, or None if it is unknown."""
     targets, num_rows = translation.targets, translation.options.num_rows
     if "n_steps" in targets or num_rows is None or not {"n_epochs", "prompts_per_step"} <= targets.keys():
         return targets.get("n_steps")

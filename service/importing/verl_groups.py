@@ -54,7 +54,7 @@ def batch(translation: Translation) -> None:
     }
 )
 def length(translation: Translation) -> None:
-    """verl's step is a set of samples; one of several minibatches is as many steps here."""
+    """Steps and epochs. A step of verl may have several minibatches; here each of them is a step."""
     minibatches = math.ceil(
         translation["data.train_batch_size"] / translation[f"{ACTOR}.ppo_mini_batch_size"]
     )

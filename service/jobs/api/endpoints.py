@@ -46,7 +46,10 @@ TagName = Annotated[str | None, Query(max_length=64, description="Tag of the job
 Text = Annotated[str | None, Query(max_length=256, description="Part of the name, suffix, id or model.")]
 StatusName = Annotated[Status | None, Query(description="Status of the job.")]
 Order = Annotated[Sort, Query(description="Value to sort by; `-` before it: the largest first.")]
-Archived = Annotated[bool | None, Query(description="Only archived jobs, or only others (default: both).")]
+Archived = Annotated[
+    bool | None,
+    Query(description="Only archived jobs, or only jobs that are not archived (default: both)."),
+]
 Format = Annotated[
     Literal["peft", "merged"], Query(description="The adapter in PEFT layout, or the merged model.")
 ]
@@ -168,7 +171,7 @@ def edit_job(job_id: JobId, body: JobEdit, principal: Writer, jobs: JobsDep) -> 
 def delete_job(job_id: JobId, principal: Writer, database: DatabaseDep, storage: StorageDep) -> JobDeleted:
     """Delete a finished job with its metrics, rollouts, events, checkpoints, exports and results.
 
-    Its datasets stay. A job that has not ended, or whose weights another job started from, is a 409.
+    Its datasets stay. Returns 409 if the job has not ended or another job started from its weights.
     """
     editing.delete_job(database, storage, principal, job_id)
     return JobDeleted(id=job_id)

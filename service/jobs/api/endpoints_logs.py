@@ -36,7 +36,7 @@ class LogLineRead(BaseModel):
     attempt: int
     """Number of the attempt that printed it, from 1."""
     rank: int | None
-    """Number of the process among those that train together; null: the one that starts them on a cluster."""
+    """Number of the training process; null: the process that starts them on a cluster."""
     text: str
     """The line, cut after 2,000 characters."""
 

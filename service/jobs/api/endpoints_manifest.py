@@ -50,7 +50,7 @@ class ManifestRead(BaseModel):
     seed: int
     resources: dict[str, Any]
     validation_split: ValidationSplit | None = None
-    """With the seed, it determines the held-out rows of the training file."""
+    """Share or number of held-out rows; together with the seed, it determines which rows are held out."""
     configuration_sha256: str
     engine: dict[str, Any]
     """`versions`, `device`, `dtype`, `sampler`, `computation` and largest `adapter_rank` of the run; empty

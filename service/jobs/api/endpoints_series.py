@@ -90,7 +90,7 @@ def download_metrics(
 
 
 async def _open_feed(request: Request, principal: Reader) -> AsyncIterator[JobFeed]:
-    """The process's one feed; the stream counts until its response ends."""
+    """The feed that all streams of the process share. Counts the stream until its response ends."""
     state = request.app.state
     feed: JobFeed = state.job_feed
     with state.stream_limit.slot(principal.tenant):

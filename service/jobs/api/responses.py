@@ -29,7 +29,7 @@ _RESULT_ORDER = ("metrics", "adapter", "model", "experiences")
 
 
 def read_jobs(session: Session, tenant: str, jobs: Sequence[Job], max_running: int | None) -> list[JobRead]:
-    """The responses, in the order of `jobs`. `max_running`: the deployment's limit for a tenant."""
+    """The responses, in the order of `jobs`. `max_running`: the limit of running jobs per tenant."""
     if not jobs:
         return []
     positions = queue_health.queue_places(session, jobs)
@@ -57,7 +57,7 @@ def read_jobs(session: Session, tenant: str, jobs: Sequence[Job], max_running: i
 
 
 class _Facts(NamedTuple):
-    """What a job's response needs beside its row."""
+    """Facts that a job's response needs in addition to its row."""
 
     queue: QueueRead
     results: list[tuple[Artifact, File]]
@@ -134,7 +134,7 @@ def _attention(job: Job, reward: float | None) -> str | None:
 
 
 def event_read(event: JobEvent) -> EventRead:
-    """OpenAI's event; a change of status is a message there."""
+    """The event in OpenAI's form, where a change of status is a message."""
     return EventRead(
         id=names.event_id(event.job_id, event.sequence),
         created_at=int(event.created_at),
@@ -168,7 +168,7 @@ def checkpoint_read(checkpoint: Checkpoint, job: Job, evaluated: Mapping[str, fl
 
 
 def _seconds_remaining(job: Job, now: float) -> float | None:
-    """At the mean rate since the first start; None if no step is done or no worker holds it."""
+    """From the mean rate since the first start; None if no step is done or no worker holds the job."""
     if JobState(job.state) not in HELD or not job.step or job.started_at is None:
         return None
     rate = (now - job.started_at) / job.step
@@ -203,7 +203,7 @@ def _openai_hyperparameters(method: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _queue(job: Job, position: int | None, limit: int | None, now: float) -> QueueRead:
-    """`limit`: of the tenant's running jobs, if it is reached."""
+    """The job's place in the queue. `limit`: the tenant's limit of running jobs, if it is reached."""
     if job.state == JobState.RUNNING.value and job.phase.startswith("waiting"):
         return QueueRead(reason=job.phase)
     if job.state != JobState.QUEUED.value:

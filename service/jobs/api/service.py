@@ -38,7 +38,7 @@ class Jobs:
     def page(
         self, tenant: str, wanted: JobFilter, *, sort: Sort, after: str | None, limit: int
     ) -> list[JobRead]:
-        """`limit` + 1 at most. Raises NotFound if `after` is not a job of the tenant."""
+        """At most `limit` + 1 jobs. Raises NotFound if `after` is not a job of the tenant."""
         with self.database.reading() as session:
             jobs = listing.page(session, tenant, wanted, sort=sort, after=after, limit=limit)
             return read_jobs(session, tenant, jobs, self.max_running)
@@ -96,7 +96,7 @@ class Jobs:
             return requested_weights(session, tenant, job, which, checkpoint)
 
     def checkpoint_weights(self, tenant: str, checkpoint_id: str, job_id: str | None = None) -> StoredWeights:
-        """A checkpoint's adapter. Raises NotFound if it is not the tenant's, or not that job's."""
+        """A checkpoint's adapter. Raises NotFound if it does not belong to the tenant and the job."""
         with self.database.reading() as session:
             return weights_at(session, tenant, checkpoint_id, job_id)
 

@@ -17,7 +17,7 @@ from service.platform.db import Database
 from service.platform.tables.core import JobEvent, Rollout
 
 MAX_GROUPS = 200
-"""The newest ones: enough for shares, and a bound on what one response reads."""
+"""Only the newest groups are read: enough to compute shares, in bounded time."""
 FULL_REWARD = 1.0
 """The reward that the engine counts as passed."""
 GUARD = "guard_"
@@ -92,7 +92,7 @@ def _rewards(completions: Completions) -> list[float]:
 
 
 def _errors(groups: Sequence[tuple[int, Completions]]) -> dict[str, tuple[int, str]]:
-    """Code → its number, and the newest message."""
+    """Error code → number of errors, and the newest message."""
     found: dict[str, tuple[int, str]] = {}
     for step, completions in groups:
         for completion in completions:

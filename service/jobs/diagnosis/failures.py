@@ -37,7 +37,7 @@ def failure(run: Run) -> DiagnosisFinding | None:
 
 
 def _same(_run: Run) -> Change:
-    """The cause is outside the request: repeat the request once it is fixed."""
+    """No change, because the cause is outside the request; the same job can run once it is fixed."""
     return {"patch": {}}
 
 
@@ -77,7 +77,7 @@ def _twice_the_limit(run: Run) -> Change:
 
 
 def _limits(node: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Path and value of each limit of calls or cost that is set; none inside lists."""
+    """Path and value of each limit of calls or cost that is set, except inside lists."""
     for name, value in node.items() if isinstance(node, Mapping) else ():
         place = f"{path}.{name}".removeprefix(".")
         if name in LIMITS and value is not None:
@@ -111,4 +111,4 @@ _CAUSES: dict[str, tuple[str, Callable[[Run], Change]]] = {
     "ranks_disagree": ("The processes of the job would have started from different states.", _same),
     "poisoned": ("Three attempts in a row ended before a new checkpoint.", _less_memory),
 }
-"""Code → cause, and the function that suggests a change."""
+"""Error code → cause, and the function that suggests a change."""

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 Severity = Literal["error", "warning", "info"]
 Change = dict[str, Any]
-"""What a finding suggests: its `field`, or the four values of `Run.change`."""
+"""A suggestion: only the `field` to change, or the four values that `Run.change` returns."""
 
 
 class Compared(BaseModel):
@@ -23,7 +23,7 @@ class DiagnosisFinding(BaseModel):
     code: str
     """Stable: a failure's own code, or the name of the problem."""
     severity: Severity
-    """`error`: it ended the job. `warning`: it costs the job its success. `info`: worth knowing."""
+    """`error`: it ended the job. `warning`: the job learns poorly because of it. `info`: for information."""
     cause: str
     evidence: list[str]
     """Numbers and steps as they are stored."""

@@ -7,7 +7,7 @@ from service.jobs.diagnosis.run import GuardWarning, Run
 
 
 def guard_findings(run: Run) -> list[DiagnosisFinding]:
-    """One of each guard that warned, as information: only the rules judge the whole run."""
+    """One finding for each guard that warned, as information only: the rules judge the whole run."""
     warnings: dict[str, list[GuardWarning]] = {}
     for warning in run.guards:
         warnings.setdefault(warning.code, []).append(warning)

@@ -17,9 +17,9 @@ from service.jobs.diagnosis.windows import BLOCK_STEPS, error_between, settled
 from service.jobs.results.manifest import settings_in
 
 MIN_ROWS = 50
-"""Fewest rows that accuse a run. With fewer, a bootstrap's interval is too narrow."""
+"""Fewest held-out rows for a finding against a run. With fewer, a bootstrap's interval is too narrow."""
 COMPARABLE = 0.5
-"""Share of the training gain from which a held-out gain is comparable."""
+"""A held-out gain counts as comparable if it is at least this share of the training gain."""
 NORMAL_95 = 1.96
 
 
@@ -45,13 +45,13 @@ class Evaluation:
         return Compared(label=f"held-out reward, step {self.step}", value=self.reward, step=self.step)
 
     def falls_from(self, best: "Evaluation") -> bool | None:
-        """Whether the reward is below the best one by more than chance; None if that is open."""
+        """Whether the reward is below the best one by more than chance; None if undecided."""
         errors = (best.reward - self.reward) / (sqrt(best.square_error + self.square_error) or 1.0)
         return errors > NUM_ERRORS or self.high < 0 or (False if errors < 1 else None)
 
 
 def evaluations(run: Run) -> list[Evaluation]:
-    """All with rewards, the one before step 1 first; empty without that one."""
+    """All evaluations with rewards, the one before step 1 first; empty if that one is missing."""
     baseline = run.evaluation.get("baseline") or {}
     if not baseline.get("num_rows") or "reward_std" not in baseline:
         return []
@@ -60,7 +60,7 @@ def evaluations(run: Run) -> list[Evaluation]:
 
 
 def _evaluation(run: Run, row: Mapping[str, Any], first: Evaluation) -> Evaluation:
-    """With the stored interval, or with that of unpaired rows for jobs older than it, which is wider."""
+    """With the stored interval. Older jobs have none; they get the wider interval of unpaired rows."""
     reward, spread, rows = row["eval/reward"], row["eval/reward_std"], int(row["eval/num_rows"])
     margin = NORMAL_95 * sqrt(first.square_error + spread**2 / rows)
     change = reward - first.reward
@@ -91,7 +91,7 @@ def _last_confirmed(
 ) -> list[Evaluation]:
     """The evaluations up to the one that confirms the verdict; none if it is false.
 
-    A single evaluation is judged alone once the run is over.
+    If a finished run has a single evaluation after the baseline, that one decides.
     """
     if len(known) == 2 and run.is_over:
         return list(known) if judge(known) else []
@@ -104,7 +104,7 @@ def _best(known: Sequence[Evaluation]) -> Evaluation:
 
 
 def not_held_out(run: Run) -> DiagnosisFinding | None:
-    """The training reward rises, and held-out rows demonstrably do not: memorised, or an exploited grader."""
+    """The training reward rises, but the held-out reward does not: memorisation, or an exploited grader."""
     known = _last_confirmed(run, evaluations(run), lambda known: _is_not_held_out(run, known))
     gain = gain_at(run, known[-1].step) if known else None
     if gain is None:
@@ -146,8 +146,8 @@ def _is_not_held_out(run: Run, known: Sequence[Evaluation]) -> bool | None:
 def _gap(run: Run, gain: Gain, last: Evaluation) -> bool | None:
     """Whether the training reward is above the held-out one; None if that may be chance.
 
-    Greedy decoding rarely earns less than sampling, so decoding does not explain the gap. Rewards of two
-    different graders have no common level.
+    Greedy decoding rarely earns less than sampling, so decoding does not explain the gap. Always true if two
+    graders are used, because their rewards cannot be compared.
     """
     if _has_own_grader(run):
         return True
@@ -157,7 +157,7 @@ def _gap(run: Run, gain: Gain, last: Evaluation) -> bool | None:
 
 
 def _training_fell(run: Run, gain: Gain, step: int) -> bool:
-    """Whether the training reward fell since `step` as well: then the policy became worse on all prompts."""
+    """Whether the training reward also fell since `step`, so that the policy became worse on all prompts."""
     then = run.span("reward", max(1, step - BLOCK_STEPS + 1), step + BLOCK_STEPS)
     if then is None:
         return False
@@ -169,7 +169,7 @@ def _has_own_grader(run: Run) -> bool:
 
 
 def _scale(run: Run, first: Evaluation) -> float:
-    """Units of the held-out reward in one of the training reward; 1 with the same grader."""
+    """Factor that converts a training reward to the held-out grader's scale; 1 with the same grader."""
     spread = run.span("reward_std", 1, BLOCK_STEPS) if _has_own_grader(run) else None
     return first.spread / spread.mean if spread and spread.mean and first.spread else 1.0
 
@@ -208,7 +208,7 @@ def reward_fell(run: Run) -> DiagnosisFinding | None:
 
 
 def more_rows(run: Run) -> DiagnosisFinding | None:
-    """The training reward rises; the held-out rows are too few to show whether theirs does."""
+    """The training reward rises, but there are too few held-out rows to show whether their reward does."""
 
     def judge(known: Sequence[Evaluation]) -> bool | None:
         return known[-1].low <= 0 <= known[-1].high and not _is_not_held_out(run, known)
@@ -232,7 +232,7 @@ def more_rows(run: Run) -> DiagnosisFinding | None:
 
 
 def rows_needed(last: Evaluation, gain: float) -> int:
-    """Rows whose 95 % interval is narrower than `gain`, so that it cannot include both that and 0."""
+    """Number of rows for which the 95 % interval is narrower than `gain`, so it excludes 0 or `gain`."""
     width = last.high - last.low
     factor = max(2.0, (width / gain) ** 2)
     return max(MIN_ROWS, round(rounded(factor * last.rows)))

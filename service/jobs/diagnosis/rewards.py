@@ -12,7 +12,7 @@ from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, above, settle
 
 CORRELATION = "completions/reward_length_correlation"
 LONGER = 1.5
-"""Completions that grew by half are no variation of the prompts."""
+"""Growth of the completions' length that a change of prompts does not explain."""
 
 
 def unscored(run: Run) -> DiagnosisFinding | None:
@@ -46,7 +46,7 @@ def cut(run: Run) -> DiagnosisFinding | None:
 def paid_for_length(run: Run) -> DiagnosisFinding | None:
     """Longer completions earned more, and completions have become longer.
 
-    Long completions keep the finding: once all are long, their length no longer correlates with the reward.
+    The finding stays while completions are long, because then length no longer correlates with the reward.
     """
     limit, lengths = DEFAULT_THRESHOLDS["reward_length"], run.series("completions/mean_length")
     early = run.span("completions/mean_length", 1, BLOCK_STEPS)
@@ -72,7 +72,7 @@ def paid_for_length(run: Run) -> DiagnosisFinding | None:
 
 
 def silent_parts(run: Run) -> DiagnosisFinding | None:
-    """A part of the reward that never differs: it decides nothing."""
+    """Parts of the reward that are always the same, so that they have no effect."""
     spreads = {name: [value for _, value in run.series(name)] for name in _parts(run, "std")}
     silent = [name for name, values in spreads.items() if not any(values)]
     if len(run.metrics) < MIN_STEPS or not silent or len(silent) == len(spreads):
@@ -86,6 +86,6 @@ def silent_parts(run: Run) -> DiagnosisFinding | None:
 
 
 def _parts(run: Run, what: str) -> list[str]:
-    """Names of this metric of every part of the grader."""
+    """The names of this metric for all parts of the grader."""
     names = {name for row in run.metrics for name in row}
     return sorted(name for name in names if name.startswith("rewards/") and name.endswith(f"/{what}"))

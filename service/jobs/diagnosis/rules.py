@@ -25,15 +25,15 @@ MAIN: tuple[Rule, ...] = (
     signal.few_signals,
     training.reward_flat,
 )
-"""Causes before their effects. Only the first that applies is a finding: the change that it suggests may
-contradict those of the others, and it changes what they observe."""
+"""Causes come before their effects. Only the first rule that applies makes a finding, because its suggested
+change may contradict those of later rules, and would change what they observe."""
 UNLESS_GOOD = MAIN[4:]
 """Observations that are worth knowing in a run that improves, and problems in any other."""
 OF_REINFORCEMENT: tuple[Rule, ...] = (rewards.unscored, held_out.more_rows, rewards.silent_parts)
 
 
 def diagnose(run: Run) -> Diagnosis:
-    """The main finding, those that go with any other, and the guards' warnings, the worst first."""
+    """The main finding, the independent ones, and the guards' warnings, sorted by severity."""
     found = [*_first(run), *_applied(run, (training.too_few_steps,))]
     if run.kind == "reinforcement":
         found += _applied(run, OF_REINFORCEMENT)

@@ -37,7 +37,7 @@ class Groups:
     first_step: int = 0
     last_step: int = 0
     errors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    """Code of a grader's error → how often, and one of its messages with its step."""
+    """Code of a grader's error → its count, and one of its messages with the step."""
 
     @property
     def num_flat(self) -> int:
@@ -107,7 +107,7 @@ class Run:
         return span(name, self.series(name), first, last)
 
     def above(self, name: str, limit: float) -> Span | None:
-        """The last two blocks that reached the limit; None if the verdict is that the metric does not."""
+        """The last two blocks that reached the limit; None if the metric is not above it."""
         return above(name, self.series(name), limit, self.ends)
 
     def change(self, path: str, value: Any) -> Change:

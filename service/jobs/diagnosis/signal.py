@@ -12,15 +12,15 @@ from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.windows import above
 
 MAJORITY = 0.6
-"""One cause is named if it explains more than this share of the groups without signal."""
+"""A cause is named if it explains more than this share of the groups without signal."""
 MAX_GROUP_SIZE = 64
-"""Beyond it, more completions of a prompt that the model cannot solve are mostly more failures."""
+"""Larger groups are not suggested: for a prompt that the model cannot solve, they mostly add failures."""
 ROUNDS = 3
-"""DAPO's own number of rounds of dynamic sampling, in our recipe."""
+"""Rounds of dynamic sampling in the DAPO recipe."""
 HIGHER_CLIP = 0.28
 """DAPO's epsilon_high, which keeps rare tokens alive."""
 RATIO_LOSSES = frozenset({"grpo", "dapo", "dr_grpo", "bnpo"})
-"""Losses whose upper clip range is one of a token's ratio."""
+"""Losses whose upper clip range bounds the ratio of a token."""
 SIGNAL = "frac_reward_zero_std"
 SIGNAL_LIMIT = DEFAULT_THRESHOLDS["no_signal"]
 
@@ -36,7 +36,7 @@ class Reason(NamedTuple):
 
 
 def few_signals(run: Run) -> DiagnosisFinding | None:
-    """Most groups earn one and the same reward."""
+    """In most groups, all completions earn the same reward."""
     share = run.above(SIGNAL, SIGNAL_LIMIT)
     if share is None:
         return None
@@ -86,7 +86,7 @@ def _too_hard(run: Run, evidence: list[str]) -> Reason:
 
 
 def collapsed(run: Run) -> DiagnosisFinding | None:
-    """Groups have no signal because the policy always writes the same, and not because it is right."""
+    """Groups have no signal because the policy always writes the same completion, which is not right."""
     start = run.series("entropy")[:START_STEPS]
     mean = sum(value for _, value in start) / len(start) if start else 0.0
     without = few_signals(run)

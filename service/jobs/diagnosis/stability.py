@@ -1,7 +1,7 @@
 """Rules about the size of the policy's updates: KL and clipping.
 
-A gradient's spikes are no rule: clipping bounds their effect, and good runs with few prompts a step have
-many. Boundary: pure rules over a run. Thresholds that a guard has too are the guard's.
+No rule uses spikes of the gradient: clipping bounds their effect, and good runs with few prompts per step
+have many. Boundary: pure rules over a run. A threshold that a guard also has is the guard's.
 """
 
 from grpo_engine.config.guards import DEFAULT_THRESHOLDS
@@ -11,8 +11,7 @@ from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.windows import above
 
 MAX_CLIPPED = 0.3
-"""Share of tokens outside of the clip range. A few percent are usual; at a third, most of a step is spent on
-tokens without a gradient."""
+"""Share of tokens outside the clip range. A few percent is usual; these tokens get no gradient."""
 
 
 def far_away(run: Run) -> DiagnosisFinding | None:

@@ -1,4 +1,4 @@
-"""Rules about the training reward: does it rise, does it stay, does it fall, are there enough steps.
+"""Rules about the training reward: whether it rises, stays or falls, and whether there are enough steps.
 
 Boundary: pure rules over a run.
 """
@@ -12,20 +12,20 @@ from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, Span, error_b
 
 REWARD = "reward"
 NUM_ERRORS = 3.0
-"""A rise or fall counts from this many standard errors on: it is judged again every ten steps, and each time
-chance could reach two."""
+"""Standard errors that a rise or fall needs. Two would be too few: a run is judged every ten steps, and each
+judgment may reach two by chance."""
 NO_RISE_ERRORS = 1.0
-"""Standard errors below which a rise that was seen is withdrawn."""
+"""An earlier verdict of a rise is withdrawn below this many standard errors."""
 SMALL_EFFECT = 0.2
-"""Share of the rewards' standard deviation: a smaller change is none (Cohen 1988, a "small effect")."""
+"""Share of the rewards' standard deviation. A smaller change is ignored (Cohen 1988, "small effect")."""
 FALL_EFFECT = 0.5
-"""Share of the standard deviation that a fall needs (Cohen's "medium effect"): a plateau varies too."""
+"""Share of the standard deviation that a fall needs (Cohen's "medium effect"), since a plateau varies too."""
 SLOW_STEPS = 50
-"""Steps before which a reward that does not rise is no problem yet: many runs start slowly."""
+"""Until this step, a reward that does not rise is not a finding, because many runs start slowly."""
 STILL_NATS = 0.01
 """KL of a completion below which the policy has hardly moved."""
 MAX_STEPS_FACTOR = 10
-"""Most steps that are suggested, as a multiple of those done."""
+"""Maximum number of suggested steps, as a multiple of the steps done."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Gain:
 
 
 def gain_at(run: Run, end: int) -> Gain | None:
-    """The gain up to step `end`; None before two blocks."""
+    """The gain up to step `end`; None if there are not yet two blocks."""
     early = run.span(REWARD, 1, BLOCK_STEPS)
     late = run.span(REWARD, max(BLOCK_STEPS, end - 2 * BLOCK_STEPS) + 1, end)
     return Gain(early, late, _spread(run, end)) if early and late and end >= MIN_STEPS else None
@@ -96,7 +96,7 @@ def _has_fallen(run: Run, end: int) -> bool | None:
         return None
     best, late = found
     fall, error = best.mean - late.mean, error_between(best, late)
-    # the best of n blocks is also the luckiest: by about √(2 ln n) standard errors
+    # by chance, the best of n blocks is about √(2 ln n) standard errors above its true mean
     needed = NUM_ERRORS + sqrt(2 * log(max(1, end // BLOCK_STEPS - 2)))
     if fall > max(needed * error, FALL_EFFECT * _spread(run, end)):
         return True
@@ -119,7 +119,7 @@ def _spread(run: Run, end: int) -> float:
 
 
 def reward_flat(run: Run) -> DiagnosisFinding | None:
-    """Groups have signal, and the reward demonstrably does not rise."""
+    """Groups have signal, but statistics show that the reward does not rise."""
     end = None if is_selected(run) or rise(run) else settled(lambda end: _is_flat(run, end), run.ends)
     halves = None if end is None else (run.span(REWARD, 1, end // 2), run.span(REWARD, end // 2 + 1, end))
     if end is None or halves is None or None in halves:
@@ -139,7 +139,7 @@ def reward_flat(run: Run) -> DiagnosisFinding | None:
 
 
 def _is_flat(run: Run, end: int) -> bool | None:
-    """True if even the upper end of the 95 % interval of the change is no gain; None if that is open."""
+    """True if even the upper end of the change's 95 % interval is too small for a gain; None if undecided."""
     gain = gain_at(run, end)
     if gain is None or end < SLOW_STEPS:
         return None

@@ -18,7 +18,7 @@ BLOCK_STEPS = 10
 MIN_STEPS = 2 * BLOCK_STEPS
 """Fewest steps that are judged: two blocks must agree."""
 RELEASE = 0.75
-"""Share of a limit below which a finding about it is withdrawn again."""
+"""A finding about a limit is withdrawn below this share of the limit."""
 
 Points = Sequence[tuple[int, float]]
 """(step, value) in order of steps; steps may be missing."""
@@ -58,9 +58,9 @@ def span(name: str, points: Points, first: int, last: int) -> Span | None:
 
 
 def _noise(values: Sequence[float]) -> float:
-    """Variance of a step, from the differences of successive steps, so that a trend is not taken for noise.
+    """Variance of one step, computed from differences of successive steps so that a trend does not count.
 
-    Half of their mean square (von Neumann 1941).
+    It is half of the differences' mean square (von Neumann 1941).
     """
     differences = [(after - before) ** 2 for before, after in pairwise(values)]
     return fmean(differences) / 2 if differences else 0.0
@@ -72,7 +72,7 @@ def error_between(one: Span, other: Span) -> float:
 
 
 def fitted_change(points: Points) -> tuple[float, float]:
-    """Change along a straight line, and its standard error; of fewer than three points nothing is known."""
+    """Change along a fitted line, and its standard error, which is infinite for fewer than three points."""
     if len(points) < 3:
         return 0.0, inf
     steps, values = zip(*points, strict=True)
@@ -84,10 +84,10 @@ def fitted_change(points: Points) -> tuple[float, float]:
 
 
 def settled(judge: Callable[[int], bool | None], ends: Sequence[int]) -> int | None:
-    """The newest of `ends` that confirms the verdict true; None if the verdict is false.
+    """The newest of `ends` that confirms a verdict of true; None if the verdict is false.
 
-    `judge(end)` judges the run up to `end`: true, false, or None if undecided. A verdict holds from the
-    moment at which two consecutive judgments agree on it, until two agree on the opposite.
+    `judge(end)` judges the run up to `end`: true, false, or None if undecided. Two consecutive judgments that
+    agree make a verdict, which holds until two consecutive judgments agree on the opposite.
     """
     newer: bool | None = None
     for index in range(len(ends) - 1, -1, -1):
@@ -99,7 +99,7 @@ def settled(judge: Callable[[int], bool | None], ends: Sequence[int]) -> int | N
 
 
 def above(name: str, points: Points, limit: float, ends: Sequence[int]) -> Span | None:
-    """The last two blocks whose means are at least `limit`; None if the verdict is that they are not."""
+    """The last two blocks whose means are at least `limit`; None if the metric is not above it."""
 
     def judge(end: int) -> bool | None:
         block = span(name, points, end - BLOCK_STEPS + 1, end)

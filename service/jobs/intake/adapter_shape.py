@@ -17,8 +17,8 @@ NO_WEIGHTS = (
 def with_adapter_shape(method: Method, parent: Method | None, problems: Problems) -> Method:
     """The method with its adapter's full shape; a given field that differs from the parent's is a problem.
 
-    A continued adapter keeps its shape, so another shape would silently do nothing. `parent`: the method of
-    the job that made the adapter, None if there is none.
+    A continued adapter keeps its shape, so a different shape in the request would have no effect.
+    `parent`: the method of the job that made the adapter, or None.
     """
     if isinstance(parent, TrainingFree):
         problems.add("model", NO_WEIGHTS, code="model_without_weights")

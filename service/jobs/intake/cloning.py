@@ -47,7 +47,7 @@ def clone_job(
 def original(job: Job) -> dict[str, Any]:
     """The request that creates this job again, with its seed. Call it inside the job's session.
 
-    It has the job's current tags. Name and notes describe the one job, so a clone starts without them.
+    It has the job's current tags, but not its name and notes, which describe only that job.
     """
     if job.requested is not None:
         kept = {name: value for name, value in job.requested.items() if name not in ("name", "notes")}
@@ -88,7 +88,7 @@ def merged(target: Any, patch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_settings(before: Any, patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Hyperparameters merged under our names, without those that a change contradicts."""
+    """The hyperparameters merged under the service's own names, without those that a change contradicts."""
     settings = _renamed(before) if isinstance(before, Mapping) else {}
     patch = _renamed(patch)
     changed = {name for name, value in patch.items() if value is not None}
@@ -100,4 +100,4 @@ def _renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return rename_aliases(dict(settings), ALIASES)
     except ValueError:
-        return dict(settings)  # it contradicts itself; validation of the whole request reports where
+        return dict(settings)  # two of them contradict each other, which validation of the request reports

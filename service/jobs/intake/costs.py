@@ -17,7 +17,7 @@ from service.platform.tables.core import Job
 
 Cost = dict[str, Any]
 LOOKED_AT = 200
-"""Newest jobs of a tenant; older ones may have run on other machines."""
+"""Number of a tenant's newest jobs that are read; older ones may have run on other machines."""
 
 
 def with_start(known: Mapping[str, Any] | None, event: Started) -> Cost:
@@ -83,14 +83,14 @@ class Past:
         return self._rate(self.trained_tokens, self.train_seconds, size)
 
     def _rate(self, tokens: int, seconds: float, size: int) -> float | None:
-        """Half as fast for a model twice as large; unscaled if one of the sizes is unknown."""
+        """The measured rate, scaled to `size` (twice the size, half the rate) if both sizes are known."""
         if not tokens or not seconds:
             return None
         return tokens / seconds * (self.num_parameters / size if size and self.num_parameters else 1.0)
 
 
 def past_of(model: str, cost: Mapping[str, Any], wall_seconds: float) -> Past | None:
-    """None if the job did not finish a step."""
+    """The measurements of a job with this cost; None if it did not finish a step."""
     steps = cost.get("steps", 0)
     if not steps:
         return None
@@ -110,7 +110,7 @@ def past_of(model: str, cost: Mapping[str, Any], wall_seconds: float) -> Past | 
 
 
 def read_past(session: Session, tenant: str) -> list[Past]:
-    """The finished ones of the tenant's newest jobs, newest first."""
+    """Measurements of the tenant's newest jobs that have finished, newest first."""
     columns = (Job.model, Job.actual, Job.state, Job.finished_at, Job.started_at, Job.created_at)
     newest = select(*columns).where(Job.tenant == tenant).order_by(Job.created_at.desc(), Job.id.desc())
     rows = session.execute(newest.limit(LOOKED_AT)).all()

@@ -45,7 +45,7 @@ class Sender:
     principal: Principal
     idempotency_key: str | None = None
     is_retry: bool = False
-    """The client repeats this request (`x-stainless-retry-count` above 0)."""
+    """Whether the client repeats the request (`x-stainless-retry-count` above 0)."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class JobRequest:
     sender: Sender
     body: JobCreate
     cloned_from: str | None = None
-    """Id of the cloned job: creating and cloning a job are different requests."""
+    """Id of the cloned job. It makes cloning a different request from creating a job with the same body."""
 
     @property
     def tenant(self) -> str:
@@ -169,7 +169,7 @@ def _store(session: Session, request: JobRequest, job: Job) -> None:
 
 
 def _with_seed(body: JobCreate) -> JobCreate:
-    """The body with a random seed: it decides which rows are held out, so the checks need it."""
+    """The body with a random seed if it has none. The checks need a seed, which decides the held-out rows."""
     return body.model_copy(update={"seed": secrets.randbelow(2**31)})
 
 
@@ -200,8 +200,8 @@ def _job_of(tenant: str, body: JobCreate, report: Report, settings: Settings) ->
         required_gpu_memory_gb=body.resources.gpu_memory_gb,
     )
     if body.metadata is not None:
-        job.labels = dict(body.metadata)  # not assigning it stores NULL; None would store JSON's null
+        job.labels = dict(body.metadata)  # not set to None, which would store JSON's null and not NULL
     if isinstance(body, ProbeCreate):
         job.id, job.probe, job.total_steps = new_id(names.PROBE), body.probe.model_dump(), 0
-        job.integrations = None  # sinks receive metrics of jobs only
+        job.integrations = None  # sinks receive metrics of jobs, not of probes
     return job

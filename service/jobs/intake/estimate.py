@@ -18,31 +18,31 @@ from service.jobs.model.validation import Estimate, Range, TokenRange
 SHORTEST_SHARE = 1 / 8
 """Shortest mean length assumed for an unknown model's completions, as a share of max_completion_tokens."""
 LEAST_TRAINED_SHARE = 1 / 4
-"""Least share of sampled tokens that is trained: groups without signal are not."""
+"""Least share of sampled tokens that is trained, because groups without signal are not."""
 SAME_SPREAD, SIMILAR_SPREAD = 1.5, 3.0
-"""Factors by which the speed of a past job of this model, or of one of its size, may be off."""
+"""Factors by which a job's speed may differ from past jobs of its model, or of models of its size."""
 SIMILAR_SIZE = 4.0
 """Models at most this many times larger or smaller are comparable in speed."""
 MODEL_JOBS = 8
-"""Past jobs of one model that are used, newest first."""
+"""Number of past jobs of one model that are used, newest first."""
 SHORT_SHARE = 10
-"""Past runs shorter than a tenth of the longest one are not used."""
+"""Past runs shorter than the longest one divided by this are not used."""
 TRAIN_PER_SAMPLE = (0.3, 3.0)
-"""Seconds of training per second of sampling, if there is no training yet to measure."""
+"""Range of seconds of training per second of sampling, if no training was measured yet."""
 PROCESS_BYTES = 370 * 2**20
 """Memory of an engine without a model on a CPU: Python, torch and transformers."""
 BYTES_PER_TRAINED = 16
-"""Weight, gradient and Adam's two moments in float32."""
+"""Bytes for a trained parameter: weight, gradient and Adam's two moments in float32."""
 FULL_WIDTH = 4
-"""Bytes of a weight if all weights are trained, and of its reference's."""
+"""Bytes of a weight if all weights are trained, also in the reference model."""
 GATHERED_LAYERS = 2
-"""Layers that a sharded rank holds whole while it trains: the current one and the next."""
+"""Number of layers that a sharded rank holds unsharded while it trains: the current and the next."""
 CPU_ACTIVATION_BYTES, GPU_TOKENS = 160 * 2**20, 16_384
-"""Limits of one training pass if no token budget is set (the engine's `micro_batch_budget.py`)."""
+"""Limits of a training pass without a token budget, as in the engine's `micro_batch_budget.py`."""
 LOGITS_TOKENS = 1024
 """Rows of logits in memory at a time."""
 MARGIN = 1.4
-"""The most that allocators, copies and buffers add."""
+"""Factor for the most that allocators, copies and buffers add."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class RowTokens:
     total: int = 0
     longest: int = 0
     targets: int = 0
-    """Supervised: the tokens that are learnt."""
+    """Number of tokens that a supervised job learns."""
 
     def with_row(self, tokens: int, targets: int) -> RowTokens:
         longest = max(self.longest, tokens)
@@ -81,11 +81,11 @@ class Subject:
 
 @dataclass(frozen=True)
 class Basis:
-    """Past runs that this job's speed is estimated from."""
+    """The past runs from which a job's speed is estimated."""
 
     runs: Sequence[Past]
     is_same_model: bool
-    """False: models of about the same size, which are less reliable."""
+    """False: the runs are of models of about the same size, so the estimate is less reliable."""
 
     @property
     def spread(self) -> float:
@@ -120,7 +120,7 @@ def estimate(subject: Subject, past: Sequence[Past]) -> Estimate:
 
 
 def likely_time(subject: Subject, basis: Basis, trained: TokenRange | None) -> float | None:
-    """None without earlier runs of this model: those of others do not predict its completion lengths."""
+    """Seconds; None without earlier runs of this model: other models' completions have other lengths."""
     if trained is None or not basis.runs or not basis.is_same_model:
         return None
     return likely_seconds(
@@ -149,7 +149,7 @@ def num_completions(subject: Subject) -> int:
 
 
 def sampled_tokens(subject: Subject, basis: Basis, notes: list[str]) -> TokenRange:
-    """Completions times their length: at most the limit, at least this model's recent length, or a guess."""
+    """Completions times their length: at least this model's recent length, or a guess; at most the limit."""
     count, sampling = num_completions(subject), sampling_of(subject.method)
     if sampling is None:
         return TokenRange(low=0, high=0)
@@ -166,7 +166,7 @@ def sampled_tokens(subject: Subject, basis: Basis, notes: list[str]) -> TokenRan
 
 
 def trained_tokens(subject: Subject, sampled: TokenRange, notes: list[str]) -> TokenRange | None:
-    """Tokens of completions (or of targets) that gradients come from, counted each time."""
+    """Completion or target tokens that gradients are computed for; repeated passes count again."""
     if isinstance(subject.method, TrainingFree):
         notes.append(
             "A training-free job trains no weights; its duration depends on the models that it calls."
@@ -216,13 +216,13 @@ def sharding_ranks(runtime: Runtime) -> int:
 
 
 def whole_bytes(subject: Subject, shape: ModelShape, width: int) -> int:
-    """All weights, which the torch sampler gathers on each rank."""
+    """Bytes of all weights if the torch sampler gathers them on each rank, otherwise 0."""
     gathers = sampling_of(subject.method) is not None and subject.runtime.sampler != "vllm"
     return shape.num_parameters * width if gathers else 0
 
 
 def layer_bytes(shape: ModelShape, width: int) -> int:
-    """The layers that are whole during training, with the weights outside of the layers."""
+    """Bytes of the layers that are unsharded at a time during training, and of the weights outside layers."""
     inside = sum(each.rows * each.columns for each in shape.matrices)
     return (shape.num_parameters - inside + GATHERED_LAYERS * inside // shape.layers) * width
 
@@ -234,7 +234,7 @@ def bytes_per_value(subject: Subject) -> int:
 
 
 def cache_bytes(subject: Subject, shape: ModelShape, width: int) -> int:
-    """Keys and values of the completions that are sampled together; a prompt's once for its group."""
+    """Bytes of keys and values of the completions sampled together; a group shares those of its prompt."""
     sampling = sampling_of(subject.method)
     if sampling is None:
         return 0
@@ -255,7 +255,7 @@ def activation_bytes(subject: Subject, shape: ModelShape, width: int) -> int:
 def job_seconds(
     subject: Subject, sampled: TokenRange, trained: TokenRange, basis: Basis, notes: list[str]
 ) -> Range | None:
-    """None if nothing comparable has run here."""
+    """Range of the job's duration; None if nothing comparable has run here."""
     size, spread = subject.shape.num_parameters if subject.shape else 0, basis.spread
     sampling = steady([(each.sample_seconds, each.sampling_rate(size)) for each in basis.runs])
     training = steady([(each.train_seconds, each.training_rate(size)) for each in basis.runs])
@@ -278,13 +278,13 @@ def job_seconds(
 
 
 def steady(measured: Sequence[tuple[float, float | None]]) -> list[float]:
-    """The rates of (seconds, rate) without those of short runs, which mostly measure the start."""
+    """The rates of the longer runs in `measured` (seconds, rate); short runs mostly measure the start."""
     longest = max((seconds for seconds, rate in measured if rate), default=0.0)
     return [rate for seconds, rate in measured if rate and seconds * SHORT_SHARE >= longest]
 
 
 def phase_seconds(tokens: TokenRange, rates: Sequence[float], spread: float) -> Range:
-    """Range from the fewest tokens at the highest rate to the most tokens at the lowest rate."""
+    """Seconds, from the fewest tokens at the highest rate to the most tokens at the lowest rate."""
     if not tokens.high:
         return Range(low=0, high=0)
     return Range(low=tokens.low / (max(rates) * spread), high=tokens.high / (min(rates) / spread))

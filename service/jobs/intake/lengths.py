@@ -22,17 +22,17 @@ class _Texts:
     row: Row
     prompt: str
     target: str | None
-    """The text that supervised training learns; None if the model generates it."""
+    """The text that supervised training learns; None in a reinforcement row, whose text is sampled."""
 
 
 @dataclass
 class LengthCheck:
-    """Counts the tokens of rows as they pass, a batch at a time."""
+    """Counts the tokens of rows in batches while the rows are read."""
 
     text: ModelText
     method: Method
     context_tokens: int | None
-    """Positions of the model, or the operator's lower limit."""
+    """Context length of the model, or the operator's lower limit."""
     file: str
     problems: Problems
     tools: tuple[dict[str, Any], ...] = ()
@@ -132,7 +132,7 @@ class LengthCheck:
         )
 
     def _report_long_rows(self) -> None:
-        """Adds the problems; if no prompt fits only because of max_completion_tokens, that field alone."""
+        """Adds the problems, or one for max_completion_tokens if it alone leaves no room for any prompt."""
         room = (self.context_tokens or 0) - self._shortest_long
         if not self._too_long.found or self._num_fitting or isinstance(self.method, Supervised) or room <= 0:
             self.problems.extend(self._too_long)
@@ -147,7 +147,7 @@ class LengthCheck:
 
 
 def shown_tools(own: Sequence[dict[str, Any]], of_row: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The tools that a prompt shows: the job's, then those of the row with other names."""
+    """The tools that a prompt shows: the job's, then the row's tools that have other names."""
     names = {_function_name(tool) for tool in own}
     return [*own, *(tool for tool in of_row if _function_name(tool) not in names)]
 

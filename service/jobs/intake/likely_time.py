@@ -11,7 +11,7 @@ from service.jobs.model.methods import sampling_of
 def likely_seconds(
     method: Method, runs: Sequence[Past], *, size: int, steps: int, completions: int, targets: int | None
 ) -> float | None:
-    """Seconds for sampling, training and the rest. None: no run of this model sampled and trained.
+    """Seconds for sampling, training and the rest; None if no run of this model sampled and trained.
 
     `size`: the model's parameters. `completions`: 0 for a supervised job, whose `targets` are trained.
     """
@@ -26,7 +26,7 @@ def likely_seconds(
 
 
 def _sampled(method: Method, runs: Sequence[Past], completions: int) -> float | None:
-    """Tokens, at the median length of the runs' completions."""
+    """Number of sampled tokens, from the median length of the runs' completions."""
     if not completions:
         return 0.0
     sampling = sampling_of(method)
@@ -39,7 +39,7 @@ def _sampled(method: Method, runs: Sequence[Past], completions: int) -> float | 
 
 
 def _trained(method: Method, runs: Sequence[Past], sampled: float | None) -> float | None:
-    """Tokens, at the median share of sampled tokens that was trained."""
+    """Number of trained tokens, from the median share of sampled tokens that the runs trained."""
     shares = [min(1.0, run.trained_tokens / run.sampled_tokens) for run in runs if _did_both(run)]
     if sampled is None or not shares:
         return None
@@ -52,6 +52,6 @@ def _did_both(run: Past) -> bool:
 
 
 def _other(runs: Sequence[Past], steps: int) -> float:
-    """Loading, as in the run with the least other time, and per step what the runs needed beyond it."""
+    """Seconds for the rest: the least of all runs, for loading, and a median per step for what exceeds it."""
     start = min(run.other_seconds for run in runs)
     return start + steps * median((run.other_seconds - start) / run.steps for run in runs)

@@ -16,9 +16,9 @@ from grpo_engine.config.hyperparameters import Quantization
 from grpo_engine.files.safetensors_index import read_tensors
 
 _NOT_ADAPTED = re.compile(r"embed|wte|wpe|lm_head|norm|ln_")
-"""Matrices that `all-linear` does not adapt."""
+"""Names of matrices that `all-linear` does not adapt."""
 MAX_SIZE, MAX_PARAMETERS = 2**32, 2**50
-"""A model may be anyone's: larger numbers do not fit the estimate's floats."""
+"""Limits for untrusted model files: larger numbers would overflow the estimate's floats."""
 
 
 class UnknownShape(Exception):
@@ -76,7 +76,7 @@ class ModelShape:
 
 
 def model_shape(folder: Path) -> ModelShape:
-    """Raises UnknownShape if a file is missing or has an unknown format."""
+    """The shape of the model in `folder`. Raises UnknownShape for a missing file or an unknown format."""
     weights = sorted(folder.glob("*.safetensors"))
     stamp = tuple(path.stat().st_mtime_ns for path in [folder / "config.json", *weights] if path.is_file())
     return _read(folder, tuple(weights), stamp)
@@ -100,7 +100,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def shape_of(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> ModelShape:
-    """Raises ValueError, KeyError."""
+    """The shape from a model's config and its tensors' shapes. Raises ValueError, KeyError."""
     if not tensors:
         raise ValueError("there are no safetensors files")
     num_parameters = sum(math.prod(shape) for shape in tensors.values())
@@ -138,12 +138,12 @@ def _largest(size: Any) -> int:
 
 
 def _is_expert(name: str) -> bool:
-    """Whether the matrix becomes part of a tensor of all experts, which bitsandbytes does not quantise."""
+    """Whether the matrix becomes part of a tensor with all experts, which bitsandbytes does not quantise."""
     return ".experts." in name
 
 
 def _quantized_bytes(matrix: Matrix, quantization: Quantization | None) -> int:
-    """int8: a scale of 4 bytes for each row. nf4: one of 1 byte for 64 values, and of 4 for 256 of those."""
+    """int8 adds a 4-byte scale per row; nf4 a 1-byte scale per 64 values and 4 bytes per 256 scales."""
     values = matrix.rows * matrix.columns
     if quantization == "int8":
         return values + 4 * matrix.rows
@@ -151,5 +151,5 @@ def _quantized_bytes(matrix: Matrix, quantization: Quantization | None) -> int:
 
 
 def _is_named(name: str, targets: Sequence[str]) -> bool:
-    """PEFT's comparison: the whole name, or its last parts."""
+    """Whether a target is the name or its last parts, as PEFT compares them."""
     return any(f".{name.removesuffix('.weight')}".endswith(f".{target}") for target in targets)

@@ -52,7 +52,7 @@ class Preflight:
     catalog: Catalog
     settings: Settings
     checked_files: RecentResults[CheckedRows]
-    """Only files without problems, so every refusal comes from reading the rows."""
+    """Rows of earlier requests. Only files without problems are kept, so refusals always read the rows."""
     past_jobs: RecentResults[list[Past]]
 
     def check(self, tenant: str, job: JobCreate) -> Report:
@@ -74,7 +74,7 @@ class Preflight:
         return report
 
     def _hub_entry(self, name: str, report: Report) -> CatalogEntry | None:
-        """The entry that the catalogue gets with the job, if jobs may name any model of the hub."""
+        """The entry for a hub model that the job adds to the catalogue, if the operator allows that."""
         if not (self.settings.hub_models and is_hub_id(name)):
             return None
         try:
@@ -94,7 +94,7 @@ class Preflight:
         warn_of_missing_sinks([*(job.integrations or ()), *self.settings.integrations], machines, report.warn)
 
     def _check_rows(self, uses: list[DatasetUse], stored: Mapping[str, File], check: FileCheck) -> None:
-        """Every row of every file; read, or known from an earlier request."""
+        """Check every row of every file, or reuse the result of an earlier request."""
         report, files = check.report, [stored.get(use.file_id) for use in uses]
         key, num_warnings = check.key(uses), len(report.warnings)
         found = None if report.problems.found else self.checked_files.get(key)

@@ -17,19 +17,19 @@ class Report:
     """A job may be queued if `problems` is empty."""
 
     method: Method
-    """The method of the queued job, expanded."""
+    """The expanded method of the job to queue."""
     problems: Problems = field(default_factory=Problems)
     warnings: list[dict[str, str]] = field(default_factory=list)
     """`code` and `message` each, as in the job."""
     num_training_rows: int = 0
     num_validation_rows: int = 0
     training_tokens: RowTokens | None = None
-    """None: the rows' lengths were not counted."""
+    """None if the rows' lengths were not counted."""
     shape: ModelShape | None = None
-    """None: the model's weights are not on this machine."""
+    """None if the model's weights are not on this machine."""
     on_gpu: bool = False
     hub_model: HubModel | None = None
-    """A model that the catalogue does not have yet, and that the job may use."""
+    """The hub model to add to the catalogue, if the job names one that is not in it yet."""
 
     def warn(self, code: str, message: str) -> None:
         self.warnings.append({"code": code, "message": message})

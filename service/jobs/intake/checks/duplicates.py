@@ -17,20 +17,20 @@ SHOWN_ROWS = 5
 
 @dataclass
 class _Repetitions:
-    """What one file repeats of the training file's earlier rows."""
+    """How many rows of one file repeat earlier rows of the training file."""
 
     num_rows: int = 0
     num_prompts: int = 0
     """Rows with the prompt of an earlier row."""
     num_answers: int = 0
-    """Those of them with the same answer too."""
+    """The ones among them that also have the same answer."""
     first: list[tuple[int, int]] = field(default_factory=list)
-    """Line, and line of the training row with the same prompt."""
+    """The first repetitions: line, and line of the training row with the same prompt."""
 
 
 @dataclass
 class DuplicateCheck:
-    """The rows of one job's files, the training file first."""
+    """Finds repeated prompts in one job's files; the training file must be read first."""
 
     warn: Warn
     _prompts: dict[bytes, int] = field(default_factory=dict)

@@ -42,7 +42,7 @@ class CheckedRows:
     """Lengths of each file's rows, keyed likewise; empty if they were not counted."""
     warnings: Sequence[dict[str, str]]
     text: ModelText | None
-    """What counted the tokens; the key has its id, which is unique while this holds it."""
+    """Counted the tokens. Kept here because the cache key contains its `id()`, which could be reused."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class FileCheck:
     duplicates: DuplicateCheck
     validation_split: float | None = None
     seed: int = 0
-    """Draws the held-out rows. If the request leaves it open, their number may differ by a few rows."""
+    """Seed that draws the held-out rows. If it is not the request's, their number may differ slightly."""
     held_out_lines: set[int] = field(default_factory=set)
     """Lines of the training file that `validation_split` holds out, once that file is read."""
     row_tokens: dict[str, RowTokens] = field(default_factory=dict)
     """Lengths of each file's rows, keyed by the field that names the file, if they were counted."""
 
     def key(self, uses: Sequence[DatasetUse]) -> tuple[Hashable, ...]:
-        """Equal for checks with equal results."""
+        """A cache key, which is equal for checks with equal results."""
         unused: dict[str, Any] = {self.method.type: {"hyperparameters": UNUSED_BY_ROWS}}
         files = tuple((use.name, use.file_id) for use in uses)
         split = self.validation_split and (self.validation_split, self.seed)
@@ -101,7 +101,7 @@ class FileCheck:
         return split_lines(self.storage.stream(file.storage_key))
 
     def _rows(self, use: DatasetUse, lines: Iterable[bytes], problems: Problems) -> Iterator[Row]:
-        """The rows of this use. Lines that cannot be read belong to the training rows."""
+        """The rows of this use. Lines that cannot be read count as training rows."""
         kind: Kind = "supervised" if isinstance(self.method, Supervised) else "reinforcement"
         return read_rows(
             lines,
@@ -115,7 +115,7 @@ class FileCheck:
         )
 
     def _divide(self, use: DatasetUse, lines: Iterable[bytes]) -> None:
-        """Choose the held-out lines. No row on one of the sides is a problem."""
+        """Choose the held-out lines. Adds a problem if no row is left for training or for evaluation."""
         assert self.validation_split is not None
         faults = Problems()
         found = [(row.line, prompt_digest(vars(row))) for row in self._rows(use, lines, faults)]
@@ -142,7 +142,7 @@ class FileCheck:
         return num_rows
 
     def _graded(self, rows: Iterable[Row], use: DatasetUse) -> Iterator[Row]:
-        """The same rows, after the grader's templates were resolved and its trial was run on them."""
+        """The same rows. Resolves the grader's templates for each, and tries the grader on a few."""
         if use.grader is None:
             yield from rows
             return
@@ -175,7 +175,7 @@ class FileCheck:
 
 
 def _alone(grader: Grader) -> set[str]:
-    """Fields of the row that are the whole of some template."""
+    """Row fields that a template consists of, as in `{{item.answer}}`."""
     texts = [text for _, rule in leaves("", grader) for text in rule.templates().values()]
     return {found[1] for text in texts if (found := _ALONE.fullmatch(text))}
 

@@ -32,7 +32,7 @@ def check_grader(where: str, grader: GraderBase, catalog: Catalog, problems: Pro
 
 
 def check_speakers(method: Method, problems: Problems) -> None:
-    """Endpoints and prices of the models that a training-free job uses in place of its own."""
+    """Checks endpoints and prices of the models that a training-free job uses in place of its own."""
     if not isinstance(method, TrainingFree):
         return
     given, where = method.training_free.hyperparameters, "method.training_free.hyperparameters"
@@ -56,7 +56,7 @@ def _check_judge(place: str, judge: ScoreModel, problems: Problems) -> None:
 
 
 def _check_prices(where: str, name: str, limit: float | None, problems: Problems) -> None:
-    """A limit of cost needs the endpoint's prices."""
+    """Adds a problem if there is a limit of cost, but the endpoint has no prices."""
     endpoint = load_endpoints().get(name) if limit is not None and not problems.found else None
     if endpoint is not None and endpoint.cost_usd(0, 0) is None:
         reason = f"the operator has set no prices for the endpoint {name!r}: use max_calls"

@@ -1,4 +1,4 @@
-"""Tries a job's grader on some rows before the job is queued: it may fail, score nothing, or be constant.
+"""Tries a job's grader on some rows before the job is queued, to find one that fails or is constant.
 
 The completions are made up. No model is loaded and no server gets a request.
 """
@@ -30,13 +30,13 @@ RAISED = "python_grader_runtime_error"
 HOPELESS = re.compile(
     r"(NameError|ImportError|ModuleNotFoundError|KeyError)\b|(TypeError: )?grade\(\) must return"
 )
-"""A missing name, package or field of the row; a reward that is not a number."""
+"""Errors of a broken grader: a missing name, package or row field, or a reward that is not a number."""
 MAX_ROW_VALUES = 4
 MAX_VALUE_CHARACTERS = 2000
 
 
 def try_grader(grader: Grader, rows: Sequence[Row], problems: Problems, warn: Warn, where: str) -> None:
-    """Refuses a grader that fails on trial completions; warns if it scores none, or all the same.
+    """Refuses a grader that fails on trial completions; warns if it scores none, or all of them the same.
 
     Rules that call a server or load a model are not tried. Errors that only workers can judge are ignored.
     """
@@ -99,7 +99,7 @@ def _tried(grader: Grader, rows: Sequence[Row]) -> list[Score]:
 
 
 def _tried_apart(grader: Grader, rows: Sequence[Row]) -> list[Score]:
-    """Scores from a grading process, without errors that are the machine's."""
+    """Scores from a grading process, without those whose errors are caused by this machine."""
     end = time.monotonic() + TRIAL_SECONDS
     scores: list[Score] = []
     with open_grading(grader, processes=1, deadline_seconds=DEADLINE_SECONDS) as grading:
@@ -113,12 +113,12 @@ def _tried_apart(grader: Grader, rows: Sequence[Row]) -> list[Score]:
 
 
 def _is_the_machines(error: GradeError) -> bool:
-    """No sandbox or library here; workers may have it."""
+    """Whether this machine lacks a sandbox or library, which workers may have."""
     return error.code == "python_grader_server_error" or "grading process" in error.message
 
 
 def _samples(grader: Grader, row: Row) -> Iterator[Sample]:
-    """Short texts, and right answers: the grader's own references for this row."""
+    """Completions to try: short texts, and right answers made from the grader's references for this row."""
     texts = list(TRIAL_COMPLETIONS)
     for part in _parts(grader):
         for template in part.templates().values():
@@ -138,7 +138,7 @@ def _values(row: Row) -> list[str]:
 
 
 def _parts(grader: Grader) -> list[LeafGrader]:
-    """The rules that the reward depends on; of a process grader the one for its steps."""
+    """The rules that the reward depends on; for a process grader, the rule for its steps."""
     if not isinstance(grader, Multi):
         return [grader.grader if isinstance(grader, Process) else grader]
     variables = formulas.parse(grader.calculate_output).variables
@@ -146,7 +146,7 @@ def _parts(grader: Grader) -> list[LeafGrader]:
 
 
 def _wants_a_shape(grader: Grader) -> bool:
-    """Whether it checks lengths, formats or fields, for which no right completion can be made up."""
+    """Whether it checks lengths, formats or fields, so that no right completion can be made up."""
     return any(
         part.type in ("length", "code_tests")
         or (part.type == "format" and uses_sample(part.input))

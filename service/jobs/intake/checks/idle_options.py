@@ -1,7 +1,7 @@
 """Warns of options that have no effect in a job.
 
-An expanded configuration has all options, so an option counts as set if it is neither its default nor the
-value of the recipe or the loss.
+An expanded configuration has all options, so an option counts as set if its value differs from the default
+and from the value that the recipe or the loss gives it.
 """
 
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def _default(settings: ReinforcementHyperparameters, name: str) -> Any:
 
 
 def _idle(method: ReinforcementMethod, has_validation: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Reasons, and the options that have no effect because of them."""
+    """Each reason, with the options that have no effect because of it."""
     settings = method.hyperparameters
     loss, estimator = settings.loss_type, settings.advantage
     yield "the models of this service do not support it", ("reasoning_effort",)

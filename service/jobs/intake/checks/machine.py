@@ -21,7 +21,7 @@ _NEEDS = {"python": PYTHON_GRADERS, "code_tests": SANDBOX}
 
 
 def needs_of(method: Method) -> list[tuple[str, str]]:
-    """Place and capability of each part of a method that runs untrusted code."""
+    """For each part of a method that runs untrusted code: its place, and the capability that it needs."""
     found = [(where, _NEEDS[rule.type]) for where, rule in rules_of(method) if rule.type in _NEEDS]
     places = enumerate(tools_of(method))
     return found + [
@@ -41,7 +41,7 @@ def check_gpus(
     problems: Problems,
     warn: Callable[[str, str], None],
 ) -> None:
-    """Adds a problem if no able machine has them; warns of limits that apply to each GPU."""
+    """Adds a problem if no suitable machine has the GPUs; warns of limits that apply to each GPU."""
     gpus, least = resources.gpus, resources.least_gpus
     _check_division(resources, machines, problems)
     _check_samplers(resources, method, problems)
@@ -70,7 +70,7 @@ def check_gpus(
 
 
 def _check_samplers(resources: Resources, method: Method, problems: Problems) -> None:
-    """Adds a problem if GPUs are requested for samplers of a job that has none, or that trains nowhere."""
+    """Adds a problem if sampler GPUs are requested for a job without samplers or without training GPUs."""
     if not resources.sampler_gpus:
         return
     if not isinstance(method, Reinforcement):
@@ -82,7 +82,7 @@ def _check_samplers(resources: Resources, method: Method, problems: Problems) ->
 
 
 def _check_division(resources: Resources, machines: list[Machine], problems: Problems) -> None:
-    """Adds a problem if the GPUs cannot be divided among the requested hosts, or no cluster has these."""
+    """Adds a problem if the GPUs cannot be divided among the hosts, or no cluster has that many hosts."""
     if resources.min_gpus > resources.gpus:
         reason = f"must be at most resources.gpus, {resources.gpus}"
         problems.add("resources.min_gpus", reason, code="invalid_value")
@@ -103,7 +103,7 @@ def _check_division(resources: Resources, machines: list[Machine], problems: Pro
 def check_capabilities(
     method: Method, machines: list[Machine], problems: Problems, warn: Callable[[str, str], None]
 ) -> None:
-    """Adds a problem for each part that no machine can run, and for graders outside of monty's subset."""
+    """Adds a problem for each part that no machine can run, and for each grader outside monty's subset."""
     needs = needs_of(method)
     if not needs:
         return

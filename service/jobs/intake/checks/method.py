@@ -22,7 +22,7 @@ from service.jobs.model.methods import eval_grader_of, graders_of, lora_of, quan
 from service.platform.token_counting import ModelText, RenderError
 
 Warn = Callable[[str, str], None]
-"""Takes `code` and `message`."""
+"""Adds a warning, given its `code` and `message`."""
 NOT_ENFORCED = (
     "response_format is not enforced while sampling: a completion that does not match it is graded "
     "unchanged, and templates read it as sample.output_json."
@@ -101,7 +101,7 @@ def check_quantization(method: Method, parent: Method | None, shape: ModelShape 
 
 
 LANGUAGE_PART_LOADS = {"llama4", "mllama", "qwen3_5", "qwen3_5_moe", "qwen4_exp"}
-"""Model types of multimodal models whose language model transformers loads alone."""
+"""Types of multimodal models whose language model transformers can load separately."""
 
 
 def check_text_only(folder: Path, problems: Problems) -> None:
@@ -115,7 +115,7 @@ def check_text_only(folder: Path, problems: Problems) -> None:
 
 
 def _check_held_out(method: Method, has_validation: bool, problems: Problems) -> None:
-    """Fields that need held-out rows."""
+    """Adds a problem for each field that needs held-out rows if there are none."""
     if has_validation:
         return
     where = f"method.{method.type}"
@@ -128,7 +128,7 @@ def _check_held_out(method: Method, has_validation: bool, problems: Problems) ->
 
 
 def _check_tool_parameters(method: Method, problems: Problems) -> None:
-    """They must be a JSON schema of an object, as chat templates and models expect."""
+    """Adds a problem unless each tool's parameters are a JSON schema of an object, as models expect."""
     for index, tool in enumerate(tools_of(method)):
         if not isinstance(tool, HttpTool):
             continue
@@ -192,12 +192,12 @@ def check_formula(place: str, grader: Grader, problems: Problems) -> None:
 
 
 def never_a_number(text: str) -> str | None:
-    """Why a formula has no value whatever its variables are, as in `a + 1/0`; None if it may have one.
+    """Why a formula never has a value, for any variables, as in `a + 1/0`; None if it may have one.
 
     Every part of a formula is always computed, so one constant part without a value is enough.
     """
     stack: list[float | None] = []
-    """None: depends on a variable."""
+    """The value of a constant expression; None if it depends on a variable."""
     for step in formulas.parse(text).code:
         if not isinstance(step, formulas.Call):
             stack.append(None if isinstance(step, str) else step)
