@@ -25,7 +25,7 @@ Kind = Literal["reinforcement", "supervised"]
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a job is refused."""
+    """A reason why a job is refused."""
 
     param: str
     """Dotted place such as `training_file[17].messages` (17 is the line, from 1)."""
@@ -34,7 +34,7 @@ class Problem:
 
     @property
     def kind(self) -> tuple[str, str]:
-        """Equal for problems that differ by their line and numbers only."""
+        """A value that is equal for problems that differ only in their line and numbers."""
         reason = self.message.removeprefix(self.param)
         return _LINE.sub("[]", self.param), _NUMBER.sub("#", reason)
 
@@ -49,7 +49,7 @@ class Problems:
     """Counts of the kinds in `found`."""
 
     def add(self, param: str, reason: str, *, code: str | None = None) -> None:
-        """Without `code`: the code of the file that `param` belongs to."""
+        """Add a problem. Without `code`, it gets the code of the file that `param` belongs to."""
         file = "retention" if ".retention[" in param else "training"
         if param.startswith("validation_file"):
             file = "validation"
@@ -62,7 +62,7 @@ class Problems:
         self._by_kind += other._by_kind
 
     def alike(self, problem: Problem) -> int:
-        """Number of problems of this one's kind, itself included; it is one of `found`."""
+        """Number of problems of the same kind as `problem`, which must be one of `found`."""
         return self._by_kind[problem.kind]
 
     def _count(self, problem: Problem) -> None:
@@ -83,7 +83,7 @@ class Row:
     messages: tuple[dict[str, Any], ...] | None
     prompt: str | None
     completion: str | None
-    """Only of supervised `prompt` rows."""
+    """Given only in supervised rows that have a `prompt`."""
     tools: tuple[dict[str, Any], ...]
     item: Mapping[str, Any]
     """The item that graders see: the row without `messages` and `tools`."""
@@ -157,7 +157,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
 
 
 def checked_row(row: dict[str, Any], kind: Kind, line: int) -> Row:
-    """The row in its fields. Raises RowError for what the training kind cannot use."""
+    """The row, checked and split into its fields. Raises RowError if the kind of training cannot use it."""
     if ("messages" in row) == ("prompt" in row):
         given = "both messages and prompt" if "messages" in row else "neither messages nor prompt"
         raise RowError("messages", f"the row has {given}: give one of them")
@@ -227,7 +227,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _unusable(value: Any, levels: int) -> str | None:
-    """The reason why databases or UTF-8 refuse a value; None if they accept it."""
+    """Why a value cannot be stored in a database or encoded as UTF-8; None if it can."""
     if isinstance(value, str) and (odd := _UNSTORABLE.search(value)):
         return "contains a NUL character" if odd[0] == "\0" else "contains half of a surrogate pair"
     if isinstance(value, float) and not math.isfinite(value):

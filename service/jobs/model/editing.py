@@ -1,4 +1,4 @@
-"""What users may write about a job at any time, and the response to its deletion."""
+"""The fields of a job that users may change at any time, and the response to its deletion."""
 
 from typing import Annotated, Literal
 
@@ -14,7 +14,7 @@ MAX_TAGS = 16
 
 
 class JobEdit(RequestBody):
-    """Body of `PATCH /v1/fine_tuning/jobs/{id}`: what is absent stays."""
+    """Body of `PATCH /v1/fine_tuning/jobs/{id}`; absent fields do not change."""
 
     name: JobName | None = None
     """Name of the job in lists; null removes it."""

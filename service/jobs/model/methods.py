@@ -39,14 +39,14 @@ class DatasetUse:
     """The request's field that holds the file's id."""
     file_id: str
     grader: Grader | None
-    """None: the rows are demonstrations."""
+    """None if the rows are demonstrations."""
     grader_param: str = ""
     part: Part = "all"
-    """The rows that are read, if `validation_split` divides the file."""
+    """The part of the file whose rows are read, if `validation_split` divides it."""
 
     @property
     def name(self) -> str:
-        """Distinguishes it from the job's other uses."""
+        """A name that distinguishes this use from the job's other uses."""
         return "validation_split" if self.part == "held_out" else self.param
 
 
@@ -68,7 +68,7 @@ def with_settings(method: Method, **changed: Any) -> Method:
 
 
 def grader_of(method: Method) -> Grader | None:
-    """None: a supervised method."""
+    """The grader; None for a supervised method."""
     settings = settings_of(method)
     return None if isinstance(settings, SupervisedMethod) else settings.grader
 

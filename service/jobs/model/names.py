@@ -26,7 +26,7 @@ def fine_tuned_model(model: str, tenant: str, suffix: str | None, job_id: str) -
 
 
 def model_of(job: Job) -> str:
-    """The name of a job's model, also before it exists."""
+    """The name of a job's model, which may not exist yet."""
     return job.fine_tuned_model or fine_tuned_model(job.model, job.tenant, job.suffix, job.id)
 
 
@@ -51,7 +51,7 @@ def job_of(fine_tuned: str) -> str:
 
 
 def is_job(row_id: str) -> bool:
-    """Whether a row of the queue is a fine-tuning job: no probe and no export."""
+    """Whether a row of the queue is a fine-tuning job, and not a probe or an export."""
     return not row_id.startswith((f"{PROBE}-", f"{EXPORT}-"))
 
 

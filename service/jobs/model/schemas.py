@@ -34,7 +34,7 @@ FileId = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 
 
 def _in_openais_older_form(schema: dict[str, Any]) -> None:
-    """That form has no method, or null; `JobCreate` adds it."""
+    """Allow the form without a method, or with null; `JobCreate` then adds the method."""
     filled_in("method")(schema)
     schema["properties"]["method"] = {"anyOf": [schema["properties"]["method"], {"type": "null"}]}
 
@@ -142,7 +142,7 @@ class FailureRead(BaseModel):
 
 class QueueRead(BaseModel):
     position: int | None = None
-    """1: the next one; None if the job is not queued, or more than 1000 are ahead of it."""
+    """Place in the queue, from 1; null if the job is not queued or more than 1000 jobs are ahead of it."""
     reason: str | None = None
 
 
@@ -150,7 +150,7 @@ class ProgressRead(BaseModel):
     step: int
     total_steps: int
     seconds_remaining: float | None = None
-    """At the mean rate so far; None if it is unknown."""
+    """Estimated from the mean rate so far; null if it is unknown."""
 
 
 class EvalRead(BaseModel):
@@ -162,12 +162,12 @@ class EvalRead(BaseModel):
     baseline: dict[str, Any] | None = None
     """The evaluation before step 1."""
     best: dict[str, Any] | None = None
-    """The evaluation with the highest held-out reward; `checkpoint` is its id if it is kept."""
+    """The evaluation with the highest held-out reward; `checkpoint` is its checkpoint's id, if kept."""
     last: dict[str, Any] | None = None
     verdict: dict[str, Any] | None = None
-    """`last` against `baseline`, row by row: {text, difference, low, high, rows}."""
+    """The comparison of `last` with `baseline`, row by row: {text, difference, low, high, rows}."""
     retention: dict[str, dict[str, Any]] | None = None
-    """Retention set → its baseline, last and verdict."""
+    """Name of a retention set → its `baseline`, `last` and `verdict`."""
 
     @model_serializer(mode="wrap")
     def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class EvalRead(BaseModel):
 
 
 class ArtifactRead(BaseModel):
-    """A result file: `GET /v1/files/{id}/content` fetches it."""
+    """A result file. `GET /v1/files/{id}/content` downloads it."""
 
     object: Literal["fine_tuning.job.artifact"] = "fine_tuning.job.artifact"
     id: str
@@ -206,15 +206,15 @@ class JobRead(BaseModel):
     """Extension of OpenAI's API: share or number of the training file's rows that are held out."""
     result_files: list[str]
     trained_tokens: int | None
-    """After success, as OpenAI counts: all sampled tokens, or the targets of the rows. `actual` has those
-    that gradients came from."""
+    """After success, counted as OpenAI does: all sampled tokens, or the rows' target tokens. `actual` has the
+    number of tokens that gradients were computed for."""
     error: ErrorRead | None
     hyperparameters: dict[str, Any]
     seed: int
     suffix: str | None
     metadata: dict[str, str] | None
     integrations: list[Any] = []
-    """The types that OpenAI's clients accept; `sinks` has all."""
+    """Only the types that OpenAI's clients accept; `sinks` has all."""
     method: dict[str, Any]
     queue: QueueRead
     progress: ProgressRead
@@ -226,7 +226,7 @@ class JobRead(BaseModel):
     failure: FailureRead | None
     resources: dict[str, Any]
     sinks: list[dict[str, Any]]
-    """All destinations of metrics outside of this service, in the shape of `integrations`."""
+    """All external destinations of metrics, in the format of `integrations`."""
     name: str | None
     notes: str | None
     tags: list[str]
@@ -234,14 +234,14 @@ class JobRead(BaseModel):
     reward: float | None
     """Mean training reward of its newest step; null if the method has none."""
     attention: str | None
-    """Why its result needs a look although it succeeded."""
+    """Reason to check the result of a job that succeeded; null if there is none."""
     started_at: int | None
     estimate: dict[str, Any] | None
-    """The estimate at its creation, as from `…/jobs/validate`."""
+    """The estimate made when the job was created, as in `…/jobs/validate`."""
     actual: dict[str, Any] | None
-    """The cost of its steps so far: steps, sampled_tokens, trained_tokens, peak_memory_bytes, machine, how
-    the model is computed (`computation`: forward, decoder, head, slower_because), and at its end the seconds
-    since its first start."""
+    """The cost so far: `steps`, `sampled_tokens`, `trained_tokens`, `peak_memory_bytes`, `machine`,
+    `computation` (how the model is computed: forward, decoder, head, slower_because) and, once the job has
+    ended, the `seconds` since its first start."""
 
 
 class EventRead(BaseModel):
@@ -262,7 +262,7 @@ class CheckpointRead(BaseModel):
     fine_tuned_model_checkpoint: str
     step_number: int
     is_best: bool
-    """Whether no evaluated policy was better."""
+    """Whether no evaluated policy of the job was better."""
     metrics: dict[str, Any]
     bytes: int
     sha256: str

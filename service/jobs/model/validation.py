@@ -1,4 +1,4 @@
-"""The answer of a check without creation: problems, counts of rows, and the expected cost."""
+"""The response to a check that creates no job: problems, counts of rows, and the expected cost."""
 
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ class ProblemRead(BaseModel):
     param: str
     message: str
     alike: int
-    """Problems that differ from it by their line and numbers only, itself included."""
+    """Number of problems that differ only in their line and numbers, this one included."""
 
 
 class Range(BaseModel):
@@ -23,21 +23,21 @@ class TokenRange(BaseModel):
 
 
 class Estimate(BaseModel):
-    """Null: unknown; `notes` give the reason, and the basis of the other values."""
+    """Unknown values are null; `notes` explains why, and what the other values are based on."""
 
     steps: int
     completions: int
-    """Sampled in total: prompts × group_size × steps."""
+    """Number of sampled completions: prompts × group_size × steps."""
     sampled_tokens: TokenRange
     trained_tokens: TokenRange | None
     peak_memory_bytes: TokenRange | None
-    """Peak memory of the engine: the GPU's, or on a CPU that of its process."""
+    """Peak memory of the engine: GPU memory or, on a CPU, that of its process."""
     seconds: Range | None
-    """From the fewest tokens at the highest speed to the most at the lowest."""
+    """Duration, from the fewest tokens at the highest speed to the most tokens at the lowest."""
     likely_seconds: float | None
-    """At the median speed and lengths of this model's earlier runs."""
+    """Likely duration, at the median speed and completion length of this model's earlier runs."""
     basis: str | None
-    """The runs that `likely_seconds` is from, such as "3 earlier runs with this model on host"."""
+    """The runs that `likely_seconds` is based on, such as "3 earlier runs with this model on host"."""
     notes: list[str]
 
 
@@ -53,7 +53,7 @@ class ValidationRead(BaseModel):
     valid: bool
     num_problems: int
     problems: list[ProblemRead]
-    """The first hundred."""
+    """The first hundred problems."""
     warnings: list[dict[str, str]]
     rows: RowCounts
     total_steps: int

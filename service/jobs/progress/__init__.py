@@ -1,4 +1,4 @@
-"""What comes back while a job runs: recorded events, metrics, evaluations, the live stream.
+"""A running job's records: events, metrics, evaluations, and the live stream.
 
 Belongs here: writing and reading a running job's history. Does not: state changes (`store/`).
 """

@@ -13,9 +13,9 @@ OPENAI_NAMES = {"reward": "mean_reward", "loss": "loss", "mean_token_accuracy": 
 
 
 def with_event(known: Mapping[str, Any], event: Evaluated) -> dict[str, Any] | None:
-    """The document after an evaluation; None if it has the evaluation already.
+    """The document with an evaluation added; None if it already has one of that step.
 
-    The first evaluation of a step counts: a resumed engine repeats those since its checkpoint.
+    The first evaluation of a step counts, because a resumed engine repeats those since its checkpoint.
     """
     if event.name == VALIDATION:
         found = _newer(known, event)
@@ -29,9 +29,9 @@ def with_event(known: Mapping[str, Any], event: Evaluated) -> dict[str, Any] | N
 
 
 def with_decoding(document: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, Any]:
-    """The document; each evaluation with its number of `rows` and the `temperature` of its completions.
+    """The document with the number of `rows` and the `temperature` of the completions in each evaluation.
 
-    0: greedy; None: nothing was sampled, or the job is older than the setting.
+    A temperature of 0 means greedy. None: nothing was sampled, or the job is older than the setting.
     """
     temperature = method[method["type"]].get("hyperparameters", {}).get("eval_temperature")
     found = dict(document)
@@ -53,9 +53,9 @@ def _newer(known: Mapping[str, Any], event: Evaluated) -> dict[str, Any] | None:
 
 
 def metrics(event: Evaluated) -> dict[str, float]:
-    """The event's values by metric name: `eval/…`, of a retention set `eval/<name>/…`.
+    """The event's values by metric name: `eval/…`, or `eval/<name>/…` for a retention set.
 
-    Of the job's own rows also the verdict's numbers, so that each evaluation keeps its interval:
+    For the job's own rows, the verdict's numbers are added, so that each evaluation keeps its interval:
     `eval/difference`, `eval/difference_low`, `eval/difference_high`, `eval/compared_rows`.
     """
     if event.name != VALIDATION:

@@ -22,18 +22,18 @@ PIECE_BYTES = 2**16
 """A piece ends with the line that exceeds this size."""
 PAGE_BYTES = 2**20
 LINES_AT_ONCE = 20_000
-"""Of a download: a page of blank lines would have a million."""
+"""Most lines read at once, because a page of blank lines would have a million."""
 _PIECES_AT_ONCE = PAGE_BYTES // PIECE_BYTES
 
 # colours and other commands for terminals
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*\x07?|[@-Z\\^_])")
-# except line feed and tab; also marks that end a line or change the direction of text
+# control characters except line feed and tab, and marks that end a line or change the direction of text
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
 class PrintedLines:
-    """Lines of one process that follow each other."""
+    """Consecutive lines of one process."""
 
     rank: int | None
     lines: Sequence[str]
@@ -57,7 +57,7 @@ def without_escapes(text: str) -> str:
 
 
 def readable(line: str) -> str:
-    """A line for storage: the text after its last carriage return, without control characters, bounded."""
+    """A line for storage: the text after its last carriage return, shortened, without control characters."""
     shown = _CONTROLS.sub("\ufffd", line.rstrip("\r").rsplit("\r", 1)[-1])
     return shown if len(shown) <= MAX_LINE_CHARACTERS else f"{shown[: MAX_LINE_CHARACTERS - 1]}…"
 
@@ -72,7 +72,7 @@ def append(
 ) -> int:
     """Store lines with numbers above `after`, drop the oldest ones above the bound; returns the last number.
 
-    If the newest line is not `after`, these lines were stored before, and nothing is written. The caller has
+    If the newest line is not `after`, these lines are already stored, and nothing is written. The caller has
     locked the job's row.
     """
     newest = select(LogPiece.sequence, LogPiece.end_bytes).where(LogPiece.job_id == job_id)

@@ -14,14 +14,14 @@ MetricRow = dict[str, Any]
 EVALUATION = "eval/"
 """Prefix of the metrics of held-out rows."""
 EVALUATED = ("eval/reward", "eval/loss")
-"""Every evaluation has one of them."""
+"""Metrics of which every evaluation has at least one."""
 
 
 def add_metrics(session: Session, job_id: str, measured: Sequence[tuple[int, Mapping[str, float]]]) -> None:
-    """Store (step, values), of training or of an evaluation, in the step's row, in any order.
+    """Store (step, values) pairs of training or evaluations in the rows of their steps, in any order.
 
-    If the names exist already, the step was repeated, and the first write wins. The caller has locked the
-    job's row.
+    If a step was repeated, its names already exist, and the first write wins. The caller has locked the job's
+    row.
     """
     steps = {step for step, _ in measured}
     query = select(Metric).where(Metric.job_id == job_id, Metric.step.in_(steps))
@@ -45,7 +45,7 @@ def metric_rows(
     names: Collection[str] | None = None,
     limit: int | None = None,
 ) -> list[MetricRow]:
-    """`{"step": …, name: value, …}` in order of steps; only `names` if given. `limit` rows at most."""
+    """At most `limit` rows `{"step": …, name: value, …}` in order of steps, with only `names` if given."""
     query = _owned(tenant, job_id).where(Metric.step > after_step).order_by(Metric.step).limit(limit)
     return [_flat(metric, names) for metric in session.scalars(query)]
 
@@ -107,7 +107,7 @@ def thinned(values: Sequence[int], max_points: int) -> list[int]:
 
 
 def to_csv(rows: Sequence[MetricRow]) -> str:
-    """One line a step; `step` is the first column, the others are sorted; a missing value is empty."""
+    """One line per step. `step` is the first column, the others are sorted; a missing value is empty."""
     columns = sorted({name for row in rows for name in row} - {"step"})
     file = io.StringIO()
     writer = csv.DictWriter(file, ["step", *columns], lineterminator="\n")

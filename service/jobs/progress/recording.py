@@ -55,7 +55,7 @@ def record_events(
 
 
 def rollout_rows(job_id: str, events: Sequence[engine.Event]) -> list[tuple[int, dict[str, Any]]]:
-    """(Event's sequence, row) of each recorded group. Large, so made outside of any transaction."""
+    """(Event's sequence, row) of each recorded group. Rows are large: call this outside a transaction."""
     return [
         (
             event.sequence,
@@ -92,9 +92,9 @@ def _insert_new(session: Session, table: type[Base], rows: list[dict[str, Any]])
 
 
 BETWEEN_STEPS = {"training", "evaluating"}
-"""Phases that alternate constantly: the history has only the first change, the job's row every change."""
+"""Phases that alternate constantly. The history gets only the first change, the job's row every change."""
 STARTED = "Training "
-"""Prefix of the message whose data describes the engine."""
+"""Prefix of the history's message whose data describes the engine."""
 SKIPPED: dict[engine.SkipReason, str] = {
     "no_signal": "no group had two different rewards",
     "all_masked": "every completion was cut, and cut ones are masked",

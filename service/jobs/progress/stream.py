@@ -1,4 +1,4 @@
-"""Live streams of jobs: each keeps its place in a job's history and gets new events from the process's feed.
+"""Live streams of jobs. Each has a position in a job's history and gets new events from the process's feed.
 
 Event numbers of a job have no gaps, so a stream that missed events detects it and reads them itself, in a
 short transaction. Access is checked when a stream is opened (`jobs/api/endpoints_series.py`).
@@ -28,7 +28,7 @@ INBOX_UPDATES = 16
 
 @dataclass(frozen=True)
 class JobUpdate:
-    """What the feed read about a job: its newest event number, its state, and the new rows."""
+    """A job's newest event number, its state, and its new rows, as the feed read them."""
 
     latest: int
     state: JobState
@@ -114,9 +114,9 @@ class JobFeed(Feed[JobStream, JobUpdate]):
             return JobUpdate(latest, state, rows) if rows else JobUpdate(after, state)
 
     def read(self, session: Session, seen: Mapping[str, int | None]) -> dict[str, JobUpdate]:
-        """A job that is seen for the first time gives no rows: its streams read their own pages.
+        """Each job's update, without rows at the job's first read, when streams read their own pages.
 
-        A deleted job seems to have a new row, so that its streams look for it, and end.
+        A deleted job gets a number above its last one, so that its streams look for a new row and then end.
         """
         heads = stream_heads(session, list(seen))
         gone = {job_id: (last or 0) + 1 for job_id, last in seen.items() if job_id not in heads}

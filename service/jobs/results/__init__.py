@@ -1,4 +1,4 @@
-"""What is left when a job has ended: weights, manifests, model cards, exports, integrity.
+"""The results of a job: weights, manifests, model cards, exports, and checks of their integrity.
 
 Belongs here: finding and describing results. Does not: sending them over HTTP (`web/downloads.py`).
 """

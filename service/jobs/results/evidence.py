@@ -1,4 +1,4 @@
-"""Reads what `integrity.check_history` judges: a job's whole history, and the digest of each of its archives.
+"""Reads a job's whole history and the digests of its archives, which `integrity.check_history` checks.
 
 No content is read inside a session.
 """
@@ -74,7 +74,7 @@ def _checkpoints(database: Database, job_id: str) -> Sequence[Checkpoint]:
 
 
 def _is_kept(database: Database, job_id: str, checkpoint_id: str) -> bool:
-    """False if the running job has retired it meanwhile."""
+    """Whether the checkpoint still exists; a running job may have retired it meanwhile."""
     return checkpoint_id in {row.id for row in _checkpoints(database, job_id)}
 
 

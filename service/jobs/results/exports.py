@@ -62,10 +62,10 @@ class ExportRead(BaseModel):
     base: str
     """The model that the adapter is merged into, in the precision of its files."""
     quantization: str | None
-    """How that base was quantised while the adapter was trained; null: it was not."""
+    """How that base was quantised while the adapter was trained; null: not quantised."""
     difference: MergeDifference | None
-    """What the other base changes, measured on held-out completions; null: the base was not quantised, the
-    export has not succeeded, or the job has no held-out rows."""
+    """The effect of merging into the unquantised base, measured on held-out completions; null: the base was
+    not quantised, the export has not succeeded, or the job has no held-out rows."""
     status: str
     """queued, running, succeeded or failed."""
     phase: str
@@ -128,7 +128,7 @@ class Exports:
         with self.database.transaction() as session:
             lock_tenant(session, tenant)
             require_good_key(session, principal)
-            # they may have been deleted meanwhile
+            # the weights may have been deleted meanwhile
             job = require_job(session, tenant, job_id)
             weights = requested_weights(session, tenant, job, body.which, body.checkpoint)
             if (earlier := _of_weights(session, tenant, weights)) is not None:
@@ -158,7 +158,7 @@ class Exports:
             return _archive(_require(session, tenant, job_id, export_id))
 
     def of_weights(self, tenant: str, weights: StoredWeights) -> str:
-        """Path of the archive that these weights were exported to. Raises NotFound if there is none."""
+        """Path of the archive to which these weights were exported. Raises NotFound if there is none."""
         with self.database.reading() as session:
             found = _of_weights(session, tenant, weights)
         if found is None:

@@ -1,6 +1,6 @@
-"""Checks a job's history and its stored archives: plain records in, violations out.
+"""Checks plain records of a job's history and its stored archives, and returns violations.
 
-The only configuration is how many attempts may fail in a row, so past jobs can be checked too.
+Its only setting is how many attempts may fail in a row, so past jobs can be checked too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ class Stored:
     """Fence of the attempt that wrote it."""
     sha256: str
     found_sha256: str | None
-    """None: the storage has nothing under its key."""
+    """Digest of the stored content; None if the storage has nothing under the key."""
     was_deleted: bool = False
     """Whether its owner deleted it, so that the storage may hold nothing."""
 
@@ -91,7 +91,7 @@ def _numbers(events: Sequence[Event]) -> Iterator[Violation]:
 
 
 def _states(events: Sequence[Event]) -> Iterator[Violation]:
-    """Each change is in the transition table; no event follows a terminal state."""
+    """Each change must be in the transition table, and no event may follow a terminal state."""
     before: Event | None = None
     for event in events:
         if before is not None and before.state in TERMINAL:
@@ -115,7 +115,7 @@ def _may_follow(before: Event | None, event: Event) -> bool:
 
 
 def _fences(events: Sequence[Event]) -> Iterator[Violation]:
-    """Accepted writes come from the newest holder."""
+    """Fences never decrease, and each claim has a new one: only the newest holder may write."""
     newest, claims = 0, 0
     for event in events:
         if event.fence < newest:
@@ -130,7 +130,7 @@ def _fences(events: Sequence[Event]) -> Iterator[Violation]:
 
 
 def _metrics(events: Sequence[Event]) -> Iterator[Violation]:
-    """A step's published value never changes, and no step is left out."""
+    """A published value must never change, and every step must have metrics."""
     known: dict[int, dict[str, Any]] = {}
     for event in (each for each in events if each.type == "metrics"):
         values = known.setdefault(int(event.data["step"]), {})
@@ -145,7 +145,7 @@ def _metrics(events: Sequence[Event]) -> Iterator[Violation]:
 
 
 def _attempts(events: Sequence[Event], max_failures: int) -> Iterator[Violation]:
-    """Limits the attempts in a row that end without a new checkpoint."""
+    """At most `max_failures` attempts in a row may end without a new checkpoint."""
     failures = 0
     for event in events:
         if event.type == "message" and "checkpoint" in event.data:
@@ -170,7 +170,7 @@ def _artifacts(events: Sequence[Event], artifacts: Sequence[Stored], is_job: boo
 
 
 def _results(events: Sequence[Event], results: Sequence[Stored]) -> Iterator[Violation]:
-    """A job that succeeded has one result, from its last holder; other jobs have none."""
+    """A job that succeeded must have exactly one result, from its last holder; other jobs must have none."""
     ends = [event for event in events if event.state is JobState.SUCCEEDED]
     found = [(each.name, each.fence) for each in results]
     if len(ends) != len(results) or any(each.fence != ends[-1].fence for each in results):

@@ -1,4 +1,4 @@
-"""A job's manifest: all that determined its result, so that it can be checked, compared and run again.
+"""A job's manifest: everything that determined its result, so that the job can be checked and repeated.
 
 Two jobs with equal data, graders, configuration, seed and software have equal manifests, except for `job`,
 which identifies them. An archive's manifest has no `job`, so that equal runs make equal archives. Values of
@@ -48,14 +48,14 @@ class Facts:
     files: Mapping[str, DataFile]
     """Files by the field that names them: `training_file`, `validation_file`, `retention.<name>`."""
     validation_split: float | None = None
-    """With the seed, it names the held-out rows of the training file."""
+    """Share or number of held-out rows; the seed then determines which rows they are."""
     base_place: str = "hub"
-    """Where `base` is: `hub`, `folder` of the catalogue, or the result of another `job`."""
+    """Where `base` is: `hub`, `folder` (of the catalogue), or `job` (the result of another job)."""
     base_job: str | None = None
     base_checkpoint: str | None = None
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
-    """`versions`, `device`, `dtype`, `sampler`, `computation`, `adapter_rank`; empty before its start."""
+    """`versions`, `device`, `dtype`, `sampler`, `computation`, `adapter_rank`; empty before the run."""
     service_version: str = ""
     fingerprint: str | None = None
     """Fingerprint of the base's weights when the job started."""
@@ -126,12 +126,12 @@ def _without_secrets(value: Any) -> Any:
 
 
 def hides_secrets(manifest: Mapping[str, Any]) -> bool:
-    """Whether a job created from it would lack a header's value."""
+    """Whether the manifest has headers of graders or tools, whose values it hides."""
     return any(value == HIDDEN for _, value in _leaves(manifest["method"]))
 
 
 def request_of(manifest: Mapping[str, Any], file_ids: Mapping[str, str]) -> Document:
-    """Body of the POST that creates the same job again; `file_ids` by the SHA-256 of their content."""
+    """The body that creates the same job again. `file_ids`: SHA-256 of a dataset's content → file id."""
     method = copy.deepcopy(dict(manifest["method"]))
     for kept in settings_in(method).get("retention") or ():
         kept["file"] = file_ids[kept["file"].removeprefix("sha256:")]

@@ -161,7 +161,7 @@ In vLLM, from this folder:
 
 
 def model_card(manifest: Mapping[str, Any]) -> str:
-    """README.md with the hub's front matter: YAML whose strings are written as JSON."""
+    """A README.md with the hub's front matter, which is YAML with strings in JSON's form."""
     template = Template(CARD, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     kind, base = manifest["method"]["type"], manifest["model"]["base"]
     versions = manifest["engine"].get("versions", {})

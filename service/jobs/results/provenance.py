@@ -41,7 +41,7 @@ def facts_of(session: Session, job: Job, catalog: Catalog) -> Facts:
 
 
 def _files(session: Session, job: Job) -> dict[str, DataFile]:
-    """The datasets by field, deleted ones too: they determined the result."""
+    """The datasets by field, including deleted ones, because they determined the result."""
     ids = {"training_file": job.training_file, "validation_file": job.validation_file}
     ids |= {f"retention.{kept.name}": kept.file for kept in retention_of(parsed_method(job.method))}
     rows = session.scalars(
@@ -52,7 +52,7 @@ def _files(session: Session, job: Job) -> dict[str, DataFile]:
 
 
 def _first_start(session: Session, job_id: str) -> dict[str, Any]:
-    """What the engine of the first attempt that started to train reported."""
+    """The engine's report about itself in the first attempt that started to train."""
     started = select(JobEvent.data).where(
         JobEvent.job_id == job_id, JobEvent.type == "message", JobEvent.message.startswith(STARTED)
     )

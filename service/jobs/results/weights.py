@@ -25,15 +25,15 @@ class WeightsMissing(Exception):
 
 @dataclass(frozen=True)
 class PublicBase:
-    """How a result names the model that it belongs to: where its users find that model."""
+    """The base model of a result, named so that users can find it."""
 
     name: str
-    """A hub id; a catalogue name if the model is a folder; the folder of another job's unpacked weights."""
+    """A hub id, a catalogue name for a folder, or the folder name of another job's unpacked weights."""
     place: Literal["hub", "folder", "job"]
     revision: str | None = None
     job: str | None = None
     checkpoint: str | None = None
-    """The other job, and its checkpoint if it is not its result."""
+    """Id of the checkpoint of `job`; None if the base is the job's result."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def model_parts(lineage: Lineage, catalog: Catalog) -> ModelParts:
 
 
 def public_base(lineage: Lineage, catalog: Catalog, *, is_whole: bool = False) -> PublicBase:
-    """The base of an adapter on this lineage; the model at its root for weights that need no base."""
+    """The base of an adapter with this lineage or, if the weights are whole, the model at its root."""
     if lineage.whole is not None and not is_whole:
         whole = lineage.whole
         return PublicBase(whole.folder_name, "job", job=whole.job.id, checkpoint=whole.checkpoint)
@@ -77,7 +77,7 @@ def missing(name: str) -> WeightsMissing:
 def requested_weights(
     session: Session, tenant: str, job: Job, which: Which, checkpoint: str | None
 ) -> StoredWeights:
-    """The weights of a checkpoint if one is named, otherwise the job's.
+    """The weights of the checkpoint if one is given, otherwise those of the job.
 
     `checkpoint`: an id or, like `which`, the word "final" or "best". Raises NotFound.
     """
@@ -94,7 +94,7 @@ def weights_at(
     *,
     param: str = "checkpoint_id",
 ) -> StoredWeights:
-    """A checkpoint's weights. Raises NotFound if it is not the tenant's, or not that job's."""
+    """A checkpoint's weights. Raises NotFound if it does not belong to the tenant and the job."""
     found = repository.find_checkpoint(session, tenant, checkpoint_id)
     if found is None or job_id not in (None, found.job_id):
         message = f"There is no checkpoint {checkpoint_id}."
@@ -103,7 +103,7 @@ def weights_at(
 
 
 def chosen_weights(session: Session, tenant: str, job: Job, which: str) -> StoredWeights:
-    """The job's final weights (its newest checkpoint's, if it has not ended), or its best ones.
+    """The job's best weights or its final ones, which are its newest checkpoint's if it has not ended.
 
     Raises NotFound with code `no_adapter_yet`, `adapter_deleted` or `no_best_checkpoint` and a hint.
     """

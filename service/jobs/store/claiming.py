@@ -18,11 +18,11 @@ from service.platform.clock import db_now
 from service.platform.db import Executor, is_postgresql
 
 CLAIM_PAUSE = "5s"
-"""How long a worker that is stopped during its claim can block the claims of others."""
+"""Longest time for which a worker that hangs during its claim can block other claims."""
 OVERTAKEN_SECONDS = 600.0
-"""How long smaller jobs may overtake one that needs more GPUs than are free."""
+"""Time for which smaller jobs may overtake a job that needs more GPUs than are free."""
 CLAIMS_LOCK = 0x6772706F
-"""Key of a PostgreSQL advisory lock; the keys of tenants are 64 bits of a digest."""
+"""Key of a PostgreSQL advisory lock, unlike tenants' keys, which are 64 bits of a digest."""
 
 
 class ClaimedJob(NamedTuple):
@@ -61,7 +61,7 @@ _TENANTS_AT_LIMIT = (
 
 
 def _queued(jobs: FromClause, gpus: str, *, limited: bool) -> Iterator[ColumnElement[bool]]:
-    """Conditions of queued jobs that this machine could run with as many GPUs as the parameter says."""
+    """Conditions for queued jobs that this machine could run. `gpus`: parameter with the number of GPUs."""
     yield jobs.c.pool == bindparam("of_pool")
     yield jobs.c.not_before <= db_now()
     yield jobs.c.required_capabilities.in_(bindparam("satisfied", expanding=True))
@@ -74,8 +74,8 @@ def _queued(jobs: FromClause, gpus: str, *, limited: bool) -> Iterator[ColumnEle
 def _eligible(*, limited: bool) -> Select[Any]:
     """Ids of the jobs that may be claimed, the best first.
 
-    A job for more GPUs than are free does not wait forever: after `OVERTAKEN_SECONDS`, a machine that has
-    enough GPUs in total starts no younger job until the free ones suffice.
+    A job that needs more GPUs than are free does not wait forever: after `OVERTAKEN_SECONDS`, a machine with
+    enough GPUs in total starts no younger job until enough are free.
     """
     candidate, larger = JOBS.alias("candidate"), JOBS.alias("larger")
     waiting_since = (
@@ -97,8 +97,8 @@ _LOCK_CLAIMS = select(
     func.set_config("idle_in_transaction_session_timeout", bindparam("longest_pause"), True),
     func.pg_advisory_xact_lock(CLAIMS_LOCK),
 )
-"""Held until the transaction ends. The next statement sees everything committed before the lock was granted.
-A process that is stopped for longer in between loses its connection, and with it the lock."""
+"""Takes a lock until the transaction ends. The next statement sees everything committed before that.
+A process that hangs meanwhile loses its connection after `longest_pause`, and with it the lock."""
 
 
 def _claiming(eligible: Select[Any]) -> ReturningUpdate[Any]:
@@ -133,12 +133,12 @@ def claim(
     gpu_memory_gb: int = 0,
     max_running: int | None = None,
 ) -> ClaimedJob | None:
-    """Claim the best eligible job: running, under a new fence and a lease. None: nothing to do.
+    """Claim the best eligible job: it is then running, under a new fence and a lease. None: nothing to do.
 
-    Jobs that need other capabilities, or more or larger GPUs, are left for other workers. `all_gpus`: with
-    those of running jobs, for which a job may wait (`_eligible`). With `max_running`
-    so are jobs of tenants that have that many running jobs; claims are then serialised, because two
-    concurrent claims would both count the jobs before either of them.
+    Jobs that need other capabilities, or more or larger GPUs, are left for other workers.
+    `all_gpus`: includes the GPUs of running jobs, for which a job may wait (`_eligible`).
+    `max_running`: jobs of tenants with this many running jobs are left, too. Claims are then serialised,
+    because two concurrent claims would both see the count before the other's job.
     """
     given: dict[str, Any] = {"of_pool": pool, "worker": worker, "lease_seconds": lease_seconds}
     given |= {"satisfied": satisfied_by(capabilities), "gpus": gpus, "all_gpus": all_gpus}

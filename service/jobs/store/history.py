@@ -36,8 +36,8 @@ def status(
 ) -> HistoryEntry:
     """The entry of a state change: the public status beside the internal state.
 
-    `phase`: of a running job, `preparing` by default; other states have the phase of their name.
-    `evidence`: of an attempt that failed.
+    `phase`: phase of a running job, by default `preparing`; in other states the phase is the state's name.
+    `evidence`: evidence of an attempt that failed.
     """
     phase = phase or ("preparing" if state is JobState.RUNNING else state.value)
     data: dict[str, Any] = {"status": PUBLIC[state].value, "state": state.value, "phase": phase}
@@ -60,7 +60,7 @@ def append(session: Session, job_id: str, *entries: HistoryEntry) -> int:
 
 
 def store(session: Executor, job_id: str, last: int, *entries: HistoryEntry) -> None:
-    """Store `entries` in order; the last one gets the number `last`, which the job's row has already."""
+    """Store `entries` in order. The last one gets the number `last`, which the job's row already has."""
     numbered = enumerate(entries, start=last - len(entries) + 1)
     rows = [{"job_id": job_id, "sequence": number, **vars(entry)} for number, entry in numbered]
     if rows:
@@ -68,7 +68,7 @@ def store(session: Executor, job_id: str, last: int, *entries: HistoryEntry) -> 
 
 
 def newest_failure(session: Session, job_id: str) -> JobEvent | None:
-    """The entry of the job's last attempt that spent a failure."""
+    """The entry of the job's last attempt that counted as a failure."""
     entries = select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.type == "status")
     newest = entries.where(JobEvent.level == "warn").order_by(JobEvent.sequence.desc()).limit(1)
     return session.scalars(newest).one_or_none()

@@ -41,7 +41,7 @@ class StoredWeights:
 
     @property
     def folder_name(self) -> str:
-        """The folder that `grpo download --extract` makes of them."""
+        """Name of the folder that `grpo download --extract` creates."""
         return self.checkpoint or self.job.id
 
     @property
@@ -55,7 +55,7 @@ class Lineage:
 
     ancestors: tuple[StoredWeights, ...]
     root: str
-    """The name at the end: a catalogue model, or a fine-tuned model whose weights were deleted."""
+    """Name of the oldest model: one of the catalogue, or a fine-tuned one whose weights were deleted."""
 
     @property
     def whole(self) -> StoredWeights | None:
@@ -64,7 +64,7 @@ class Lineage:
 
     @property
     def adapter(self) -> StoredWeights | None:
-        """The newest adapter on `base`; it includes the training of older ones."""
+        """The newest weights if they are an adapter; it includes the training of older adapters."""
         newest = self.ancestors[0] if self.ancestors else None
         return newest if newest is not None and newest.kind == "adapter" else None
 
@@ -106,7 +106,7 @@ def of_checkpoint(job: Job, point: Checkpoint) -> StoredWeights:
 
 
 def _checkpoint_weights(session: Session, tenant: str, fine_tuned: str, step: int) -> StoredWeights | None:
-    """A job that has not succeeded has no model; its checkpoints have the name of its future model."""
+    """A checkpoint's weights. Before its job succeeds, its name contains that of the future model."""
     job = repository.find_by_model(session, tenant, fine_tuned)
     job = job or repository.find_job(session, tenant, names.job_of(fine_tuned))
     if job is None or names.model_of(job) != fine_tuned:
@@ -124,6 +124,6 @@ def kind_of(job: Job) -> WeightsKind:
 
 
 def base_model_name(session: Session, tenant: str, model: str) -> str | None:
-    """The catalogue name that a model comes from; None if an ancestor or its weights are missing."""
+    """Catalogue name of the model at the root; None if an ancestor or its weights are missing."""
     root = lineage_of(session, tenant, model).root
     return None if root.startswith(MODEL_PREFIX) else root

@@ -1,7 +1,8 @@
 """The list of a tenant's jobs: filters, orders, and pages that follow a job.
 
-Cost: by time without a filter, one page of `ix_jobs_tenant` is read. A filter reads that index until the page
-is full: all of the tenant's jobs, if few match. Any other order reads and sorts all of them, for each page.
+Cost of a page: ordered by time without a filter, one page of the index `ix_jobs_tenant` is read. With a
+filter, the index is read until the page is full: if few jobs match, all of the tenant's jobs. Any other order
+reads and sorts all of them.
 """
 
 from collections.abc import Mapping
@@ -27,25 +28,25 @@ NO_RESULT = 1e300
 
 @dataclass(frozen=True)
 class JobFilter:
-    """What a job must meet to be listed; None: anything."""
+    """Conditions that listed jobs meet; None: no condition."""
 
     status: Status | None = None
     model: str | None = None
-    """The whole name of the model that it starts from."""
+    """Full name of the model that the job starts from."""
     tag: str | None = None
     text: str | None = None
-    """Part of its name, suffix, id or model, in any case."""
+    """Part of the job's name, suffix, id or model, ignoring case."""
     archived: bool | None = None
     labels: Mapping[str, str] | None = None
-    """Metadata to match; empty: jobs without any."""
+    """Metadata to match; empty: jobs without metadata."""
 
 
 def page(
     session: Session, tenant: str, wanted: JobFilter, *, sort: Sort, after: str | None, limit: int
 ) -> list[Job]:
-    """The tenant's jobs after the job `after`, `limit` + 1 at most; equal ones newest first.
+    """The tenant's jobs after the job `after`, at most `limit` + 1; jobs that sort equal are newest first.
 
-    `after` is a job of the tenant that need not meet the filter any more. Raises NotFound if it is none.
+    `after`: id of a job of the tenant, which need not meet the filter. Raises NotFound for any other id.
     """
     mine = and_(IS_JOB, Job.tenant == tenant)
     query = select(Job).where(mine, *_conditions(session, wanted))
@@ -67,7 +68,7 @@ def page(
 
 
 def _key(sort: Sort) -> ColumnElement[Any] | None:
-    """The value that is sorted by; None: the time of creation."""
+    """The value to sort by; None: the time of creation."""
     difference = Job.evaluation["verdict", "difference"].as_float()
     keys: dict[str, Any] = {
         "name": func.lower(func.coalesce(Job.name, Job.suffix, Job.id)),

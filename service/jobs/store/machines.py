@@ -33,13 +33,13 @@ logger = structlog.get_logger()
 SANDBOX = "sandbox"
 """bubblewrap works: code written by models may run."""
 PYTHON_GRADERS = "python_graders"
-"""The sandbox, or pydantic-monty's subset of Python: graders written by users may run."""
+"""The sandbox works, or pydantic-monty can run its subset of Python: graders written by users may run."""
 UNSAFE = "unsafe_graders"
-"""There is no sandbox, and the operator allows untrusted code, for one tenant."""
+"""There is no sandbox, but the operator allows untrusted code of a single tenant."""
 CLUSTER = "cluster"
-"""A Ray cluster: a job may name the number of hosts."""
+"""The machine is a Ray cluster: a job may request a number of hosts."""
 HOSTS = "hosts:"
-"""Followed by the number of a cluster's hosts; announced only."""
+"""Prefix of a cluster's number of hosts; machines announce it, jobs do not require it."""
 UNSAFE_WARNING = {
     "code": "unsafe_graders",
     "message": "A worker without a sandbox may run the job's untrusted code: GRPO_UNSAFE_GRADERS is set.",
@@ -50,7 +50,7 @@ _RECENT = select(WorkerHost).where(
     WorkerHost.pool == bindparam("of_pool"), WorkerHost.seen_at >= db_now() - KNOWN_SECONDS
 )
 SINK_PACKAGES = {"wandb": "wandb", "tensorboard": "tensorboard", "mlflow": "mlflow"}
-"""Sink → its package; the extra of `grpo-service` has the name of the sink."""
+"""Sink → its package. The extra of `grpo-service` that installs it has the sink's name."""
 
 Capabilities = frozenset[str]
 
@@ -66,18 +66,18 @@ class Machine:
 
     @property
     def hosts(self) -> int:
-        """Hosts among which a job's GPUs can be divided."""
+        """Number of hosts among which a job's GPUs can be divided."""
         numbers = (int(name.removeprefix(HOSTS)) for name in self.capabilities if name.startswith(HOSTS))
         return max(numbers, default=1)
 
     def meets(self, need: Self) -> bool:
-        """Whether it has what `need` lists."""
+        """Whether it has at least the capabilities and GPUs of `need`."""
         has_gpus = need.gpus <= self.gpus and need.gpu_memory_gb <= self.gpu_memory_gb
         return need.capabilities <= self.capabilities and has_gpus
 
 
 def of_this_machine(*, unsafe_allowed: bool = False) -> Capabilities:
-    """Determined once a process, in about half a second."""
+    """The capabilities of this machine, determined once per process in about half a second."""
     found = {SANDBOX, PYTHON_GRADERS} if self_test().available else set()
     if not found and unsafe_allowed and unsafe.plain_interpreter() is not None:
         found = {SANDBOX, PYTHON_GRADERS, UNSAFE}
@@ -85,7 +85,7 @@ def of_this_machine(*, unsafe_allowed: bool = False) -> Capabilities:
 
 
 def gpus_for_a_job(settings: Settings) -> int:
-    """How many of this machine's GPUs one job can use: a job for several needs Ray."""
+    """How many of this machine's GPUs one job can use: at most one without Ray."""
     return settings.gpus if find_spec("ray") else min(1, settings.gpus)
 
 
@@ -95,7 +95,7 @@ def _listed_gpu_memory_gb() -> int:
 
 
 def gpu_memory_gb(settings: Settings) -> int:
-    """Memory of this machine's smallest GPU: as the operator states it or, once a process, as listed."""
+    """Memory of this machine's smallest GPU, from the settings or as nvidia-smi lists it."""
     return _listed_gpu_memory_gb() if settings.gpu_memory_gb is None else settings.gpu_memory_gb
 
 
@@ -157,7 +157,7 @@ def record_unsafe_run(session: Session, job_id: str, fence: int) -> bool:
 
 
 def known_machines(session: Session, settings: Settings) -> list[Machine]:
-    """Machines that may run a job; embedded, this one. If there is none, the job may wait for one."""
+    """Machines that may run a job; in embedded mode, this one. If there is none, the job waits for one."""
     found = recent_machines(session, settings.pool)
     if settings.mode == "embedded" and settings.launcher == "local":
         offered = of_this_machine(unsafe_allowed=settings.allows_unsafe) | installed_sinks()

@@ -39,7 +39,7 @@ RENEW = LEASES.renew(_HELD, bindparam("lease_seconds")).returning(JOBS.c.state)
 def renew(session: Executor, job_id: str, fence: int, *, lease_seconds: float) -> JobState | None:
     """Extend the lease and return the state (cancelling, pausing). None: the lease is lost.
 
-    Progress needs no heartbeat: `recording` writes it with the events, under the same fence and sooner.
+    Progress is not part of the heartbeat: `recording` writes it earlier, with the events and the same fence.
     """
     given = {"job_id": job_id, "held_fence": fence, "lease_seconds": lease_seconds}
     state = session.scalar(RENEW, given)
@@ -47,7 +47,7 @@ def renew(session: Executor, job_id: str, fence: int, *, lease_seconds: float) -
 
 
 def note_phase(session: Session, job_id: str, fence: int, phase: str) -> bool:
-    """Store what a claimed job does before it has an engine. False: the fence is stale."""
+    """Store the phase of a claimed job that has no engine yet. False: the fence is stale."""
     held = lock_held(session, job_id, fence)
     if held is None:
         return False
@@ -71,9 +71,10 @@ def release(
 ) -> bool:
     """Requeue the job, or cancel or pause it if that was requested meanwhile. False: the fence is stale.
 
-    A spent failure doubles the backoff each time. The `max_failures`-th in a row without a new checkpoint
-    ends the job as `poisoned`. `failure`: an exception of the engine, with the same `reason` and `evidence`;
-    it ends the job if the attempt before ended with it, too, and there was no new checkpoint in between.
+    Each failure (`spend_failure`) doubles the backoff. The `max_failures`-th in a row without a new
+    checkpoint ends the job as `poisoned`. `failure`: an exception of the engine, with the same `reason` and
+    `evidence`. It ends the job if the previous attempt ended with the same exception and there was no new
+    checkpoint.
     """
     job = lock_held(session, job_id, fence)
     if job is None:

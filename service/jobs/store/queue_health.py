@@ -1,8 +1,8 @@
 """The state of the queue: counts of jobs, places in the queue, pools that need attention.
 
-A worker that responds to its broker's ping but consumes nothing shows only here: a job is waiting that its
-machine could run, and fewer jobs run than machines are live. States are part of the statements' text, so that
-every plan may use the partial indexes.
+A worker that responds to its broker's ping but takes no jobs is detected only here: a job that its machine
+could run is waiting, and fewer jobs run than there are live machines. States are part of the statements'
+text, so that every plan can use the partial indexes.
 """
 
 from collections import defaultdict
@@ -21,7 +21,7 @@ from service.platform.tables.core import Job
 from service.platform.tables.workers import WorkerHost
 
 MAX_PLACE = 1000
-"""Places further back are not counted: each poll would read the whole queue."""
+"""Places further back are not counted, because each poll would read the whole queue."""
 IS_QUEUED = is_in("jobs", JobState.QUEUED)
 IS_UNFINISHED = is_in("jobs", *(state for state in JobState if state not in TERMINAL))
 _ORDER = (Job.priority.desc(), Job.created_at)
@@ -73,7 +73,7 @@ class JobCount(NamedTuple):
     num_jobs: int
     num_attempts: int
     num_expired_leases: int
-    """Leases that have ever expired: a claim increments fence and attempt, a sweep only the fence."""
+    """Expired leases so far: fence − attempt, because a claim increments both and a sweep only the fence."""
 
 
 JOB_COUNTS = (
@@ -103,7 +103,7 @@ def overdue_leases(session: Session) -> dict[str, int]:
 
 
 def failure_codes(session: Session) -> dict[str, int]:
-    """Code → failed jobs. Reads whole rows, so not for each scrape."""
+    """Code → number of failed jobs. Reads whole rows, so do not call it for each scrape."""
     return dict(session.execute(_CODES).all())
 
 
@@ -112,14 +112,14 @@ LIVE_SECONDS = 60.0
 MISSED_SWEEPS = 3
 """A machine reports in each sweep; after this many missed sweeps it is not live."""
 IDLE_SECONDS = 120.0
-"""No job waits longer for a free worker: the sweeper resends wake-ups every 30 s."""
+"""Longest normal wait for a free worker, because the sweeper resends wake-ups every 30 s."""
 
 NO_LIVE_WORKER = "no_live_worker"
 IDLE_WORKER = "idle_worker"
 UNRUNNABLE_JOBS = "unrunnable_jobs"
 WARNINGS = {
     NO_LIVE_WORKER: "jobs are waiting, and no machine with a worker of this pool is live",
-    IDLE_WORKER: "a job is waiting although fewer jobs run than machines are live: a worker consumes nothing",
+    IDLE_WORKER: "a job is waiting, but fewer jobs run than there are live machines: a worker takes no jobs",
     UNRUNNABLE_JOBS: "jobs are waiting that no known machine of this pool can run (sandbox or GPUs)",
 }
 
@@ -131,7 +131,7 @@ class Need:
     machine: Machine
     num_jobs: int
     waited_seconds: float
-    """The longest of them, since it became claimable."""
+    """Longest time that one of them has been claimable."""
 
     def met_by(self, machine: Machine) -> bool:
         return machine.meets(self.machine)
@@ -150,7 +150,7 @@ class Host:
 class PoolReport:
     pool: str
     needs: tuple[Need, ...]
-    """What the first 1,000 jobs in claim order need; jobs that no machine can run accumulate there."""
+    """Needs of the first 1,000 jobs in claim order, where jobs that no machine can run accumulate."""
     hosts: tuple[Host, ...]
     num_held: int
     """Number of running jobs."""
@@ -172,7 +172,7 @@ class PoolReport:
         return [name for name in WARNINGS if applies[name]]
 
     def _has_idle_machine(self, need: Need) -> bool:
-        """Whether a machine that could run it is free, even if such machines run all running jobs."""
+        """Whether one of the machines that could run it must be free, wherever the running jobs are."""
         num_able = sum(host.is_live and need.met_by(host.machine) for host in self.hosts)
         return need.waited_seconds > IDLE_SECONDS and self.num_held < num_able
 

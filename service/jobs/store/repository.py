@@ -17,7 +17,7 @@ from service.platform.errors import NotFound
 from service.platform.tables.core import Artifact, Checkpoint, File, IdempotencyKey, Job, JobEvent, exists_now
 
 DEDUPLICATION_SECONDS = 600
-"""How long a client may repeat a request whose response was lost."""
+"""Time within which a client may repeat a request whose response was lost."""
 _ENDED = [state.value for state in TERMINAL]
 
 # The statements of nearly every request are built once: building takes longer than running them.
@@ -123,7 +123,7 @@ def find_recent_request(session: Session, tenant: str, request_sha256: str) -> I
 def events_before(
     session: Session, tenant: str, job_id: str, *, before: int | None, limit: int
 ) -> list[JobEvent]:
-    """Newest first, `limit` + 1 of them, older than the sequence `before`."""
+    """At most `limit` + 1 events older than the sequence `before`, newest first."""
     query = select(JobEvent).where(_belongs(JobEvent.job_id, tenant, job_id))
     if before is not None:
         query = query.where(JobEvent.sequence < before)
@@ -170,7 +170,7 @@ def forget_model(session: Session, tenant: str, job: Job) -> list[str]:
 def forget_results(
     session: Session, tenant: str, job_ids: Sequence[str], *, with_metrics: bool = False
 ) -> list[str]:
-    """Delete the results (the metrics only if said so) of jobs and exports; return their storage keys."""
+    """Delete results of jobs and exports, metrics only `with_metrics`; return the storage keys."""
     pairs = artifacts_of(session, tenant, job_ids)
     results = [(artifact, file) for artifact, file in pairs if with_metrics or artifact.kind != "metrics"]
     for artifact, file in results:

@@ -23,9 +23,9 @@ class Swept:
     tenant: str
     attempt: int
     fence: int
-    """The new one; the lost worker has an older one."""
+    """The new fence; the lost worker has an older one."""
     worker: str | None
-    """The worker that held it."""
+    """The worker that held the job."""
 
 
 def sweep(session: Session, *, backoff_seconds: float, max_failures: int) -> list[Swept]:

@@ -63,7 +63,7 @@ def is_in(table: str, *states: JobState) -> ColumnElement[bool]:
 
 
 IS_PROBE, IS_EXPORT = JOBS.c.probe.is_not(None), JOBS.c.export.is_not(None)
-"""Rows of the queue that are not fine-tuning jobs."""
+"""Conditions for rows of the queue that are not fine-tuning jobs."""
 IS_JOB = and_(JOBS.c.probe.is_(None), JOBS.c.export.is_(None))
 LEASES = Leases(JOBS, (JOBS.c.id,), JOBS.c.fence, JOBS.c.lease_expires_at, active=is_in("jobs", *HELD))
 
@@ -89,7 +89,7 @@ _MOVE = (
         JOBS.c.tenant, JOBS.c.fence, JOBS.c.event_sequence, webhook_events.has_endpoints(JOBS.c.tenant)
     )
 )
-"""Also sets the columns that the parameters name."""
+"""Columns named in the parameters are set, too."""
 _END = _MOVE.values(finished_at=db_now())
 _REQUEUE = _MOVE.values(not_before=db_now() + bindparam("backoff_seconds"))
 
@@ -113,7 +113,7 @@ def move(
 ) -> bool:
     """Move a row from `source` to `target` and set the columns `values`. False: it was in another state.
 
-    `backoff_seconds`: until the next claim. Raises WrongState if the transition table does not allow it.
+    `backoff_seconds`: time until the next claim. Raises WrongState if the transition table does not allow it.
     """
     if target not in TRANSITIONS[source]:
         raise WrongState(source)
@@ -142,7 +142,7 @@ def end_attempt(
     next_fence: int,
     evidence: tuple[str, ...] = (),
 ) -> JobState:
-    """End an attempt without a result and return the new state. `max_failures` None: it was no failure."""
+    """End an attempt without a result and return the new state. `max_failures`: None if it did not fail."""
     current = JobState(job.state)
     requested = {JobState.CANCELLING: JobState.CANCELLED, JobState.PAUSING: JobState.PAUSED}
     target = requested.get(current, JobState.QUEUED)

@@ -1,4 +1,4 @@
-"""Wake-ups: messages on which an idle worker of a pool reads the queue.
+"""Wake-ups: messages that make an idle worker of a pool read the queue.
 
 They may be lost, late or duplicated without harm, because the job's row is the truth. Sending never raises
 and takes little time; the sweeper resends lost ones.
@@ -22,18 +22,18 @@ TASK = "wake"
 CHECK_SECONDS = 1.0
 SEND_SECONDS = 1.0
 MAX_WAITING = 100
-"""A queue with this many unread wake-ups gets no more: its workers are down, or will read it anyway."""
+"""A queue with this many unread wake-ups gets no more: its workers are down, or will read the jobs anyway."""
 SOCKET = {"socket_timeout": 10, "socket_connect_timeout": 5, "socket_keepalive": True}
 IMPATIENT = {"max_retries": 0, "interval_start": 0, "connect_retries_timeout": SEND_SECONDS}
 
 
 def queue_name(pool: str) -> str:
-    """The broker's queue of a pool: a worker consumes only its own."""
+    """The broker's queue for a pool; a worker consumes only its own pool's queue."""
     return f"wake.{pool}"
 
 
 def celery_settings(broker_url: str) -> dict[str, Any]:
-    """Settings of both ends: JSON, early acknowledgement, no results, no endless waits."""
+    """Celery's settings for sender and worker: JSON, early acknowledgement, no results, no endless waits."""
     return {
         "broker_url": broker_url,
         "task_ignore_result": True,
@@ -100,7 +100,7 @@ def _num_waiting(producer: Producer, queue: str) -> int:
 
 
 def broker_check(settings: Settings) -> str:
-    """`ok`, `none` if no broker is set, otherwise the problem. Only Redis may evict messages."""
+    """`ok`, `none` if no broker is set, otherwise the problem. Only Redis is checked for eviction."""
     if settings.broker_url is None:
         return "none"
     url = settings.broker_url.get_secret_value()
@@ -121,7 +121,7 @@ def broker_check(settings: Settings) -> str:
 
 
 def refuse_eviction(settings: Settings) -> None:
-    """Raise RuntimeError in production if Redis evicts messages. An unreachable one is accepted."""
+    """Raise RuntimeError in production if Redis evicts messages. An unreachable Redis is accepted."""
     found = broker_check(settings)
     if settings.mode == "production" and found.startswith("evicts"):
         raise RuntimeError(f"the broker {found}; set it to noeviction")
