@@ -29,7 +29,7 @@ def _one_per_gpu(given: dict[str, Any]) -> int:
 
 
 class Settings(BaseSettings):
-    # errors must not show the input: URLs contain passwords
+    # errors must not show the input, because URLs contain passwords
     model_config = SettingsConfigDict(
         env_prefix="GRPO_", frozen=True, extra="ignore", hide_input_in_errors=True
     )
@@ -55,79 +55,83 @@ class Settings(BaseSettings):
     engine_module: str = "grpo_engine"
     """Module that the worker starts with `-m`; tests replace it."""
     runtime: Runtime = Field(default_factory=Runtime)
-    """JSON: how engines use their machine (`grpo_engine.config.runtime`): sampler, dtype and so on. A job's
-    `resources.gpus` sets its ranks."""
+    """JSON with how engines use their machine, such as sampler and dtype (`grpo_engine.config.runtime`). The
+    number of ranks is set by each job's `resources.gpus`."""
     launcher: Literal["local", "ray"] = "local"
     """Where a worker's engines run: on its machine, or on the Ray cluster at RAY_ADDRESS (docs/scale.md)."""
     gpus: int = Field(default_factory=_visible_gpus, ge=0, le=1024)
-    """GPUs that a worker has for its jobs; default: the visible ones. Without real GPUs, each one is a
-    process on the CPU. With Ray: the most that the cluster may grow to; default: what it has."""
+    """Number of GPUs that a worker has for its jobs; default: the visible ones. On a machine without GPUs,
+    each is a process on the CPU. With Ray: the most to which the cluster may grow; default: what it has."""
     slots: int = Field(default_factory=_one_per_gpu, ge=1, le=1024)
-    """Jobs that a worker runs at the same time, each on GPUs of its own; default: one a GPU, or one. With
-    Ray and no stated GPUs: 8."""
+    """Number of jobs that a worker runs at the same time, each on its own GPUs; default: one per GPU, at
+    least one. With Ray and without GRPO_GPUS: 8."""
     gpu_memory_gb: int | None = Field(None, ge=0)
     """Memory of the worker's smallest GPU in units of 10^9 bytes; None: as `nvidia-smi` lists it."""
     pool: str = "default"
 
     lease_seconds: float = Field(30, gt=0)
-    """The job of a killed worker waits this long, and then for the sweeper."""
+    """Time after which the lease of a killed worker expires; the sweeper then requeues its job."""
     heartbeat_seconds: float = Field(5, gt=0)
     self_fence_seconds: float = Field(20, gt=0)
-    """Time without a successful renewal after which the worker stops its engine: longer than a restart of the
-    database."""
+    """Time without a successful renewal after which the worker stops its engine. It should be longer than a
+    restart of the database takes."""
     sweep_seconds: float = Field(10, gt=0)
     poll_seconds: float = Field(0.2, gt=0)
     """Time between two polls for a job; a poll takes a quarter of a millisecond."""
     stall_seconds: float = Field(1800, gt=0)
     """Time without any event after which an engine is considered hung."""
     stop_grace_seconds: float = Field(120, gt=0)
-    """Time from SIGTERM to SIGKILL, for a checkpoint."""
+    """Time between SIGTERM and SIGKILL, in which the engine writes a checkpoint."""
     retry_backoff_seconds: float = Field(5, ge=0)
     max_attempts_without_checkpoint: int = Field(3, ge=1)
     max_upload_bytes: int = Field(512 * 2**20, ge=1)
     max_rows: int = Field(50_000, ge=1)
     body_grace_seconds: float = Field(60, gt=0)
-    """Time for a request's body to arrive; beyond it, at least 4 KiB per second."""
+    """Time within which a request's body must arrive, plus a second for each 4 KiB."""
     max_queued_jobs: int = Field(100, ge=1)
-    """Queued and running jobs per tenant."""
+    """Maximum number of unfinished jobs per tenant."""
     max_running_jobs: int | None = Field(None, ge=1)
-    """Concurrently running jobs per tenant; the others wait. None: no limit."""
+    """Maximum number of running jobs per tenant; the others wait. None: no limit."""
     max_stored_bytes: int | None = Field(None, ge=1)
-    """Files and results per tenant; beyond it uploads and new jobs are refused. None: no limit."""
+    """Maximum bytes of a tenant's files and results; above it, uploads and new jobs are refused. None: no
+    limit."""
     max_requests_per_second: float | None = Field(None, gt=0)
-    """Per tenant and API process, with bursts of one second's worth. None: no limit."""
+    """Limit per tenant and API process, with bursts of one second's requests. None: no limit."""
     max_streams: int | None = Field(None, ge=1)
-    """Concurrent live streams per tenant and API process. None: no limit."""
+    """Maximum number of live streams per tenant and API process. None: no limit."""
     endpoints: Path | None = None
-    """JSON file of servers that jobs may name, with keys and prices: `outbound/operator_endpoints.py`.
-    Graders here and in engines read this and the next two directly from the environment."""
+    """JSON file of servers that jobs may name, with keys and prices (`outbound/operator_endpoints.py`).
+    Graders in the service and in engines read this and the next two directly from the environment."""
     allowed_hosts: str = ""
-    """`host` or `host:port`, comma-separated: for graders, tools and webhooks besides public https."""
+    """Hosts that graders, tools and webhooks may use in addition to public https: `host` or `host:port`,
+    separated by commas."""
     endpoint_secret: SecretStr | None = None
-    """Signs requests to grader endpoints and tools (Standard Webhooks); base64, optionally after `whsec_`."""
+    """Secret that signs requests to grader endpoints and tools (Standard Webhooks): base64, optionally after
+    `whsec_`."""
     webhook_backoff_seconds: list[Annotated[float, Field(ge=0)]] = [
         *(5.0, 300.0, 1800.0, 7200.0, 18_000.0),
         *(36_000.0, 50_400.0, 72_000.0, 86_400.0),
     ]
-    """Pauses between attempts to deliver a webhook, three days in total; after the last one it has failed."""
+    """Pauses between attempts to deliver a webhook, by default three days in total. The delivery fails with
+    the attempt after the last pause."""
     unsafe_graders: Literal["refused", "single-tenant", "single-tenant-production"] = "refused"
     """Whether workers without a sandbox run untrusted code in plain processes, for a single tenant
     (docs/operate/sandbox.md). The API never does. Production requires `single-tenant-production`."""
     integrations: list[Integration] = []
-    """JSON: sinks of every job, in the form of a job's own `integrations`, which take precedence."""
+    """JSON list of sinks for every job, in the form of a job's own `integrations`, which take precedence."""
     tensorboard_dir: Path | None = None
     """Folder for TensorBoard's files; None: `home/tensorboard`."""
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(str.upper)] = "INFO"
     min_free_disk_bytes: int = Field(256 * 2**20, ge=0)
     """Free space in `home` below which the service is not ready; `grpo doctor` reports it too."""
     chat_models: int = Field(2, ge=0, le=16)
-    """Models that a worker's machine keeps loaded for chat; 0: no chat on this machine."""
+    """Number of models that a worker's machine keeps loaded for chat; 0: no chat on this machine."""
     chat_idle_seconds: float = Field(300, gt=0)
     """Seconds before an idle model is unloaded."""
     chat_module: str = "grpo_engine.serve.serving"
     """Module of the model server; tests replace it."""
     max_chats: int = Field(8, ge=1)
-    """Concurrent chat requests per tenant, including waiting ones."""
+    """Maximum number of concurrent chat requests per tenant, including waiting ones."""
     warm_engine: bool = True
     """Whether each worker keeps one engine process ready, which saves a job the time of its imports. It uses
     about 370 MB of memory, and no device, while it waits."""
@@ -198,7 +202,7 @@ class Settings(BaseSettings):
 
     @property
     def alive_file(self) -> Path:
-        """Touched by the main loop of the worker on this host; containers may share `home`."""
+        """The file that this host's worker touches in its main loop; containers may share `home`."""
         return self.home / f"worker.{socket.gethostname()}.healthcheck"
 
 

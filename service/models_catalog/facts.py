@@ -30,7 +30,7 @@ PROMPT_TOKENS, COMPLETION_TOKENS = 512, 1024
 
 @dataclass(frozen=True)
 class WorkerMemory:
-    """Memory that one process of a job can have on a machine with a worker."""
+    """Memory available to one process of a job on a machine with a worker."""
 
     num_bytes: int
     on_gpu: bool
@@ -38,7 +38,7 @@ class WorkerMemory:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """None and empty: unknown on this machine."""
+    """Facts about a model; None if unknown on this machine."""
 
     size_bytes: int | None = None
     context_length: int | None = None
@@ -56,7 +56,7 @@ def worker_memories(session: Session, settings: Settings) -> list[WorkerMemory]:
 
 
 def facts_of_entry(entry: CatalogEntry, memories: Sequence[WorkerMemory], settings: Settings) -> ModelFacts:
-    """What is known of a base model on this machine."""
+    """The facts about a base model that are known on this machine."""
     if entry.folder is None:
         return ModelFacts(entry.size_bytes, entry.max_context_tokens)
     config = _config(entry.folder)
@@ -98,14 +98,14 @@ def _fits(folder: Path, memories: Sequence[WorkerMemory], settings: Settings) ->
 
 
 def _best(verdicts: Sequence[bool | None]) -> bool | None:
-    """Whether it fits one of the machines."""
+    """Whether training fits one of the machines; None if unknown."""
     if True in verdicts:
         return True
     return None if None in verdicts or not verdicts else False
 
 
 def fits_one(shape: ModelShape, method: Method, memory: WorkerMemory, settings: Settings) -> bool | None:
-    """None: it depends on lengths and batches."""
+    """Whether training fits the memory; None if that depends on lengths and batches."""
     rows = RowTokens(rows=1, total=PROMPT_TOKENS, longest=PROMPT_TOKENS)
     subject = Subject("", method, 1, rows, shape, memory.on_gpu, settings.runtime)
     needed = estimate(subject, []).peak_memory_bytes
@@ -116,7 +116,7 @@ def fits_one(shape: ModelShape, method: Method, memory: WorkerMemory, settings: 
 
 @cache
 def _methods() -> dict[str, Method]:
-    """A job with the defaults, with an adapter and with all weights; its grader needs no memory."""
+    """Methods with default settings, for an adapter and for all weights; the grader needs no memory."""
     grader = {"type": "format", "pattern": "x"}
     given = {"max_completion_tokens": COMPLETION_TOKENS, "beta": 0.0}
     more: dict[str, dict[str, Any]] = {"lora": {}, "full": {"lora": "full"}}

@@ -21,11 +21,11 @@ class RemovedModel:
     name: str
     freed_bytes: int
     kept: str | None
-    """A folder outside of `$GRPO_HOME` that was only listed: it stays."""
+    """A folder outside `$GRPO_HOME`, which the catalogue only lists; it is not deleted."""
 
 
 def unfinished_users(session: Session, name: str) -> list[str]:
-    """Ids of all tenants' unfinished jobs that start from a base model or from one trained on it."""
+    """Ids of all tenants' unfinished jobs that start from a base model or from a model trained on it."""
     unfinished = Job.state.not_in([state.value for state in TERMINAL])
     rows = session.execute(select(Job.id, Job.model).where(unfinished).order_by(Job.created_at))
     return [job_id for job_id, model in rows if base_of(model) == name]
@@ -51,7 +51,7 @@ def remove_base(session: Session, settings: Settings, name: str) -> RemovedModel
 
 
 def _owned_folder(catalog: Catalog, entry: CatalogEntry, home: Path) -> Path | None:
-    """The model's folder, if it is in `home` and no other name has it, or a folder in it."""
+    """The model's folder, if it is in `home` and no other model uses it or a folder inside it."""
     folder = entry.folder
     owned = (home / "models", home / "hub")
     if folder is None or folder.is_symlink() or not any(folder.is_relative_to(each) for each in owned):

@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 
 class FitsRead(BaseModel):
-    """Whether training fits the memory of a worker's GPU, or of its machine without one."""
+    """Whether training fits the memory of a worker's GPU or, without a GPU, of its machine."""
 
     lora: bool | None = None
     """Null: no worker is known, the weights are not here yet, or it depends on the job's settings."""
@@ -21,7 +21,7 @@ class ModelRead(BaseModel):
     owned_by: str
     """`catalogue` for base models, otherwise the tenant."""
     size_bytes: int | None = None
-    """Of the weights; of a fine-tuned model the stored archive. Null: unknown on this machine."""
+    """Size of the weights or, for a fine-tuned model, of its archive. Null: unknown on this machine."""
     context_length: int | None = None
     """Tokens of prompt and completion together."""
     family: str | None = None

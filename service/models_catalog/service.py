@@ -65,9 +65,9 @@ class Models:
         return found.model_copy(update={"id": name, "created": int(point.created_at)})
 
     def delete(self, principal: Principal, name: str) -> ModelDeleted:
-        """Delete a fine-tuned model: its name, every weight and every export of its job. Its metrics stay.
+        """Delete a fine-tuned model: its name, and all weights and exports of its job. The metrics stay.
 
-        The checkpoints of a job that failed or was cancelled go by the name that its model would have had.
+        The checkpoints of a job that failed or was cancelled are deleted under its model's intended name.
         Raises Forbidden for a catalogue model, InvalidRequest while an unfinished job starts from it.
         """
         if self.catalog.find(name):
@@ -91,7 +91,7 @@ class Models:
 
 
 def _without_model(session: Session, tenant: str, name: str) -> Job | None:
-    """The job that ended without a model of this name and still has checkpoints."""
+    """The job that would have produced a model of this name, ended without it and still has checkpoints."""
     job = repository.find_job(session, tenant, names.job_of(name))
     if job is None or job.state not in WITHOUT_MODEL or names.model_of(job) != name:
         return None
@@ -103,7 +103,7 @@ def _of_entry(entry: CatalogEntry, facts: ModelFacts) -> ModelRead:
 
 
 def _of_job(job: Job, facts: ModelFacts | None, size_bytes: int | None) -> ModelRead:
-    """A fine-tuned model; `facts`: of its base model."""
+    """A fine-tuned model. `facts`: those of its base model."""
     known = replace(facts or ModelFacts(), size_bytes=size_bytes)
     return ModelRead(
         id=names.model_of(job),

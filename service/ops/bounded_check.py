@@ -1,7 +1,7 @@
 """Runs a check that may hang, with a time limit for each caller.
 
-A database that accepts connections and never responds would hold a pool thread for each check. Here at most
-one thread, outside of the pool, waits for it.
+If a database accepts connections but never responds, each check would block a thread of the pool. Here at
+most one thread, outside the pool, waits for it.
 """
 
 import asyncio

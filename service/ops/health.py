@@ -27,7 +27,7 @@ router = APIRouter(tags=["operations"])
 NO_ANSWER = "no answer"
 OK = ("ok", "none")
 NEEDED = ("database", "disk")
-"""Checks without which the service is unready; a failure of the others only degrades it."""
+"""The service is not ready if one of these checks fails; a failure of another only degrades it."""
 
 
 @router.get("/livez")

@@ -23,9 +23,9 @@ logger = structlog.get_logger()
 
 SWEEPER, WEBHOOKS, SINKS, CHAT, CLUSTER = "sweeper", "webhooks", "sinks", "chat", "cluster"
 GPU = "gpu"
-"""Not a helper: the row exists only while a worker's GPUs fail (`worker/launchers/gpu_check.py`)."""
+"""Not a helper. Its row exists only while a worker's GPUs fail (`worker/launchers/gpu_check.py`)."""
 BEAT_SECONDS = 10.0
-"""At most one write per helper in this time."""
+"""Shortest time between two writes of a helper."""
 SILENT_SECONDS = 60.0
 MISSED_SWEEPS = 3
 """A helper is silent after the longer of 60 s and three missed rounds."""
@@ -62,7 +62,7 @@ class Heartbeat:
         self._write(lambda session: session.execute(delete(WorkerHelper).filter_by(**self._row)))
 
     def _write(self, change: Callable[[Session], object]) -> None:
-        """A heartbeat that cannot be written must not end its helper."""
+        """Write a heartbeat; a failure is only logged, because it must not end the helper."""
         try:
             with self._database.transaction() as session:
                 change(session)
@@ -76,7 +76,7 @@ def this_host() -> str:
 
 
 def expect(session: Session, pool: str, helpers: Iterable[str]) -> None:
-    """Add rows for helpers that should run on this host: one that never completes a round shows up too."""
+    """Add rows for helpers that should run on this host, so that one that never completes a round is seen."""
     _upsert(session, [{"host": this_host(), "pool": pool, "helper": helper} for helper in helpers], None)
     live_hosts = select(WorkerHelper.host).where(WorkerHelper.seen_at >= db_now() - FORGOTTEN_SECONDS)
     session.execute(delete(WorkerHelper).where(WorkerHelper.host.not_in(live_hosts)))

@@ -15,7 +15,7 @@ from service.platform.storage import Storage
 from service.platform.tables.core import Checkpoint, File
 
 YOUNGEST = timedelta(days=1)
-"""Younger objects may still get their row."""
+"""Younger objects are ignored, because their row may not be written yet."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class AnothersStorage(Exception):
 
 
 def find_orphans(database: Database, storage: Storage, older_than: timedelta = YOUNGEST) -> list[Orphan]:
-    """Sorted by key. Raises AnothersStorage, StorageError."""
+    """Old objects without a row, sorted by key. Raises AnothersStorage, StorageError."""
     before = datetime.now(UTC) - older_than
     stored = list(storage.listed())
     old = {key: num_bytes for key, num_bytes, at in stored if at < before}
-    with database.reading() as session:  # read last, for objects that have their row by now
+    with database.reading() as session:  # read after the list, to find rows that were written meanwhile
         named = set(_named(session))
     if old and named.isdisjoint(key for key, _, _ in stored):
         raise AnothersStorage("no stored object has a row in the database: does it belong to this storage?")

@@ -1,7 +1,7 @@
 """`/metrics` for Prometheus. It needs no API key, so it names no tenant, job or key.
 
-Job metrics are read from the database at each scrape, so all API processes return the same. Request metrics
-(`web/request_metrics.py`) are each process's own: scrape all of them.
+Job metrics are read from the database at each scrape, so all API processes return the same values. Request
+metrics (`web/request_metrics.py`) are different in each process: scrape all of them.
 """
 
 from collections import Counter
@@ -63,7 +63,7 @@ class JobMetrics:
         self._codes: dict[str, int] = {}
 
     def read(self) -> Snapshot | None:
-        """None if the database does not respond."""
+        """The current snapshot; None if the database does not respond."""
         try:
             with self._database.reading() as session:
                 found = job_counts(session)

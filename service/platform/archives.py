@@ -1,7 +1,7 @@
-"""Packs and unpacks tar archives, plain or gzip. Only here, names in an archive become paths.
+"""Packs and unpacks tar archives, plain or gzip. Names in an archive become paths only in this module.
 
 Archives are deterministic (sorted names, no times, no owners), so equal weights have equal digests.
-Boundary: the standard library, without the extraction filters that Python 3.11.0 lacks.
+Boundary: the standard library only, without its extraction filters, which Python 3.11.0 lacks.
 """
 
 import gzip

@@ -35,7 +35,7 @@ class _Place(BaseModel):
     added_at: int | None = None
     """Unix seconds."""
     size_bytes: int | None = None
-    """Of a hub's model that this service checked: workers download it. None: the engine finds it."""
+    """Size of a hub model that this service has checked and workers download. None: the engine finds it."""
 
 
 class CatalogEntry(_Place):
@@ -47,7 +47,7 @@ class CatalogEntry(_Place):
 
     @property
     def folder(self) -> Path | None:
-        """The model's folder on this machine, maybe without its weights; None if it has none."""
+        """The model's folder on this machine, which may lack its weights; None if there is no folder."""
         path = Path(self.path)
         if self.is_from_hub and self.revision:
             path = folder_of(self.home, self.path, self.revision)
@@ -66,11 +66,11 @@ class CatalogEntry(_Place):
 
     @property
     def created(self) -> int:
-        """Unix seconds when it was added, or when its config.json came to this machine; 0: unknown."""
+        """Unix seconds at which it was added, or its config.json was created here; 0: unknown."""
         if self.added_at is not None:
             return self.added_at
         try:
-            # not the time of modification: a copy or an archive keeps the original's
+            # not the modification time, which a copy or an archive keeps
             return int((Path(self.path) / "config.json").stat().st_ctime)
         except OSError:
             return 0
@@ -121,7 +121,7 @@ class Catalog:
     def add_from_hub(self, name: str, model: HubModel, *, replaces: bool = False) -> CatalogEntry:
         """Add a model that the hub has, at its commit. Raises CatalogError.
 
-        `replaces`: an entry of that name; otherwise it stays, because another request added it.
+        `replaces`: replace an entry of that name; otherwise keep it, because another request added it.
         """
         if not is_valid_name(name):
             raise _invalid(name)
@@ -160,7 +160,7 @@ class Catalog:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """One process changes the file at a time. Raises CatalogError if it may not be written."""
+        """Lets one process at a time change the file. Raises CatalogError if it cannot be written."""
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with self._file.with_name(f".{self._file.name}.lock").open("w") as lock:

@@ -1,4 +1,4 @@
-"""The database's clock as Unix seconds. Only it decides leases; a worker's clock may be an hour off."""
+"""The database's clock as Unix seconds. Leases depend on it alone; a worker's clock may be an hour off."""
 
 from typing import Any
 

@@ -22,7 +22,7 @@ _READING: dict[str, dict[str, Any]] = {
     "sqlite": {"grpo_read_only": True},
     "postgresql": {"isolation_level": "AUTOCOMMIT"},
 }
-"""Execution options of sessions that only read; without BEGIN and COMMIT they have half the round trips."""
+"""Execution options of sessions that only read. Omitting BEGIN and COMMIT halves the round trips."""
 
 
 def make_engine(settings: Settings) -> Engine:
@@ -127,7 +127,7 @@ def lock_request(session: Session, tenant: str, identity: str) -> None:
 
 
 def _lock(session: Session, *names: str) -> None:
-    """PostgreSQL's advisory lock; on SQLite, BEGIN IMMEDIATE admits one writer at a time anyway."""
+    """Take an advisory lock on PostgreSQL. On SQLite, BEGIN IMMEDIATE already admits only one writer."""
     if is_postgresql(session):
         digest = hashlib.sha256("\n".join(names).encode()).digest()
         session.execute(_LOCK, {"number": int.from_bytes(digest[:8], signed=True)})

@@ -11,14 +11,14 @@ REQUEST = "invalid_request_error"
 
 
 class ServiceError(Exception):
-    """Why a request failed, as far as the client may know."""
+    """The reason why a request failed, without anything that the client must not see."""
 
     status: int = 500
     type: str = "server_error"
     code: str = "internal_error"
 
     def __init_subclass__(cls, status: int = 0, type: str = "", code: str = "") -> None:
-        """Class arguments that are left out are inherited."""
+        """Set the class's status, type and code; those that are left out are inherited."""
         cls.status, cls.type, cls.code = status or cls.status, type or cls.type, code or cls.code
 
     def __init__(
@@ -45,7 +45,7 @@ class InvalidRequest(ServiceError, status=400, type=REQUEST, code="invalid_value
     """The request is wrong; `param` names the field."""
 
     problems: Sequence[Mapping[str, str | int]] = ()
-    """`param` and `message` of each, if there can be several, and how many are `alike`."""
+    """If there can be several: `param` and `message` of each, and how many are alike (`alike`)."""
 
     def body(self) -> dict[str, Any]:
         body = super().body()

@@ -27,24 +27,24 @@ from service.platform.db import Database
 log = structlog.get_logger()
 
 KEY_SECONDS = 2.0
-"""Between two checks of the subscribers' API keys."""
+"""Time between two checks of the subscribers' API keys."""
 TOPICS_PER_QUERY = 500
 CLOSE_SECONDS = 2.0
-"""How long a stopping service waits for a poller that waits for the database."""
+"""Longest time for which a stopping service waits for a poller that is reading the database."""
 
 UsableKeys = Callable[[Session, Sequence[str]], set[str]]
-"""Returns those of the keys that are neither revoked nor expired."""
+"""A function that returns those of the given keys that are neither revoked nor expired."""
 
 
 class Ending(Enum):
-    """Why a subscriber is ended by the feed."""
+    """The reason why the feed ends a subscriber."""
 
     KEY_INVALID = auto()
     SERVICE_STOPPING = auto()
 
 
 class Positioned(Protocol):
-    """What one poll reads of a topic."""
+    """The result of one poll for a topic."""
 
     @property
     def latest(self) -> int:
@@ -67,7 +67,7 @@ class Subscriber(ABC, Generic[Update]):
 
     @abstractmethod
     def end(self, ending: Ending) -> None:
-        """Nothing more is delivered."""
+        """Take note that nothing more will be delivered."""
 
 
 AnySubscriber = TypeVar("AnySubscriber", bound=Subscriber[Any])
@@ -89,10 +89,10 @@ class Feed(ABC, Generic[AnySubscriber, Update]):
 
     @abstractmethod
     def read(self, session: Session, seen: Mapping[str, int | None]) -> Mapping[str, Update]:
-        """Each topic's rows after the number already seen; None: the topic was not read yet."""
+        """Each topic's rows after the number in `seen`, which is None at the first read of a topic."""
 
     def release(self, topics: Sequence[str]) -> None:
-        """Called in a thread with topics that have lost their last subscriber; repeated if it raises."""
+        """Release topics whose last subscriber has left. Called in a thread; called again if it raises."""
 
     @property
     def num_subscribers(self) -> int:
@@ -119,7 +119,7 @@ class Feed(ABC, Generic[AnySubscriber, Update]):
             subscriber.end(Ending.SERVICE_STOPPING)
 
     async def close(self) -> None:
-        """Wait for the poller, whose thread would otherwise still use a connection of a closed database."""
+        """Wait for the poller; otherwise its thread could use a connection after the database is closed."""
         if self._task is not None and self._task.get_loop() is asyncio.get_running_loop():
             await asyncio.wait({self._task}, timeout=CLOSE_SECONDS)
 
@@ -128,7 +128,7 @@ class Feed(ABC, Generic[AnySubscriber, Update]):
 
     def _run(self) -> None:
         if self._task is None or self._task.done():
-            # an empty context: its log lines do not belong to the first request
+            # an empty context, because the poller's log lines do not belong to the first request
             self._task = asyncio.create_task(self._poll(), context=contextvars.Context())
 
     async def _poll(self) -> None:
@@ -185,7 +185,7 @@ class Feed(ABC, Generic[AnySubscriber, Update]):
 
 
 def stop_on_signals(feed: Feed[Any, Any]) -> None:
-    """End the subscribers when the process receives a stop signal: a server waits for open responses first.
+    """End the subscribers when the process receives a stop signal, because a server waits for open responses.
 
     The new handler calls the previous one (the server's). Outside the main thread there are no signals.
     """

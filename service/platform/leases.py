@@ -28,7 +28,7 @@ from service.platform.clock import db_now
 from service.platform.tables.core import Base
 
 NOW = select(db_now()).scalar_subquery()
-"""The clock, read once a statement: compared with a volatile function, an indexed column finds no index."""
+"""The clock as a subquery, read once per statement: no index is used to compare with a volatile function."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Leases:
         return and_(self.active, self.number == number, *ours)
 
     def claim(self, candidates: Select[*tuple[Any, ...]], seconds: Any, **values: Any) -> Update:
-        """Claim the first of `candidates`, rows of the key, that no other transaction has locked."""
-        first = candidates.limit(literal_column("1"))  # a plan with a parameter there would never be reused
+        """Claim the first of `candidates` (a query of keys) that no other transaction has locked."""
+        first = candidates.limit(literal_column("1"))  # a parameter here would prevent the reuse of plans
         locked = first.with_for_update(skip_locked=True, of=[*candidates.selected_columns])
-        # the row is due and locked: repeating the condition could let the planner search again
+        # the locked row is due; if the condition were repeated, the planner might search again
         found = tuple_(*self.key) == locked.correlate(None).scalar_subquery()
         new = {self.number: self.number + 1, self.expires_at: db_now() + seconds}
         return update(self.table).where(found).values({**new, **values})
@@ -75,4 +75,4 @@ class Leases:
 
 
 QUIET = {"synchronize_session": False}
-"""For UPDATEs whose session holds no rows that they change."""
+"""Execution options for UPDATEs that change no row loaded in their session."""

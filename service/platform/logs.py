@@ -16,16 +16,16 @@ import structlog
 from structlog.typing import EventDict, Processor
 
 OUR_LEVEL = ("service", "worker", "uvicorn", "celery")
-"""Standard loggers with the configured level. All others only warn: below that, HTTP clients log whole URLs
-and headers, and Alembic logs each inspection of the schema."""
+"""Standard loggers with the configured level. All others log only warnings and errors, because otherwise HTTP
+clients would log whole URLs and headers, and Alembic each inspection of the schema."""
 REQUEST: ContextVar[Callable[[], Mapping[str, Any]] | None] = ContextVar("request", default=None)
 """Returns the fields of the current request."""
 
 _SECRET_NAMES = re.compile(r"authorization|cookie|secret|password|api_?key|(^|_)token$", re.IGNORECASE)
 _MASKS = (
     (re.compile(r"\b(grpo_[0-9A-Za-z]+)_[0-9A-Za-z]+"), r"\1_***"),
-    # also a password with a slash, which makes the URL invalid, so that an error shows it; bounded, because
-    # a job's output may be a megabyte of `://a:`
+    # includes a password with a slash, which makes the URL invalid so that an error message shows it;
+    # bounded, because a job's output may be a megabyte of `://a:`
     (re.compile(r"(://[^:/@\s\"]*):[^@\s\"]{1,1024}@"), r"\1:***@"),
     (re.compile(r"\b(bearer)(\s+)[^\s\"',]+", re.IGNORECASE), r"\1\2***"),
     (re.compile(r"(password|secret|api_?key|signature|access_token)=[^&\s\"']+", re.IGNORECASE), r"\1=***"),
@@ -34,7 +34,7 @@ _MASKS = (
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to the standard error of the moment, which tests replace."""
+    """Writes to the current `sys.stderr`, which tests replace."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -50,7 +50,7 @@ def configure(level: str = "INFO") -> None:
     structlog.configure(
         processors=[*_beginning(), *_ending()],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        # one write a line: lines of several processes must not run into each other
+        # one write per line, so that lines of several processes do not mix
         logger_factory=lambda *_names: structlog.WriteLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
@@ -68,7 +68,7 @@ def configure(level: str = "INFO") -> None:
 
 
 def own_process(level: str) -> None:
-    """`configure`, and log uncaught exceptions and warnings. For our own programs."""
+    """Like `configure`, and logs uncaught exceptions and warnings; for the service's own programs."""
     configure(level)
     logging.captureWarnings(True)
     sys.excepthook = lambda *error: _log_uncaught(error)

@@ -21,7 +21,7 @@ ADVISORY_LOCK = 0x67727066
 
 
 def alembic_config(connection: Connection | None = None) -> Config:
-    """Alembic's configuration without a file; commands run on `connection`; the caller commits."""
+    """Alembic's configuration without a file. Commands run on `connection`, which the caller commits."""
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection

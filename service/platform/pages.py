@@ -30,5 +30,5 @@ def newest_page(
 
 
 def unknown_cursor(after: str) -> NotFound:
-    """The error for an `after` that is not in this list: as for any id, a 404."""
+    """The error for an `after` that is not in this list: a 404, as for any other unknown id."""
     return NotFound(f"after: {after!r} is not the id of an item of this list", param="after")

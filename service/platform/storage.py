@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 logger = structlog.get_logger()
 CHUNK_BYTES = 2**20
 RANGE_BYTES = 4 * CHUNK_BYTES
-"""Read by one request: stores close connections of readers that take half a minute."""
+"""Bytes per request. Small, because stores close the connection of a reader that takes half a minute."""
 MAX_PARTS_AT_ONCE = 4
 RETRIES: RetryConfig = {
     "max_retries": 2,
     "retry_timeout": timedelta(seconds=10),
     "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=1)},
 }
-"""Few and short: clients of uploads wait for them, and the worker retries anyway."""
+"""Few, short retries, because clients wait during uploads and the worker has its own retries."""
 _SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9._=-]*"
 _DENIALS = (PermissionDeniedError, UnauthenticatedError, PermissionError)
 KEY_PATTERN = re.compile(rf"{_SEGMENT}(/{_SEGMENT})*")
@@ -84,7 +84,7 @@ class Storage:
                 if self._root is not None:
                     _sync(self._root / key)
         except ObjectMissing as error:
-            # a large upload was completed, its response was lost, and completing it again failed
+            # the response to completing a large upload was lost, and completing it again failed
             raise StorageError(f"{key}: the store lost the upload") from error
 
     def get_bytes(self, key: str) -> bytes:
@@ -235,7 +235,7 @@ def _translated(key: str) -> Iterator[None]:
     try:
         yield
     except (BaseError, OSError) as error:
-        # not `from error`: logs show causes too
+        # without `from error`, because logs show causes, too
         raise _kind(error)(f"{key}: {_reason(error)}") from None
 
 
@@ -256,7 +256,7 @@ def _reason(error: Exception) -> str:
 
 
 def _sync(path: Path) -> None:
-    """Write to disk before the row is committed, so that no row names lost bytes."""
+    """Flush to disk before the row is committed, so that no row refers to bytes that a crash loses."""
     for target in (path, path.parent):
         descriptor = os.open(target, os.O_RDONLY)
         try:

@@ -24,7 +24,7 @@ _REFUSALS = (
     *(TemplateError, TypeError, ValueError, LookupError),
     *(ArithmeticError, AttributeError, RecursionError),
 )
-"""What a template raises for a conversation that it does not expect."""
+"""Exceptions that a template raises for a conversation that it does not support."""
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 
@@ -42,18 +42,18 @@ class RenderError(Exception):
 
 @dataclass(frozen=True)
 class ModelText:
-    """What turns rows into tokens for one model."""
+    """Tokenizer and chat template of one model, which turn rows into tokens."""
 
     tokenizer: Tokenizer
     template: Template | None
     special_tokens: Mapping[str, str]
     context_tokens: int | None
-    """Positions the model has, prompt and completion together; None if its config has no limit."""
+    """The model's context length, for prompt and completion; None if its config has no limit."""
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, *, for_completion: bool
     ) -> str:
-        """The conversation as text; with the assistant's opening if a completion follows.
+        """The conversation as text, with the beginning of an assistant's turn if a completion follows.
 
         Raises RenderError if the model has no template or its template refuses the conversation.
         """
@@ -79,7 +79,7 @@ class ModelText:
         return counts
 
     def target_lengths(self, texts: Sequence[str]) -> list[int]:
-        """Tokens to learn of each text: up to its first end-of-sequence, which is added if it has none."""
+        """Number of tokens to learn per text, up to the first end-of-sequence, which is added if missing."""
         end = self.tokenizer.token_to_id(self.special_tokens.get("eos_token", ""))
         counts, complete = [1] * len(texts), set[int]()
         for index, ids in self._ids(texts):
@@ -89,7 +89,7 @@ class ModelText:
         return counts
 
     def _ids(self, texts: Sequence[str]) -> Iterator[tuple[int, list[int]]]:
-        """Index of a text and tokens of its next piece, a few pieces at a time: a token takes 200 bytes here.
+        """(Index of a text, tokens of its next piece), few pieces at a time: a token takes 200 bytes here.
 
         A longer text than PIECE_CHARACTERS is cut between characters, so its count is a little high.
         """
@@ -108,7 +108,7 @@ def _pieces(texts: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def _batched(pieces: Iterable[tuple[int, str]], max_characters: int) -> Iterator[list[tuple[int, str]]]:
-    """The pieces in lists of at most `max_characters`, or of one piece."""
+    """The pieces in lists of at most `max_characters`; a longer piece is a list of its own."""
     batch: list[tuple[int, str]] = []
     room = max_characters
     for index, text in pieces:
@@ -181,7 +181,7 @@ def _token_text(token: Any) -> str | None:
 
 
 def context_of(config: Mapping[str, Any]) -> int | None:
-    """Positions that a model's configuration has; None: no limit."""
+    """The context length in a model's configuration; None: no limit."""
     for part in (config, config.get("text_config")):
         for name in _CONTEXT:
             if isinstance(part, Mapping) and isinstance(part.get(name), int):

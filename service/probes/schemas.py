@@ -1,4 +1,4 @@
-"""Responses about probes; their request is a job's (`jobs/model/schemas.py`)."""
+"""Responses about probes. Requests are those of jobs (`jobs/model/schemas.py`)."""
 
 from typing import Any, Literal
 
@@ -30,13 +30,13 @@ class ProbeResult(BaseModel):
     """Share of the scored completions with a full reward; null if none could be scored."""
     mean_reward: float | None
     signal_share: float
-    """Share of groups whose rewards differ: the model learns from these only."""
+    """Share of groups whose rewards differ; the model learns only from these."""
     truncated_share: float
     """Share of completions that were cut at max_completion_tokens."""
     grader_errors: int
     """Completions that could not be scored."""
     grader_error: str
-    """The first reason; empty if there is none."""
+    """The first reason why completions could not be scored; empty if there is none."""
     mean_completion_tokens: float
     tokens_per_second: float
     """Sampled tokens per second."""
@@ -65,6 +65,6 @@ class ProbeRead(BaseModel):
     result: ProbeResult | None
     """Null until the probe succeeds."""
     groups: list[RolloutRead]
-    """Some groups, first those whose rewards differ; empty in lists of probes."""
+    """Some groups, those with different rewards first; empty in lists of probes."""
     error: ErrorRead | None
     failure: FailureRead | None

@@ -67,7 +67,7 @@ class Probes:
         return shown
 
     def _shown(self, session: Session, tenant: str, probes: list[Job]) -> list[ProbeRead]:
-        """Probes with what all jobs of the queue have and their results, without their groups."""
+        """The responses for probes, with results but without groups."""
         jobs = read_jobs(session, tenant, probes, self.settings.max_running_jobs)
         common = set(ProbeRead.model_fields) - {"object"}
         return [

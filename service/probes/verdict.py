@@ -1,4 +1,4 @@
-"""What a probe's counts mean: whether GRPO can learn from these prompts, and which fields to change.
+"""Judges a probe's counts: whether GRPO can learn from these prompts, and which fields to change.
 
 Boundary: a pure function. GRPO learns from differences within a group, so the number of groups with
 differences decides; the rest explains why there are none, or why the rewards may mislead.
@@ -81,7 +81,7 @@ def _no_signal(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict
 
 
 def _nothing_scored(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict:
-    """No completion scored; if most were cut, that may be the only reason."""
+    """The verdict if no completion scored. If most were cut, that may be the only reason."""
     none = f"0 of {facts.completions} completions scored"
     if facts.truncated >= facts.completions / 2:
         sentence = f"{none}, but {_share_cut(facts, settings)}: raise max_completion_tokens and probe again."

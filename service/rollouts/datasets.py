@@ -33,7 +33,7 @@ class Dataset:
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """(Number, row) of the wanted rows, whose numbers ascend.
 
-        They are read into a temporary file first, so that a slow reader does not keep the store waiting.
+        The rows are first copied to a temporary file, so that a slow reader does not block the store.
         Raises InvalidRequest if they have more than `max_bytes` together.
         """
         numbers = list(wanted)
@@ -48,7 +48,7 @@ class Dataset:
                 yield number, parse_line(line)
 
     def _lines(self, numbers: list[int]) -> Iterator[bytes]:
-        """Raises LookupError if the file has no such row."""
+        """The lines of these rows. Raises LookupError if the file has no such row."""
         rows = enumerate(line for line in split_lines(self.storage.stream(self.key)) if line.strip())
         for number in numbers:
             line = next((line for at, line in rows if at == number), None)
@@ -60,7 +60,7 @@ class Dataset:
 def find_dataset(database: Database, storage: Storage, job: Job, split: TrainedSplit) -> Dataset:
     """The file that the split's rows came from. Raises InvalidRequest if it was deleted or has expired."""
     is_held_out = split == "validation" and job.validation_split is None
-    param = "validation_file" if is_held_out else "training_file"  # a split keeps the rows' numbers
+    param = "validation_file" if is_held_out else "training_file"  # a split's rows keep their numbers
     file_id = getattr(job, param)
     if file_id is None:
         raise InvalidRequest("split: this job has no validation file.", param="split")

@@ -46,7 +46,7 @@ TrainedSplitQuery = Annotated[TrainedSplit, Query(description="Rollouts of train
 
 
 async def _steps(step: Step = None, from_step: FromStep = None, to_step: ToStep = None) -> Selection:
-    """Raises InvalidRequest if the parameters contradict each other."""
+    """The selection by steps. Raises InvalidRequest if the parameters contradict each other."""
     if step is not None and not (from_step is None and to_step is None):
         raise InvalidRequest("step: cannot be combined with from_step or to_step.", param="step")
     first, last = (from_step, to_step) if step is None else (step, step)
@@ -166,7 +166,8 @@ def rescore_rollouts(
 ) -> RescoreRead:
     """Another grader's scores of these rollouts, and how they would change the advantages.
 
-    At most 40 seconds, and at most 64 completions for a grader that calls a server. The job does not change.
+    Scoring may take 40 seconds; a grader that calls a server may score 64 completions. The job does not
+    change.
     """
     return rescore.run(principal.tenant, job_id, request)
 

@@ -1,10 +1,10 @@
-"""A job's rollouts as files: all that is recorded, or datasets of the best answers or of preference pairs.
+"""A job's rollouts as files: all records, or datasets of the best answers or of preference pairs.
 
-For a dataset, the groups are read once and a few places are kept for each prompt (a row of the training
-file); then the texts are read again in the order of the rows, so memory does not grow with the texts.
+For a dataset, the groups are read twice, so that memory does not grow with the texts: first to choose a few
+completions for each prompt (a row of the training file), then to read their texts in the order of the rows.
 Excluded are completions that could not be scored, are empty, or called tools (their text alone is not what
 the model saw). A truncated completion is never a good example.
-Everything that can be refused is refused before the first line. No transaction spans two batches.
+All refusals happen before the first line is sent. No transaction spans two batches.
 """
 
 import json
@@ -98,7 +98,7 @@ class _Extremes:
 
 
 def best_answers(source: Source, *, min_reward: float, per_prompt: int) -> Iterator[str]:
-    """Rows for `supervised` training: the best answers to each prompt. Raises InvalidRequest if none is."""
+    """Rows for `supervised` training: the best answers to each prompt. Raises InvalidRequest without any."""
     by_row = _extremes(source, per_prompt)
     found: dict[int, list[Example]] = {
         row: [(one,) for one in each.best if one.reward >= min_reward] for row, each in by_row.items()

@@ -38,7 +38,7 @@ class RolloutEntry:
 
     @property
     def reward(self) -> float | None:
-        """A group's is the mean."""
+        """The completion's reward, or the group's mean reward."""
         if self.index is None:
             return mean_reward(self.group.data)
         return self.group.data["completions"][self.index].get("reward")  # type: ignore[no-any-return]
@@ -65,7 +65,7 @@ def page(
     limit: int,
     after: RolloutEntry | None,
 ) -> list[RolloutEntry]:
-    """`limit` + 1 entries at most, after the entry `after`: newest step first, or by reward."""
+    """At most `limit` + 1 entries after the entry `after`, newest step first or by reward."""
     by_reward = selection.filter in ("best", "worst")
     reads_all = by_reward or selection.looks_inside
     groups = batches(
@@ -74,7 +74,7 @@ def page(
         selection,
         newest_first=True,
         start=None if by_reward or after is None else after.group,
-        size=BATCH_ROWS if reads_all else limit + 2,  # the cursor's own group is one of them
+        size=BATCH_ROWS if reads_all else limit + 2,  # includes the cursor's own group
     )
     found = (entry for group in chain.from_iterable(groups) for entry in _entries(group, selection, unit))
     if by_reward:
@@ -153,7 +153,7 @@ def completion_read(entry: RolloutEntry) -> CompletionRead:
 
 
 def readable(group: Rollout) -> dict[str, Any]:
-    """The group as the API shows it: the messages with their content instead of places in the prompt."""
+    """The group as the API shows it: its messages have their content instead of a place in the prompt."""
     data = group.data
     return {**data, "messages": [_message(each, data["prompt"]) for each in data.get("messages", ())]}
 
@@ -200,7 +200,7 @@ def _entries(group: Rollout, selection: Selection, unit: Unit) -> Iterator[Rollo
 
 
 def is_selected(group: Rollout, selection: Selection) -> bool:
-    """Whether a group of the selection's steps is selected."""
+    """Whether a group, whose step is selected, has a completion that is selected."""
     completions = group.data["completions"]
     return not selection.looks_inside or any(selection.admits(completion) for completion in completions)
 

@@ -1,4 +1,4 @@
-"""Scores a job's stored completions with another grader, as in training: no GPU, and nothing is changed.
+"""Scores a job's stored completions with another grader, as in training, without changing the job.
 
 Rules run in a grading process that is killed at its deadline, untrusted code in the sandbox. Whole steps are
 scored, because some estimators compare all groups of a step.
@@ -30,7 +30,7 @@ from service.web.dependencies import CatalogDep, DatabaseDep, StorageDep
 from service.web.limits import ConcurrencyLimit
 
 DEADLINE_SECONDS = 40.0
-"""For all completions: clients wait a minute for an answer."""
+"""Time limit for all completions; clients wait a minute for the response."""
 COMPLETION_SECONDS = 10.0
 GRADING_PROCESSES = 2
 MAX_SERVER_CALLS = 64
@@ -51,7 +51,7 @@ class Rescore:
     catalog: CatalogDep
 
     def run(self, tenant: str, job_id: str, request: RescoreRequest) -> RescoreRead:
-        """Raises NotFound, InvalidRequest if it cannot be done, TooManyRequests at the limit of re-scores."""
+        """Score and compare. Raises NotFound, InvalidRequest, TooManyRequests at the limit of re-scores."""
         with self.database.reading() as session:
             job = require_job(session, tenant, job_id)
         check(request.grader, self.catalog)
@@ -124,7 +124,7 @@ def _refuse_rules_of_workers(request: RescoreRequest) -> None:
 
 
 def _items(dataset: Dataset, groups: Sequence[Rollout]) -> Items:
-    """What graders see of the groups' rows, by number."""
+    """The items that graders see, by row number."""
     wanted = sorted({group.data["row"] for group in groups})
     return {
         number: {key: value for key, value in row.items() if key not in RESERVED_FIELDS}

@@ -99,7 +99,7 @@ def compared(
     old_grader: Grader | None,
     new_grader: Grader,
 ) -> list[RescoredGroup]:
-    """Each group with its rewards and advantages before and after; `scores` are the new grader's."""
+    """Each group with its rewards and advantages before and after. `scores`: those of the new grader."""
     stored = [[stored_score(each) for each in group.data["completions"]] for group in groups]
     before = estimator.judged(groups, stored, old_grader)
     after = estimator.judged(groups, scores, new_grader)
@@ -141,7 +141,7 @@ def _rescored(group: Rollout, before: Judged, after: Judged) -> RescoredGroup:
 
 
 def rank_agreement(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Kendall's tau-b of (before, after): 1 one order, -1 the opposite one; None if a side is constant."""
+    """Kendall's tau-b of (before, after): 1 same order, -1 opposite order; None if either is constant."""
     agreement = untied_before = untied_after = 0
     for (before, after), (other_before, other_after) in combinations(pairs, 2):
         was, now = _sign(before - other_before), _sign(after - other_after)

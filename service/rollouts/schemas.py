@@ -29,13 +29,13 @@ class CompletionFields(BaseModel):
     feedback: str = ""
     """The reason why the reward is not full, if the grader gave one."""
     explanations: dict[str, list[Explanation]] = {}
-    """Part → the tests of a `code_tests` or the steps of a `process`: at most 12, the worst ones."""
+    """Part → the worst tests of a `code_tests` or the worst steps of a `process`, at most 12."""
     advantage: float = 0.0
     finish_reason: FinishReason
     """`length`: cut at `max_completion_tokens`."""
     policy_version: int = 0
     turns: int = 1
-    """Turns of the model: more than one if it called tools."""
+    """Number of the model's turns; more than one if it called tools."""
 
 
 class MessageRead(BaseModel):
@@ -60,7 +60,7 @@ class GroupFields(BaseModel):
     prompt: str
     """The prompt as the model read it, rendered by its chat template."""
     messages: list[MessageRead] = []
-    """The prompt's messages; empty for a prompt without a template and for jobs before this field."""
+    """The prompt's messages; empty without a chat template, and for jobs older than this field."""
     reference: dict[str, Any] = {}
     """The row's other fields, such as the right answer; long values are cut."""
 
@@ -102,7 +102,7 @@ class RolloutOverview(BaseModel):
 
 
 Advantage = Literal["group_std", "mean_only", "batch_std", "leave_one_out", "reinforce_plus_plus", "gdpo"]
-"""The engine's except `process`: rewards of single steps are not stored."""
+"""The engine's estimators except `process`, because rewards of single steps are not stored."""
 
 
 class RescoreRequest(RequestBody):
@@ -123,7 +123,7 @@ class RescoreRequest(RequestBody):
 
 
 class RescoreSide(BaseModel):
-    """Results before or after."""
+    """Results under the job's own grader, or under the new one."""
 
     mean_reward: float | None
     """Mean reward of all scored completions."""
@@ -147,14 +147,14 @@ class RescoreSummary(BaseModel):
     to_step: int
     num_groups: int
     num_groups_skipped: int
-    """Excluded, because their completions called tools, whose results are not stored."""
+    """Groups left out because their completions called tools, whose results are not stored."""
     num_completions: int
     before: RescoreSide
     after: RescoreSide
     rank_agreement: float | None
     """Mean over the groups of Kendall's tau-b; null if no group has signal on both sides."""
     num_sign_changes: int
-    """Completions whose advantage has the other sign."""
+    """Number of completions whose advantage changed its sign."""
     errors: list[ErrorCount]
 
 

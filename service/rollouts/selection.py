@@ -13,7 +13,7 @@ from service.platform.errors import InvalidRequest
 
 Property = Literal["no_signal", "truncated", "grader_error"]
 Filter = Literal["no_signal", "truncated", "grader_error", "best", "worst"]
-"""`best` and `worst` only order by reward."""
+"""`best` and `worst` only sort by reward."""
 Split = Literal["train", "validation", "retention"]
 Completion = Mapping[str, Any]
 """A completion as stored: the fields of `grpo_engine.contract.records.CompletionRecord`."""
@@ -21,21 +21,21 @@ Completion = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Selection:
-    """What a request selects."""
+    """The selection of a request."""
 
     from_step: int | None = None
     to_step: int | None = None
     split: Split | None = None
     filter: Filter | None = None
     fired: tuple[str, ...] = ()
-    """Parts of the reward that gave more than `fired_above`, all of them."""
+    """Parts of the reward that must all be above `fired_above`."""
     not_fired: tuple[str, ...] = ()
-    """Parts that gave no more. A part that could not be scored neither fired nor did not."""
+    """Parts that must all be at or below `fired_above`. A part that could not be scored meets neither."""
     fired_above: float = 0.0
 
     @property
     def looks_inside(self) -> bool:
-        """Whether completions must be read to apply it."""
+        """Whether completions must be read to apply the selection."""
         return bool(self.fired or self.not_fired) or self.filter in ("truncated", "grader_error")
 
     @property

@@ -1,4 +1,4 @@
-"""Pieces → OpenAI's responses: a whole completion, or the chunks of a stream.
+"""Builds OpenAI's responses from a worker's pieces: a whole completion, or the chunks of a stream.
 
 Boundary: pure; the endpoints frame the chunks.
 """
@@ -26,7 +26,7 @@ class TokenLogprob(BaseModel):
     token: str
     logprob: float
     bytes: list[int] | None
-    """Null if the token is a part of a character."""
+    """Null if the token is only part of a character."""
     top_logprobs: list[Document] = []
 
 
@@ -128,7 +128,7 @@ class ChatFormat(AnswerFormat):
         return ChatCompletion(**self._head, choices=choices, usage=_usage(usage))
 
     def opening(self) -> list[Document]:
-        """One chunk per choice with the role of the author."""
+        """One chunk per choice, with the author's role."""
         delta = {"role": "assistant", "content": "", "refusal": None}
         return [self._delta(index, delta) for index in range(self.num_choices)]
 

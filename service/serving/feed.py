@@ -28,7 +28,7 @@ ENDINGS = {
 
 @dataclass(frozen=True)
 class AnswerUpdate:
-    """What the feed read of a request."""
+    """The state of a request as the feed read it."""
 
     latest: int
     """Newest chunk that was read."""
@@ -70,7 +70,7 @@ class AnswerFeed(Feed[AnswerStream, AnswerUpdate]):
             repository.forget(session, topics)
 
     def read(self, session: Session, seen: Mapping[str, int | None]) -> dict[str, AnswerUpdate]:
-        """The heads first: chunks that are added in between are read in the next round, none twice."""
+        """Read the heads, then the chunks. Chunks added in between are left for the next round."""
         heads = repository.heads(session, list(seen))
         behind = {id: seen[id] or 0 for id, head in heads.items() if head.num_chunks > (seen[id] or 0)}
         chunks = repository.chunks_after(session, behind) if behind else {}

@@ -21,7 +21,7 @@ from service.platform.tables.serving import ChatWorker, Generation, GenerationCh
 LIVE_SECONDS = 15.0
 """A worker that has not reported for this long is not live."""
 KEPT_SECONDS = 1800.0
-"""Older rows have no reader: the API process that stored them has ended."""
+"""Age of rows to delete: no one reads older ones, because the API process that stored them has ended."""
 _IS_WAITING = Generation.state == GenerationState.WAITING.value
 _IS_GENERATING = Generation.state == GenerationState.GENERATING.value
 LEASES = Leases(
@@ -71,12 +71,12 @@ def chunks_after(session: Session, seen: Mapping[str, int]) -> dict[str, list[Ge
 
 
 def forget(session: Session, ids: Sequence[str]) -> None:
-    """Delete closed requests; a worker that still answers one has no row to write to."""
+    """Delete closed requests. A worker that still answers one then stops, because it has no row to write."""
     session.execute(delete(Generation).where(Generation.id.in_(ids)), execution_options=QUIET)
 
 
 def has_waiting(session: Session) -> bool:
-    """Whether any request waits: a read, cheaper than a claim."""
+    """Whether any request is waiting. This read is cheaper than a claim."""
     return session.scalar(select(Generation.id).where(_IS_WAITING).limit(1)) is not None
 
 
@@ -126,7 +126,7 @@ def announce(session: Session, name: str, *, is_training: bool) -> None:
 
 
 def leave(session: Session, name: str) -> None:
-    """Remove a worker that stops."""
+    """Remove the row of a worker that stops."""
     session.execute(delete(ChatWorker).where(ChatWorker.name == name))
 
 

@@ -1,6 +1,6 @@
 """Request bodies of `/v1/chat/completions` and `/v1/completions`, in OpenAI's terms.
 
-Fields that would change the answer and are not supported are refused by name; others are ignored.
+Unsupported fields are refused by name if they would change the answer; others are ignored.
 """
 
 import json
@@ -87,7 +87,7 @@ class Body(RequestBody):
     temperature: float | None = Field(None, ge=0, le=2)
     """Sampling temperature, 0 to 2; 0: greedy, null: 1."""
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    """Equal seeds sample equal tokens; null: a different completion each time."""
+    """The same seed samples the same tokens; null: a different completion each time."""
     stop: str | Annotated[list[Text], Field(max_length=MAX_STOPS)] | None = None
     """Texts that end the completion; they are not part of it."""
     n: int | None = Field(None, ge=1, le=MAX_COMPLETIONS)
@@ -123,7 +123,7 @@ class ChatRequest(Body):
     messages: list[Message] = Field(min_length=1)
     """The conversation so far."""
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
-    """OpenAI's newer name of max_tokens."""
+    """OpenAI's newer name for max_tokens."""
     logprobs: bool | None = None
     """Return log-probabilities of the sampled tokens, at the request's temperature (greedy: at 1)."""
 

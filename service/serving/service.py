@@ -66,7 +66,7 @@ def _check_model(session: Session, tenant: str, model: str, bases: list[str]) ->
 
 
 def _check_workers(are_training: list[bool]) -> None:
-    """Raise Unavailable, with headers against automatic retries: neither state ends soon."""
+    """Raise Unavailable if no worker answers, with a header against retries: that does not change soon."""
     if not are_training:
         raise Unavailable(NO_WORKER, code="no_chat_worker", headers={"x-should-retry": "false"})
     if all(are_training):

@@ -16,9 +16,9 @@ CLAIM_SECONDS = 60.0
 TOTAL_SECONDS = 600.0
 """Maximum time of an answer, including loading the model."""
 SILENT_SECONDS = 15.0
-"""A stream sends something after this time at the latest: proxies close silent connections."""
+"""Longest silence of a stream, because proxies close silent connections."""
 CHECK_SECONDS = 0.5
-"""Between two checks whether the client is still connected."""
+"""Time between two checks of whether the client is still connected."""
 GONE = {"model_not_found", "base_model_changed"}
 """Codes of refusals that apply to every worker."""
 INVALID = {"context_length_exceeded", "invalid_messages", "empty_prompt"}
@@ -26,7 +26,7 @@ INVALID = {"context_length_exceeded", "invalid_messages", "empty_prompt"}
 
 
 class PendingAnswer:
-    """A request that waits for its answer. Always `close` it: then its worker stops."""
+    """A request that waits for its answer. Always `close` it, so that its worker stops."""
 
     def __init__(self, feed: AnswerFeed, prefix: str, key_id: str) -> None:
         self.id = new_id(prefix)
@@ -65,7 +65,7 @@ class PendingAnswer:
         raise AssertionError("unreachable: the last update has a usage")
 
     async def updates(self, silence_seconds: float = SILENT_SECONDS) -> AsyncGenerator[Answer | None]:
-        """All updates; None: nothing arrived for `silence_seconds`. Raises ServiceError."""
+        """Yields each update, and None after `silence_seconds` without one. Raises ServiceError."""
         update = self._first or await self._next(silence_seconds)
         while True:
             if update is not None and update.refusal is not None:
@@ -76,7 +76,7 @@ class PendingAnswer:
             update = await self._next(silence_seconds)
 
     async def _next(self, seconds: float) -> Answer | None:
-        """Raises Unavailable after too long a wait."""
+        """The next update, or None after `seconds`. Raises Unavailable if the whole wait is too long."""
         try:
             return await asyncio.wait_for(self._stream.inbox.get(), seconds)
         except TimeoutError:
@@ -90,12 +90,12 @@ class PendingAnswer:
 
 
 def _timeout(message: str) -> ServiceError:
-    """A timeout that clients do not retry automatically: they would wait as long again."""
+    """A timeout that clients do not retry automatically, because they would wait just as long again."""
     return Unavailable(message, code="generation_timeout", headers={"x-should-retry": "false"})
 
 
 def error_of(refusal: Refusal) -> ServiceError:
-    """A refusal as this service's error."""
+    """The service's error for a worker's refusal."""
     if refusal.code in GONE:
         return NotFound(refusal.message, param=refusal.param, code=refusal.code)
     if refusal.code == Unauthorized.code:

@@ -1,4 +1,4 @@
-"""Due sinks of jobs: claims, the last step sent, and failures.
+"""The rows of jobs' sinks: which are due, their claims, the last step sent, and failures.
 
 If the claiming process dies, another one continues after the last step that the sink contains. A step is sent
 when the next one exists, because the evaluation after a step is stored with it.
@@ -25,7 +25,7 @@ CLAIM_SECONDS = 120.0
 BACKOFF_SECONDS = (5.0, 30.0, 120.0, 600.0, 3600.0, 21_600.0, 86_400.0)
 """Pauses after consecutive failures; then the sink is given up."""
 MAX_ROWS = 500
-"""Per query, so that the metrics of a long job fit in memory."""
+"""Rows per query, so that the metrics of a long job fit in memory."""
 MAX_REASON_CHARS = 400
 _OVER = [state.value for state in TERMINAL]
 LEASES = Leases(
@@ -44,7 +44,7 @@ class Claim:
 
 def claim_due(session: Session, pool: str) -> Claim | None:
     """Claim the sink that has been due for longest and has new metrics. None: none is due."""
-    # the newest step may still change until the next one, or the end
+    # the newest step may still change until the next step or the job's end
     has_new_metrics = or_(Job.step > JobSink.step + 1, Job.state.in_(_OVER))
     due = (
         select(JobSink.job_id, JobSink.type)
@@ -59,7 +59,7 @@ def claim_due(session: Session, pool: str) -> Claim | None:
 
 @dataclass(frozen=True)
 class Target:
-    """What a sink needs before the metrics."""
+    """The facts that a sink needs before it receives metrics."""
 
     job: Job
     settings: dict[str, Any]
@@ -68,7 +68,7 @@ class Target:
 
 
 def target(session: Session, claim: Claim) -> Target | None:
-    """None: the claim is stale."""
+    """The target of the claimed sink. None: the claim is stale."""
     row = session.scalar(select(JobSink).where(_is_held(claim)))
     job = session.get(Job, claim.job_id)
     return None if row is None or job is None else Target(job, row.settings, row.step)
@@ -94,8 +94,8 @@ class NewMetrics:
 
 
 def new_metrics(session: Session, job_id: str, after_step: int) -> NewMetrics:
-    """At most MAX_ROWS of them."""
-    # the state first: all metrics of a terminal job are stored
+    """The metrics after a step, at most MAX_ROWS rows."""
+    # the state is read first, because then all metrics of a terminal job are read
     columns = (Job.state, Job.tenant, Job.step, Job.evaluation)
     job = session.execute(select(*columns).where(Job.id == job_id)).one()
     state = JobState(job.state)
@@ -114,12 +114,12 @@ def advance(session: Session, claim: Claim, step: int) -> bool:
 
 
 def release(session: Session, claim: Claim) -> bool:
-    """Give up the claim: the sink is due as soon as there are new metrics. False: the claim is stale."""
+    """End the claim; the sink is due as soon as there are new metrics. False: the claim is stale."""
     return _write(session, claim, due_at=db_now(), claim=JobSink.claim + 1)
 
 
 def finish(session: Session, claim: Claim) -> bool:
-    """Everything was sent. False: the claim is stale."""
+    """Record that everything was sent. False: the claim is stale."""
     return _write(session, claim, state="done", due_at=None, reason="")
 
 
@@ -135,7 +135,7 @@ def has_lapsed(session: Session, claim: Claim) -> bool:
 
 
 def fail(session: Session, claim: Claim, reason: str) -> bool:
-    """Record a failure: due after a pause, or given up; the job is warned once. False: the claim is stale."""
+    """Record a failure; the sink is due after a pause, or given up. Warns once. False: the claim is stale."""
     row = session.scalar(select(JobSink).where(_is_held(claim)))
     if row is None:
         return False

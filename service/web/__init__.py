@@ -1,4 +1,4 @@
-"""What every HTTP request passes: keys, limits, validation, error answers, downloads, OpenAPI.
+"""HTTP mechanisms of all endpoints: keys, limits, validation, error responses, downloads, OpenAPI.
 
-Belongs here: HTTP mechanisms that several features share. Does not: endpoints (each feature has its own).
+Belongs here: mechanisms that several features share. Does not: endpoints (each feature has its own).
 """

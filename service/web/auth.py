@@ -33,7 +33,7 @@ MAX_NAME_LENGTH = 128
 OPERATOR = "cli"
 """Actor of key changes in the audit trail; no API key may make them."""
 UNKNOWN_KEY_SHA256 = "0" * 64
-"""Compared with unknown keys, so that they take as long to refuse as wrong secrets."""
+"""Digest to compare with if a key is unknown, so that its refusal takes as long as that of a wrong secret."""
 
 _KEY = select(
     ApiKey.tenant,
@@ -43,7 +43,7 @@ _KEY = select(
     ApiKey.expires_at,
     db_now().label("now"),
 ).where(ApiKey.public_id == bindparam("public_id"))
-"""Read with every request and never cached: a revoked key is refused from that moment on."""
+"""Executed for every request and never cached, so that a revoked key is refused at once."""
 _USABLE = select(ApiKey.public_id).where(
     ApiKey.public_id.in_(bindparam("public_ids", expanding=True)),
     ApiKey.revoked_at.is_(None),

@@ -1,8 +1,8 @@
-"""What endpoints take from the application's state, as annotations.
+"""Annotations with which endpoints receive objects of the application's state.
 
-There is no session among them: a service function opens its own transaction, so that the order
-commit → wake-up → response is visible in the code. Dependencies that do not wait are `async`, as FastAPI
-calls the others in threads, each of which costs a request more than most of its statements.
+No session is among them: a service function opens its own transaction, so that the order
+commit → wake-up → response is visible in the code. Dependencies that do not wait are `async`, because FastAPI
+calls others in threads, and a thread costs a request more than most of its statements.
 """
 
 from collections.abc import Awaitable, Callable
@@ -35,11 +35,11 @@ RetryCount = Annotated[
     str,
     Header(
         alias="x-stainless-retry-count",
-        description="Sent by OpenAI's client: above 0 for a request that it repeats for want of a response.",
+        description="Sent by OpenAI's client; above 0 if it repeats a request that got no response.",
     ),
 ]
 
 
 def is_retry(count: str) -> bool:
-    """Whether it is a number above 0, of any length: Python reads no number of thousands of digits."""
+    """Whether it is a number above 0. It is not converted: Python refuses thousands of digits."""
     return count.isdecimal() and count.strip("0") != ""

@@ -31,7 +31,7 @@ def file_response(
     """The object under `key` (`size` bytes): 200, 206 for one range, or 304 if the client has it.
 
     Raises RangeNotSatisfiable for a range outside of the object and NotFound if storage lost it.
-    Several ranges in one header, and a range whose `If-Range` is another version, get the whole object.
+    A header with several ranges, or with an `If-Range` of another version, gets the whole object.
     """
     etag = f'"{sha256}"'
     headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": "private, no-cache"}

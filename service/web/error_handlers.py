@@ -76,7 +76,7 @@ def _invalid(request: Request, error: RequestValidationError) -> ServiceError:
 def _http_error(request: Request, error: HTTPException) -> ServiceError:
     """Starlette's errors: unknown route, wrong method, a body that is too large or unreadable.
 
-    If our middleware raised an error while FastAPI read the body, that error is the cause.
+    If the service's middleware raised an error while FastAPI read the body, that error is returned.
     """
     if isinstance(error.__cause__, ServiceError):
         return error.__cause__

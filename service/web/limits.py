@@ -18,10 +18,10 @@ from service.settings import Settings
 
 UNFINISHED_JOBS_RETRY_SECONDS = 30
 STORED_BYTES_RETRY_SECONDS = 3600
-"""Expiring files free space after an hour or later."""
+"""`Retry-After` at the storage limit: files expire after an hour at the earliest."""
 RETRY_SECONDS = 5
 ROUNDING_SECONDS = 1e-6
-"""Tolerance: sums of fractions of a second are not exact."""
+"""Tolerance, because sums of fractions of a second are not exact."""
 
 
 def check_unfinished_jobs(num_jobs: int, settings: Settings) -> None:
@@ -37,7 +37,7 @@ def check_unfinished_jobs(num_jobs: int, settings: Settings) -> None:
 def check_stored_bytes(used: int, num_bytes: int, settings: Settings) -> None:
     """Raise TooManyRequests if `num_bytes` more do not fit. The caller holds the tenant's lock.
 
-    Clients must not retry at once: the same bytes would be refused again.
+    The error tells clients not to retry at once, because the same bytes would be refused again.
     """
     limit = settings.max_stored_bytes
     if limit is None or used + num_bytes <= limit:
@@ -51,7 +51,7 @@ def check_stored_bytes(used: int, num_bytes: int, settings: Settings) -> None:
 
 
 def check_chats(num_open: int, settings: Settings) -> None:
-    """Raise TooManyRequests if a tenant has no chat request left. The caller holds the tenant's lock."""
+    """Raise TooManyRequests if a tenant has reached its limit. The caller holds the tenant's lock."""
     if num_open >= settings.max_chats:
         raise TooManyRequests(
             f"Limit of {settings.max_chats} concurrent chat requests reached. Wait for one to finish.",
@@ -62,7 +62,7 @@ def check_chats(num_open: int, settings: Settings) -> None:
 class RequestRate:
     """Requests per second of each tenant to this process: a bucket that holds one second's worth.
 
-    Stored as the time at which the bucket will be full again (GCRA), one number per tenant.
+    For each tenant, only the time at which the bucket will be full again is stored (GCRA).
     """
 
     def __init__(self, per_second: float | None, clock: Callable[[], float] = time.monotonic) -> None:

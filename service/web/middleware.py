@@ -71,10 +71,10 @@ class RequestContext:
 
 
 class SteadyBodies:
-    """Refuses bodies that arrive too slowly, or with two lengths (one for us, one for a proxy in front).
+    """Refuses bodies that arrive too slowly, or that state two lengths, which a proxy may read differently.
 
-    A body has the setting `body_grace_seconds`, plus time for each of its bytes. The server or a proxy limits
-    the time for headers.
+    A body has `body_grace_seconds`, plus time for each of its bytes. The server or a proxy limits the time
+    for headers.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -104,7 +104,7 @@ class _Arrival:
         self._is_complete = False
 
     async def receive(self) -> Message:
-        if self._is_complete:  # next comes the client's disconnect, which streams wait for
+        if self._is_complete:  # the next message is the client's disconnect, which streams wait for
             return await self._receive()
         if self._deadline is None:
             self._deadline = asyncio.get_running_loop().time() + self._grace_seconds

@@ -1,4 +1,4 @@
-"""Completes FastAPI's OpenAPI document: errors in our shape, the API key, media types, examples.
+"""Completes FastAPI's OpenAPI document with the service's errors, API key, media types and examples.
 
 Boundary: documentation only; it does not change responses.
 """
@@ -130,7 +130,7 @@ def _complete(name: str, path: str, operation: Document) -> None:
 
 
 def _never_null(schema: Document) -> Document:
-    """Remove the null of an endpoint's default: a query cannot contain it."""
+    """Remove null from a parameter's type: it is only the endpoint's default, and no query can contain it."""
     kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
     rest = {name: value for name, value in schema.items() if name != "anyOf"}
     return {**kinds[0], **rest} if len(kinds) == 1 else schema

@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 Identified = TypeVar("Identified", bound=HasId)
 
 MAX_NUMBER = 2**53 - 1
-"""Largest step or event number in a request; exact in every JSON reader and database."""
+"""Largest step or event number in a request; every JSON reader and database stores it exactly."""
 
 After = Annotated[str | None, Query(max_length=128, description="Id of the last item already seen.")]
 Limit = Annotated[int, Query(ge=1, le=100, description="Items of one page.")]

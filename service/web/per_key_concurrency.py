@@ -15,7 +15,7 @@ from fastapi import Request
 
 REQUESTS_PER_KEY = 16
 UPLOADS, UPLOADS_PER_KEY = 8, 4
-"""Uploads checked and stored at once, in threads besides the 40: overall, and of one key."""
+"""Maximum number of concurrent uploads, overall and per key. They run in threads in addition to the 40."""
 _PUBLIC_ID = re.compile(r"[Bb]earer +grpo_([0-9A-Za-z]{1,64})_")
 
 
@@ -34,7 +34,7 @@ class PerKeyConcurrency:
 
 
 async def limit_requests_of_key(request: Request) -> AsyncIterator[None]:
-    """Dependency of every route: holds a place until the endpoint has returned, if it runs in a thread."""
+    """Dependency of every route. If the endpoint runs in a thread, holds a place until it has returned."""
     if iscoroutinefunction(request.scope["endpoint"]):
         yield
         return

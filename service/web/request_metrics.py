@@ -1,6 +1,6 @@
 """Durations of this process's HTTP requests, by method, route and kind of status, for Prometheus.
 
-Boundary: one process since its start. Paths, tenants and keys are no labels: their number is unbounded.
+Boundary: one process since its start. Paths, tenants and keys are not labels, because they are unbounded.
 """
 
 from typing import Any
@@ -13,13 +13,13 @@ BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class RequestMetrics:
-    """The process's requests; `registry` is what `/metrics` shows of them."""
+    """The process's requests. `registry` has the metrics that `/metrics` shows."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._seconds = Histogram(
             "grpo_http_request_duration_seconds",
-            "From a request to the start of its answer, in this process.",
+            "Time from a request to the start of its response, in this process.",
             labelnames=["method", "route", "status"],
             buckets=BUCKETS,
             registry=self.registry,

@@ -20,7 +20,7 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 async def refuse_odd_text(request: Request) -> None:
-    """Dependency of every route. Raises InvalidRequest for text that is no strict JSON or not storable."""
+    """Dependency of every route. Raises InvalidRequest unless the text is strict JSON and can be stored."""
     query = [text for pair in request.query_params.multi_items() for text in pair]
     if any("\x00" in text for text in (request.url.path, *query)):
         raise InvalidRequest("NUL characters are not allowed in a URL.")

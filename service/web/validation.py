@@ -1,4 +1,4 @@
-"""The base class of request bodies; validation errors → one 400 that names the field as the client wrote it.
+"""The base class of request bodies, and the 400 for validation errors, which names the client's field.
 
 Pydantic's locations also contain the tag or branch of a union (`method.reinforcement.reinforcement.…`,
 `n_epochs.literal['auto']`). Following the location in the client's body distinguishes them from fields.
@@ -87,7 +87,7 @@ def _is_field(part: str | int, value: Any, *, is_last: bool, is_body: bool) -> b
         return True
     if isinstance(value, Mapping) and part in value:
         return True
-    # A name that is not in the body is a missing field at the end of a location, otherwise a union's branch.
+    # A name that is not in the body is a missing field if it ends the location, otherwise a union's branch.
     return is_last and isinstance(value, Mapping) and not _BRANCH.fullmatch(part)
 
 

@@ -1,1 +1,1 @@
-"""Notifications of a tenant's own servers when a job ends: endpoints, outbox, deliveries."""
+"""Notifies a tenant's servers when a job ends: endpoints, outbox, deliveries."""

@@ -42,7 +42,7 @@ def create_webhook(
 ) -> WebhookWithSecret:
     """Register a URL for events of your jobs. Only this response contains the signing secret.
 
-    A request that the client repeats for want of a response returns the endpoint that the first one created.
+    If a client repeats the request because it received no response, the first request's endpoint is returned.
     """
     return webhooks.create(principal, body, is_retry=is_retry(retry_count))
 

@@ -22,14 +22,14 @@ from service.webhooks import repository
 from service.webhooks.schemas import Attempt
 
 CLAIM_SECONDS = 120.0
-"""Longer than any attempt, including a slow DNS look-up."""
+"""Duration of a claim; longer than any attempt, including a slow DNS look-up."""
 MAX_ATTEMPTS_KEPT = 20
 TEST_JOB = "ftjob-test"
 """The job that a test delivery names."""
 JITTER = (0.9, 1.1)
 RANDOM = random.SystemRandom()
 SENDER = "webhooks"
-"""The key that disables an endpoint, in the audit trail."""
+"""Actor in the audit trail when the service disables an endpoint."""
 LEASES = Leases(
     WebhookDelivery, (WebhookDelivery.id,), WebhookDelivery.claim, WebhookDelivery.due_at, active=true()
 )
@@ -44,7 +44,7 @@ class Claimed:
 
 
 def claim_due(session: Session, passed_over: Collection[str] = ()) -> Claimed | None:
-    """Claim the delivery that has been due for longest, except of the tenants `passed_over`."""
+    """Claim the delivery that has been due for longest, except those of the tenants `passed_over`."""
     due = select(WebhookDelivery.id).where(LEASES.has_expired, WebhookDelivery.tenant.not_in(passed_over))
     return _claim(session, due.order_by(WebhookDelivery.due_at))
 
@@ -91,7 +91,7 @@ def record(
     attempt: Attempt,
     backoff_seconds: Sequence[float],
 ) -> bool:
-    """Record an attempt: delivered, due again after a pause, or given up. False: the claim is stale."""
+    """Record an attempt. The delivery is done, due after a pause, or given up. False: the claim is stale."""
     if attempt.status_code == 410:
         _disable(session, endpoint)
     attempts = [*delivery.attempts, attempt.model_dump(mode="json")][-MAX_ATTEMPTS_KEPT:]

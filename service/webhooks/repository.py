@@ -28,7 +28,7 @@ def num_endpoints(session: Session, tenant: str) -> int:
 
 
 def delete_endpoint(session: Session, endpoint: WebhookEndpoint) -> None:
-    """The endpoint, which the caller has locked, and its log."""
+    """Delete an endpoint, which the caller has locked, and its log."""
     session.execute(delete(WebhookDelivery).where(WebhookDelivery.endpoint_id == endpoint.id))
     session.delete(endpoint)
 

@@ -1,6 +1,6 @@
 """Bodies of the webhook endpoints, in the shape of OpenAI's `client.webhooks`.
 
-Added to OpenAI's: `enabled`, `disabled_reason`, the log of deliveries. Left out: a hint at the secret.
+Not in OpenAI's API: `enabled`, `disabled_reason`, the log of deliveries. Left out: a hint at the secret.
 """
 
 from typing import Annotated, Literal
@@ -99,7 +99,7 @@ class WebhookTested(BaseModel):
     webhook_endpoint_id: str
     event_type: EventType
     success: Literal[True] = True
-    """The endpoint answered with `status_code`; no answer is an error."""
+    """The endpoint's response had `status_code`. If there is no response, the request fails."""
     status_code: int
     error: str | None
     delivery_id: str

@@ -56,5 +56,5 @@ def _valid_secrets(endpoint: WebhookEndpoint, now: float) -> list[SecretStr]:
 
 
 def _excerpt(body: bytes) -> str:
-    """Storable: PostgreSQL refuses NUL."""
+    """The beginning of the body as text without NUL, which PostgreSQL refuses."""
     return body.decode("utf-8", "replace").replace("\x00", "\ufffd")[:EXCERPT_CHARACTERS]

@@ -1,4 +1,4 @@
-"""What clients do with webhooks: register, read, change, rotate, delete, test; read the log, send again.
+"""Clients' operations on webhooks: register, read, change, rotate, delete, test, read the log, send again.
 
 Boundary: decides and opens transactions; none is open during a request to a receiver.
 """
@@ -38,7 +38,7 @@ MAX_ENDPOINTS = 20
 OLD_SECRET_SECONDS = 24 * 3600.0
 SECRET_BYTES = 32
 _receiver_limit = ConcurrencyLimit("requests to webhook receivers", per_tenant=4, overall=8)
-"""For requests that wait for a receiver or a name server."""
+"""Limits requests that wait for a receiver or a name server."""
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,14 @@ class Webhooks:
             return WebhookRead.model_validate(row)
 
     def delete(self, principal: Principal, endpoint_id: str) -> None:
-        """The endpoint, its secrets and its log."""
+        """Delete the endpoint, its secrets and its log."""
         with self.database.transaction() as session:
             row = _require(session, principal.tenant, endpoint_id, lock=True)
             repository.delete_endpoint(session, row)
             _record(session, principal, "delete", row)
 
     def rotate(self, principal: Principal, endpoint_id: str, body: SecretRotate) -> WebhookWithSecret:
-        """A new secret; the old one may sign together with it for a day."""
+        """Create a new secret. For a day, requests may be signed with the old one as well."""
         keeps_old = body.keep_old_secret_active_for_24_hours
         with self.database.transaction() as session:
             row = _require(session, principal.tenant, endpoint_id, lock=True)
@@ -134,7 +134,7 @@ class Webhooks:
             with self.database.transaction() as session:
                 outbox.record(session, claimed.delivery, endpoint, attempt, backoff_seconds=())
         if attempt.status_code is None:
-            # OpenAI's clients require a status in the result, and repeat no request that ends with a 4xx
+            # OpenAI's clients require a status in the result, and do not repeat a request after a 4xx
             message = f"The endpoint did not answer: {attempt.error}"
             raise InvalidRequest(message, param="url", code="webhook_no_answer")
         return WebhookTested(

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 OPENAI_TYPES = frozenset({"string_check", "text_similarity", "python", "score_model"})
-"""Grader types with OpenAI's fields; strict clients keep additional fields. `multi` is not one of them, because
-OpenAI's has a single grader."""
+"""Grader types with OpenAI's fields; strict clients keep additional fields. `multi` is not one of them,
+because OpenAI's has a single grader."""
 
 
 TRAINING_FREE = "training_free"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 class Level(StrEnum):
     OK = "ok"
     WARNING = "warning"
-    """It works, but not everything or not for long."""
+    """Something does not work or will soon stop working, but jobs run."""
     FAILURE = "failure"
 
 

@@ -11,7 +11,7 @@ from service.settings import Settings
 
 
 def sandbox() -> Iterator[Finding]:
-    """The attacks that a worker tries when it starts."""
+    """Whether the sandbox withstands the attacks that a worker tries when it starts."""
     found = self_test()
     if found.available:
         yield ok("sandbox", f"withstands {len(found.probes)} attacks ({', '.join(sorted(found.probes))})")
@@ -22,7 +22,7 @@ def sandbox() -> Iterator[Finding]:
 
 
 def models(settings: Settings) -> Iterator[Finding]:
-    """Each entry of the catalogue has its weights on this disk."""
+    """Whether the weights of each catalogue entry are on this disk."""
     try:
         entries = Catalog(settings).entries()
     except CatalogError as error:
@@ -41,7 +41,7 @@ def _problem(entry: CatalogEntry) -> Finding | None:
         advice = f"Put the weights of {entry.name} there, or name another folder."
         return failure("models", f"{entry.name}: there is no folder {entry.path}", advice)
     if entry.must_download:
-        return None  # with its first job
+        return None  # a worker downloads it with its first job
     if entry.folder is None:
         advice = "Download it to a folder, or allow the engine's machine to reach the hub."
         return warning("models", f"{entry.name}: {entry.path} is a hub id, not a folder here", advice)

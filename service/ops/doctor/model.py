@@ -1,4 +1,4 @@
-"""How jobs compute one model of the catalogue: the engine loads it in a process of its own."""
+"""Shows how jobs run one model of the catalogue, by loading it in a separate engine process."""
 
 import json
 import subprocess

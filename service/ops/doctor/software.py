@@ -34,7 +34,7 @@ print(json.dumps(found))
 
 
 def packages() -> Iterator[Finding]:
-    """Python, and each package of the service in a required version."""
+    """Whether each package of the service is installed in a required version."""
     shown = ", ".join(f"{name} {version(name)}" for name in SHOWN)
     wrong = [reason for text in requires("grpo-service") or () if (reason := _unmet(Requirement(text)))]
     found = f"Python {platform.python_version()}, grpo-service {version('grpo-service')}, {shown}"
@@ -43,7 +43,7 @@ def packages() -> Iterator[Finding]:
 
 
 def _unmet(requirement: Requirement) -> str | None:
-    """Why a requirement of the service is not met; None if it is, or belongs to another extra."""
+    """Why a requirement of the service is not met; None if it is met, or belongs to another extra."""
     if requirement.marker and not requirement.marker.evaluate({"extra": "service"}):
         return None
     try:
@@ -55,7 +55,7 @@ def _unmet(requirement: Requirement) -> str | None:
 
 
 def engine(settings: Settings) -> Iterator[Finding]:
-    """The engine's interpreter starts and finds its modules, torch and the machine's GPUs."""
+    """Whether the engine's interpreter starts and finds its modules, torch and the machine's GPUs."""
     wanted = [settings.engine_module.partition(".")[0], "torch"]
     wanted += ["vllm"] if settings.runtime.sampler == "vllm" else []
     advice = "GRPO_ENGINE_PYTHON names an interpreter with grpo-service[engine] (or [vllm]) installed."
@@ -75,12 +75,12 @@ def engine(settings: Settings) -> Iterator[Finding]:
 
 
 def runs_jobs(settings: Settings) -> bool:
-    """Whether this host needs an engine: in production the API and the maintenance have none."""
+    """Whether this host needs an engine; in production, hosts of the API and the sweeper need none."""
     return settings.mode == "embedded" or settings.alive_file.exists()
 
 
 def _no_engine(found: str) -> Finding:
-    advice = "The API and the maintenance need no engine. If this host shall run jobs, install it."
+    advice = "The API and the sweeper need no engine. If this host should run jobs, install it."
     return warning("engine", f"{found}; no worker has started on this host", advice)
 
 

@@ -36,7 +36,7 @@ ADVICE = {
 
 
 def database(settings: Settings) -> Iterator[Finding]:
-    """Reachable, durable, with this code's schema; its clock, pools and helpers."""
+    """Whether the database is reachable, durable and has this code's schema; its clock, pools and helpers."""
     opened = connect(settings)
     try:
         with opened.reading() as session:
@@ -71,7 +71,7 @@ def _durability(session: Session) -> Iterator[Finding]:
 
 
 def _clock(session: Session) -> Finding:
-    """For information: leases depend on the database's clock only."""
+    """The clocks' difference, for information only: leases depend on the database's clock alone."""
     ahead = (session.scalar(select(db_now())) or 0.0) - time.time()
     return ok("clock", f"the database's is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}")
 
@@ -108,7 +108,7 @@ def _helpers(session: Session, settings: Settings) -> Iterator[Finding]:
 
 
 def broker(settings: Settings) -> Iterator[Finding]:
-    """Responds and evicts nothing; it need not write to disk."""
+    """Whether the broker responds and evicts nothing. It need not write to disk."""
     found = broker_check(settings)
     if found == NO_ANSWER:
         advice = (
@@ -124,7 +124,7 @@ def broker(settings: Settings) -> Iterator[Finding]:
 
 
 def storage(settings: Settings) -> Iterator[Finding]:
-    """Writes, reads and deletes an object."""
+    """Whether the storage can write, read and delete an object."""
     key = f"probe/{new_id('doctor')}"
     try:
         store = open_storage(settings.storage_location)

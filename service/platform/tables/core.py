@@ -77,7 +77,7 @@ class File(Base):
 
 
 class Job(Base):
-    """One training job, probe or export: the only truth about it."""
+    """One training job, probe or export. Its row is the only authoritative record."""
 
     __tablename__ = "jobs"
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -100,7 +100,7 @@ class Job(Base):
     labels: Mapped[dict[str, Any] | None] = mapped_column("metadata", Document)
     resources: Mapped[dict[str, Any]] = mapped_column(Document, default=dict)
     integrations: Mapped[list[Any] | None] = mapped_column(Document)
-    """Other places for its metrics (`service/sinks/`); None: no others."""
+    """External destinations of its metrics (`service/sinks/`); None: no destinations."""
     method: Mapped[dict[str, Any]] = mapped_column(Document)
     """The expanded method: what the engine's `RunConfig.method` accepts."""
     requested: Mapped[dict[str, Any] | None] = mapped_column(Document, deferred=True)
@@ -111,7 +111,7 @@ class Job(Base):
     required_gpus: Mapped[int] = mapped_column(default=0, server_default="0")
     required_gpu_memory_gb: Mapped[int] = mapped_column(default=0, server_default="0")
 
-    # what its user writes about it, in any state
+    # what its user may change in any state
     name: Mapped[str | None] = mapped_column(String(128))
     notes: Mapped[str | None] = mapped_column(Text())
     tags: Mapped[list[Any]] = mapped_column(Document, default=list, server_default="[]")
@@ -159,7 +159,7 @@ class Job(Base):
             ["pool", text("priority DESC"), "created_at", "required_gpus"],
             where="state = 'queued'",
         ),
-        # not over the lease's end: each renewal would have to update every index of the row
+        # without the lease's end, because each renewal would then update every index of the row
         partial_index("ix_jobs_held", ["id"], where="state IN ('cancelling', 'pausing', 'running')"),
         partial_index(
             "ix_jobs_unfinished",

@@ -16,7 +16,7 @@ class LogPiece(Base):
     """Number of its last line in the job's log; the first line has number 1."""
     num_lines: Mapped[int]
     end_bytes: Mapped[int]
-    """Bytes of the job's log to the end of this piece, with those that were dropped."""
+    """Size of the job's log up to the end of this piece, including dropped bytes."""
     attempt: Mapped[int]
     rank: Mapped[int | None]
     """None: the process that starts the ranks of a cluster."""

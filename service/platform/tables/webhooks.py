@@ -32,8 +32,8 @@ class WebhookEndpoint(Base):
 class WebhookDelivery(Base):
     """One event for one endpoint: an outbox and a log in one.
 
-    Without a foreign key: a job's end must not fail because an endpoint is deleted at that moment. Such a
-    delivery is given up.
+    There is no foreign key, because the end of a job must not fail if an endpoint is deleted at that moment.
+    Such a delivery is given up.
     """
 
     __tablename__ = "webhook_deliveries"

@@ -17,7 +17,7 @@ class WorkerHost(Base):
     """Sorted, separated by spaces."""
     gpus: Mapped[int] = mapped_column(default=0, server_default="0")
     gpu_memory_gb: Mapped[int] = mapped_column(default=0, server_default="0")
-    """Of the smallest one."""
+    """Memory of the smallest GPU."""
     seen_at: Mapped[float] = mapped_column(default=db_now())
 
 
