@@ -1,4 +1,4 @@
-# The API, the migrations and the maintenance worker: everything but training. No torch inside.
+# The API, the migrations and the sweeper: everything but training. It contains no torch.
 FROM python:3.11.14-slim-bookworm AS dependencies
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/venv
@@ -15,11 +15,11 @@ COPY grpo_engine grpo_engine
 COPY service service
 COPY worker worker
 COPY migrations migrations
-# a checkout made with umask 077 is readable by its owner only
+# with umask 077, only its owner could read the checkout
 RUN chmod -R a+rX /src
 
 FROM python:3.11.14-slim-bookworm
-# the sandbox of untrusted graders; compose.yaml lets only the worker make it, and the API tries no such grader
+# the sandbox of untrusted graders; compose.yaml allows it only to the worker, and the API runs no such grader
 RUN apt-get update && apt-get install --yes --no-install-recommends bubblewrap && rm -rf /var/lib/apt/lists/*
 RUN groupadd --gid 10001 grpo \
  && useradd --uid 10001 --gid grpo --no-create-home --home-dir /var/lib/grpo --shell /usr/sbin/nologin grpo \

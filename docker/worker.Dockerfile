@@ -7,7 +7,7 @@ ENV PATH=/opt/venv/bin:$PATH
 WORKDIR /src
 # an index of CPU builds, see compose.cpu.yaml; by default pip's own index, which has the CUDA builds
 ARG TORCH_INDEX_URL=
-# the largest layer first: it changes with the version and with nothing else
+# the largest layer comes first, because it changes only with the version
 RUN pip install ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "torch==2.13.0"
 # installed for empty packages, so that a changed source line does not install the dependencies again
 COPY pyproject.toml ./
@@ -18,14 +18,14 @@ FROM dependencies AS sources
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 RUN pip install "setuptools>=77"
 COPY grpo_engine/models/fast/native grpo_engine/models/fast/native
-# the extension is optional, so a failed compilation is no error of setuptools; here it is one
+# for setuptools the extension is optional, so a failed compilation is no error; here it must be one
 RUN python -c "import setuptools; setuptools.setup()" build_ext --inplace && rm -r build \
  && ls grpo_engine/models/fast/native/_compiled*.so
 COPY grpo_engine grpo_engine
 COPY service service
 COPY worker worker
 COPY migrations migrations
-# a checkout made with umask 077 is readable by its owner only
+# with umask 077, only its owner could read the checkout
 RUN chmod -R a+rX /src
 
 FROM python:3.11.14-slim-bookworm
@@ -40,6 +40,6 @@ ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     GRPO_MODE=production GRPO_HOME=/var/lib/grpo HF_HOME=/var/lib/grpo/hub
 WORKDIR /src
 USER 10001:10001
-# SIGTERM is Celery's warm shutdown: the engine writes a checkpoint and the job goes back to the queue
+# SIGTERM is Celery's warm shutdown: the engine writes a checkpoint, and the job is requeued
 STOPSIGNAL SIGTERM
 CMD ["celery", "-A", "worker.app", "worker", "--loglevel=INFO"]

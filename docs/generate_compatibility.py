@@ -135,7 +135,7 @@ CALLS: dict[str, Known] = {
         lambda c, it: c.files.delete(it.spare_file), "not while an unfinished job needs it"
     ),
 }
-"""In an order in which the calls can be made one after another."""
+"""The calls, in an order in which each can be made after the previous ones."""
 SHARING = "weights are downloaded, not shared between projects: `GET …/jobs/{id}/adapter`"
 PERMISSIONS = "fine_tuning.checkpoints.permissions"
 ABSENT: dict[str, Known] = {
@@ -189,7 +189,7 @@ def route_of(name: str, call: Call) -> str:
 
     def record(request: httpx2.Request) -> httpx2.Response:
         sent.append(request)
-        raise httpx2.ConnectError("only the request is of interest")
+        raise httpx2.ConnectError("only the request is needed")
 
     with (
         httpx2.Client(transport=httpx2.MockTransport(record)) as transport,

@@ -40,7 +40,7 @@ KINDS: dict[str, type[GraderBase]] = {
     for kind in [*get_args(SingleGrader), Multi]
 }
 DEFAULTS = {"guards": "every kind, action `warn`"}
-"""Defaults that a factory makes."""
+"""Texts for defaults that are made by a factory."""
 
 
 def type_and_range(schema: Schema) -> tuple[str, str]:
@@ -123,7 +123,7 @@ def object_section(model: type[BaseModel]) -> str:
 
 
 def hyperparameter_section(name: str) -> str:
-    """Where one hyperparameter applies, with type, range and default there, and what it means."""
+    """The section on a hyperparameter: where it applies, with its type, range, default and meaning."""
     applies: dict[tuple[str, ...], list[str]] = {}
     texts: dict[str, list[str]] = {}
     for method, model in METHODS.items():

@@ -80,7 +80,7 @@ def job(hyperparameters: dict[str, Any]) -> Method:
 
 
 def needed_gb(shape: ModelShape, method: Method, gpus: int) -> tuple[float, float]:
-    """Least and most memory of each GPU."""
+    """Least and most memory that each GPU needs, in GB."""
     runtime = Runtime(
         ranks=gpus,
         sharding="fsdp" if quantization_of(method) is None else "replicated",
@@ -96,7 +96,7 @@ def needed_gb(shape: ModelShape, method: Method, gpus: int) -> tuple[float, floa
 
 
 def cell(low: float, high: float) -> str:
-    """The estimate, and the smallest GPU that holds the most of it."""
+    """The estimate as text, and the smallest GPU that is large enough for its upper end."""
     fitting = [card for card in CARDS if high <= card]
     return f"{low:.0f} to {high:.0f}: " + (f"**{fitting[0]}**" if fitting else "none")
 

@@ -18,7 +18,7 @@ class Example:
     sample: str
     item: dict[str, Any] = field(default_factory=dict)
     reward: float | None = None
-    """None: a worker or another server has to answer."""
+    """Expected reward; None if the example needs a worker or another server."""
     note: str = ""
 
     def request(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from service.cli.http.client import JOBS, Client
 IMAGES = Path(__file__).parent / "images"
 SEED = 1
 STEPS = 45
-"""Steps of the job that the picture shows, of 120."""
+"""Steps (of 120) that the job has done in the picture."""
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 WINDOW = ViewportSize(width=1280, height=800)
 CHARTS_DRAWN = "() => document.querySelectorAll('.js-plotly-plot .main-svg').length >= 4"

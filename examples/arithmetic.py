@@ -30,7 +30,7 @@ def make_rows(
     right: range = range(2, 10),
     seed: int = 0,
 ) -> tuple[list[Row], list[Row]]:
-    """Training and held-out sums of a number of `left` and one of `right`; no held-out pair is trained on.
+    """Training and held-out sums of a number in `left` and one in `right`; no held-out pair is trained on.
 
     By default the digits of all sums are aligned. The seed decides the order. If `num_train` exceeds the
     number of remaining pairs, training rows repeat in another order. Raises ValueError if the held-out rows

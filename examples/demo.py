@@ -38,7 +38,7 @@ from service.cli.terminal.errors import CommandError
 JOB_FILES = Path(__file__).parent / "jobs"
 NUM_TRAIN, NUM_HELD_OUT = 12_800, 140
 FORGOTTEN_CARRIES = 0.65
-"""Share of carries that the demonstrations forget: SFT imitates the mistake, the reward corrects it."""
+"""Share of carries that the demonstrations forget. SFT imitates this mistake, and the reward corrects it."""
 NEEDED_POINTS = 20.0
 STOP_SECONDS = 60
 
@@ -129,7 +129,7 @@ def run_demo(home: Path, seed: int) -> bool:
     with embedded(home) as client:
         heading("Supervised: a random model imitates sums in which two of three carries are forgotten")
         supervised = run_job(client, task, "supervised.json", "tiny")
-        heading("GRPO: from that model, eight answers to each sum, paid for the right ones")
+        heading("GRPO: starts from that model, samples eight answers to each sum and rewards the right ones")
         reinforced = run_job(client, task, "arithmetic_grpo.json", supervised["fine_tuned_model"])
         curve = rewards(client, reinforced)
         model = unpack(fetch_adapter(client, supervised["id"], home / "downloads")[0])

@@ -117,7 +117,7 @@ def make_model(
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     for file in folder.iterdir():
-        # weights are written readable by their owner only, but a container's worker is another user
+        # only their owner can read the weights as written, but a container's worker is another user
         file.chmod(0o644)
     return folder
 

@@ -26,7 +26,7 @@ RESERVED_FIELDS = ("messages", "tools")
 DEADLINE_SECONDS = 120.0
 """Time limit of one grader run, as at OpenAI."""
 _run_limit = ConcurrencyLimit("grader runs", per_tenant=4, overall=8)
-"""For rules that need a process or wait for a server."""
+"""Limits runs of rules that need a process or wait for a server."""
 
 
 def check(grader: Grader, catalog: Catalog) -> None:

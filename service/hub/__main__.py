@@ -44,7 +44,7 @@ class HubFile:
     name: str
     size_bytes: int
     sha256: str | None
-    """None: a small file that git keeps."""
+    """None for a small file, which git stores itself."""
 
     @property
     def is_weights(self) -> bool:

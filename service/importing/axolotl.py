@@ -125,7 +125,7 @@ def _in_trl_terms(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
 
 def _implied(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What Axolotl's own fields mean in TRL's terms."""
+    """TRL's fields and values for Axolotl's own fields."""
     implied: dict[str, Any] = {}
     if given.get("adapter") in ("lora", "qlora"):
         implied["use_peft"] = True

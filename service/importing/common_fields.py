@@ -1,4 +1,4 @@
-"""What TRL's and verl's fields have in common: the model, the datasets, checkpoints and the run's name."""
+"""Rules that TRL and verl share: for the model, the datasets, checkpoints and the run's name."""
 
 from service.importing.rules import Rule, Translation, whole
 

@@ -83,7 +83,7 @@ def read_rows(source: str, split: str | None = None, config: str | None = None) 
 def write_jsonl(
     target: Path, rows: Iterable[Row], columns: Mapping[str, str], *, plain: bool = False
 ) -> None:
-    """Raises Unreadable, with the row and column of a value that has no JSON form."""
+    """Write the rows as JSONL. Raises Unreadable, naming row and column, for a value without a JSON form."""
     with target.open("w", encoding="utf-8") as lines:
         for number, row in enumerate(rows, 1):
             if missing := [name for name in columns if number == 1 and name not in row]:
@@ -196,7 +196,7 @@ def _loaded(split: str | None, *dataset: str, **options: str) -> Iterator[Row]:
 
 
 def _require_hub(url: str) -> None:
-    """Raises Unreadable without a connection; `datasets` would retry for half a minute."""
+    """Raises Unreadable at once without a connection, because `datasets` would retry for half a minute."""
     try:
         httpx.head(url, timeout=HUB_SECONDS)
     except httpx.TransportError as error:

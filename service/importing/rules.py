@@ -36,7 +36,7 @@ class Line:
     """The job's field that takes the value."""
     why: str = ""
     stated: bool = True
-    """False: the source's default, which differs from the service's."""
+    """False if the value is the source's default, which differs from the service's."""
 
     def document(self) -> dict[str, Any]:
         given = dict(zip(self.fields, self.values, strict=True))
@@ -45,7 +45,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Options:
-    """What the configuration itself does not contain."""
+    """Information that the configuration itself does not contain."""
 
     num_processes: int = 1
     """Processes of `accelerate launch`, which share a step's completions."""
@@ -107,7 +107,7 @@ class Translation:
 
 @dataclass(frozen=True)
 class Rule:
-    """How some fields are translated: `apply` writes targets and lines."""
+    """Translates some fields: `apply` writes targets and lines."""
 
     defaults: Mapping[str, Any]
     """Each field with the source's default; `UNSET` if its value does not matter."""

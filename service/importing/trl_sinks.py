@@ -6,7 +6,7 @@ from service.importing.rules import UNSET, Translation, together
 
 SINKS = ("wandb", "tensorboard", "mlflow")
 DEFAULT_PROJECT = "huggingface"
-"""Of transformers, if neither the configuration nor WANDB_PROJECT names one."""
+"""Default project of transformers, if neither the configuration nor WANDB_PROJECT names one."""
 
 
 @together(

@@ -19,7 +19,7 @@ MACHINE = re.compile(
     r"|.*(?:fsdp_config|megatron|profiler|checkpoint|engine_kwargs|trace|agent|kernel_options|custom_async_server)\..*"
     r"|.*\._target_|.*(?:micro_batch_size|max_token_len|dynamic_bsz).*|actor_rollout_ref\.ref\..*"
 )
-"""How verl distributes the work over its machines, and the critic, which GRPO does not have."""
+"""Sections for verl's distribution of work over machines, and for the critic, which GRPO does not have."""
 NEVER_CUT = "rows are never cut: one that does not fit is refused"
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,\s*(.*))?\}")
 

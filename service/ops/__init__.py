@@ -1,4 +1,4 @@
 """For operators: health, readiness, Prometheus metrics, `grpo doctor`, orphaned objects.
 
-Belongs here: reading the state of the whole deployment. Does not: changing a job.
+Belongs here: reading the state of the whole deployment. Belongs elsewhere: changing a job.
 """

@@ -1,5 +1,5 @@
 """The basis of all other rooms: database, tables, storage, ids, clock, logs, errors.
 
 Belongs here: mechanisms without knowledge of jobs.
-Does not: HTTP (`web/`) or decisions about a job (`jobs/`).
+Belongs elsewhere: HTTP (`web/`) and decisions about a job (`jobs/`).
 """

@@ -1,4 +1,4 @@
-"""Who changed what: one row for each change, in the change's own transaction.
+"""The audit trail: one row for each change, with its actor, in the change's own transaction.
 
 Rows are only added: the database refuses to change or delete one (`migrations/`).
 """

@@ -98,7 +98,7 @@ class Database:
             yield session
 
     def connection(self) -> AbstractContextManager[Connection]:
-        """Like `transaction`, without the ORM: half the cost for the workers' most frequent statements."""
+        """Like `transaction`, without the ORM: half the cost of the workers' most frequent statements."""
         return self.engine.begin()
 
     @contextmanager

@@ -51,7 +51,7 @@ class StorageError(Exception):
     """The store failed."""
 
     public = "the storage does not answer"
-    """For users; the exception's own text is for the log."""
+    """Message for users; the exception's own text is for the log."""
 
 
 class ObjectMissing(StorageError):

@@ -17,7 +17,7 @@ class AdviceRead(BaseModel):
 
 
 class ProbeResult(BaseModel):
-    """How the model does on the job's prompts before any training."""
+    """The model's results on the job's prompts before any training."""
 
     can_learn: Literal["yes", "no", "maybe"]
     sentence: str

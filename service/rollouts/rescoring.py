@@ -41,7 +41,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Estimator:
-    """How rewards become advantages."""
+    """The settings that turn rewards into advantages."""
 
     name: str
     ddof: int

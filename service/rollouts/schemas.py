@@ -93,7 +93,7 @@ class SplitSteps(BaseModel):
 
 
 class RolloutOverview(BaseModel):
-    """What can be selected."""
+    """Steps and reward parts that can be selected."""
 
     object: Literal["fine_tuning.job.rollout_overview"] = "fine_tuning.job.rollout_overview"
     parts: list[str]
@@ -119,7 +119,7 @@ class RescoreRequest(RequestBody):
     limit: int = Field(512, ge=1, le=2000)
     """Maximum completions, in whole steps from the newest."""
     advantage: Advantage | None = None
-    """How rewards become advantages; null: as in the job."""
+    """Estimator that turns rewards into advantages; null: the job's own."""
 
 
 class RescoreSide(BaseModel):

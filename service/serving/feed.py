@@ -31,7 +31,7 @@ class AnswerUpdate:
     """The state of a request as the feed read it."""
 
     latest: int
-    """Newest chunk that was read."""
+    """Number of the newest chunk that was read."""
     answer: Answer
     is_claimed: bool
 

@@ -111,7 +111,7 @@ class Attempt(BaseModel):
     model_config = ConfigDict(frozen=True)
     created_at: int
     status_code: int | None = None
-    """None: no answer."""
+    """None if there was no response."""
     error: str | None = None
     seconds: float
     response: str = ""

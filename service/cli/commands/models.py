@@ -88,7 +88,7 @@ def add(
 
 
 def _added(name: str, source: str | None) -> "CatalogEntry":
-    """Raises CatalogError, HubError."""
+    """Adds the model and returns its entry. Raises CatalogError, HubError."""
     from service.platform.catalog import Catalog
 
     settings = settings_here()

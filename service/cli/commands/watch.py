@@ -90,7 +90,7 @@ class Bar:
 
 
 class Lines:
-    """For logs and pipes: one line after another, metrics at a readable rate."""
+    """Output for logs and pipes: one line after another, metrics at a readable rate."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -22,7 +22,7 @@ def add(
     context: typer.Context,
     url: Annotated[str, typer.Argument(help="https, on port 443 or 8443.")],
     event: Annotated[list[str], typer.Option(help="An event type; repeatable.")] = EVENTS,
-    name: Annotated[str, typer.Option(help="What it is for.")] = "",
+    name: Annotated[str, typer.Option(help="Its purpose, for display.")] = "",
     as_json: JsonFlag = False,
 ) -> None:
     """Register a URL and print its id and its signing secret, which is shown only once."""

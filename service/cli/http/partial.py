@@ -84,7 +84,7 @@ class Partial:
         self._etag = ""
 
     def meaning(self) -> str:
-        """What Ctrl-C means now."""
+        """Message for Ctrl-C at this moment: whether the download can be resumed."""
         if not self.range:
             return "Download interrupted: nothing was kept."
         return f"Download interrupted: the same command continues after {decimal(self.num_bytes)}."

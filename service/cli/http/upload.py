@@ -13,7 +13,7 @@ from service.cli.terminal.progress import transfer
 
 @dataclass(frozen=True)
 class Content:
-    """What a JSONL file contains."""
+    """Summary of a JSONL file."""
 
     name: str
     num_rows: int
@@ -40,7 +40,7 @@ def prepared(source: str, **conversion: Any) -> Iterator[Path]:
 
 
 def content_of(path: Path) -> Content:
-    """What the file contains, read line by line. Raises CommandError naming the first broken line."""
+    """The file's summary, read line by line. Raises CommandError naming the first broken line."""
     from service.jobs.model.dataset import RowError, parse_line
 
     num_rows, columns, first = 0, dict[str, None](), None

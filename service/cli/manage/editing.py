@@ -1,4 +1,4 @@
-"""`grpo edit` and `grpo delete`: what users write about jobs, and their deletion."""
+"""`grpo edit` and `grpo delete`: change the name, notes and tags of jobs, archive them, delete them."""
 
 from typing import Annotated, Any
 

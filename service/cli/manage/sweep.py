@@ -112,7 +112,7 @@ def _body(body: dict[str, Any], group: str, run: Run) -> dict[str, Any]:
 
 
 class _Submission:
-    """The jobs of one sweep: those that exist, and the creation of the others."""
+    """Finds the jobs of one sweep that exist and creates the others."""
 
     def __init__(self, client: Client, folder: Path, group: str, *, as_json: bool) -> None:
         self._client, self._folder, self._as_json = client, folder, as_json

@@ -33,7 +33,7 @@ def _transaction() -> Iterator[Session]:
 @app.command()
 def create(
     tenant: Annotated[str, typer.Option(help="The key's tenant; tenants see nothing of one another.")],
-    name: Annotated[str, typer.Option(help="What the key is for.")] = "",
+    name: Annotated[str, typer.Option(help="Purpose of the key.")] = "",
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Only the scope read, without write.")
     ] = False,

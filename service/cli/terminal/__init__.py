@@ -1,1 +1,1 @@
-"""What the CLI prints: tables, progress, errors, interrupts."""
+"""The CLI's output: tables, progress, errors, interrupts."""

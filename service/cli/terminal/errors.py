@@ -66,7 +66,7 @@ class Interrupted(CommandError):
 
 @contextmanager
 def explained(meaning: Callable[[], str]) -> Iterator[None]:
-    """Raises Interrupted on Ctrl-C, with what `meaning` returns at that moment."""
+    """Raises Interrupted on Ctrl-C, with the message that `meaning` returns at that moment."""
     try:
         yield
     except KeyboardInterrupt as error:

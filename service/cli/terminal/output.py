@@ -1,4 +1,4 @@
-"""How commands print: JSON for programs, tables and sentences for people.
+"""Prints the results of commands: JSON for programs, tables and sentences for people.
 
 Names and messages are data: they are shown verbatim, never as markup, and cannot control the terminal.
 """

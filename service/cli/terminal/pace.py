@@ -42,7 +42,7 @@ class Pace:
 
     @property
     def seconds_left(self) -> float | None:
-        """None before the first step and without a number of steps."""
+        """The expected remaining time; None before the first step, or if the number of steps is unknown."""
         num_steps = self._step - self._uncounted
         if num_steps < 1 or not self._total:
             return None

@@ -1,4 +1,4 @@
-"""What the names of a script are bound to: assignments, functions, classes and imports, by scope and line.
+"""Finds the binding of a name in a script: an assignment, function, class or import, by scope and line.
 
 Boundary: syntax only; `constants.py` computes values.
 """
@@ -29,7 +29,7 @@ class Binding:
     """Last line of the binding. Only later lines use it, because a statement does not use what it binds."""
     scope: Scope
     why_not: str = ""
-    """Why the value is unknown; empty: it is known."""
+    """Reason why the value is unknown; empty if it is known."""
     index: int | None = None
     """Position in the tuple that the value returns."""
 

@@ -42,7 +42,7 @@ class Constants:
     bindings: Bindings
 
     def followed(self, found: Located) -> Located:
-        """What a name is bound to; anything else unchanged. Raises NotConstant."""
+        """The node that a name is bound to; other nodes are returned unchanged. Raises NotConstant."""
         while isinstance(found.node, ast.Name):
             binding = self.bindings.find(found.node, found.scope)
             found = Located(binding.node, binding.scope, binding.index)

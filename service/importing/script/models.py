@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from service.importing.script.trainer import Script
 
 PEFT_DEFAULTS: dict[str, Any] = {"use_peft": True, "lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
-"""Of `LoraConfig`; TRL's own options have others."""
+"""Defaults of `LoraConfig`; TRL's own options have other defaults."""
 PEFT_FIELDS = {
     "r": "lora_r",
     "target_modules": "lora_target_modules",

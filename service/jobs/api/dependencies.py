@@ -1,4 +1,4 @@
-"""What the endpoints of jobs and probes take from the request and the application's state, as annotations."""
+"""Annotations with which endpoints of jobs and probes receive parts of the request and shared objects."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""What a user changes about a job beside its state: its name, notes, tags, archiving, and its deletion.
+"""Changes that a user makes to a job other than its state: name, notes, tags, archiving, deletion.
 
 Boundary: `service.py` reads jobs and changes their states.
 """
@@ -57,7 +57,7 @@ def delete_job(database: Database, storage: Storage, principal: Principal, job_i
 
 
 def _check_unused(session: Session, job: Job, exports: list[Job]) -> None:
-    """Raises Conflict."""
+    """Raises Conflict if the job, an export or a job that starts from it prevents the deletion."""
     if JobState(job.state) not in TERMINAL:
         message = f"The job is {job.phase}. Cancel it and wait for its end before you delete it."
         raise Conflict(message, code="job_not_finished")

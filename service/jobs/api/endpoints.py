@@ -129,7 +129,7 @@ def list_jobs(
     archived: Archived = None,
     sort: Order = "-created",
 ) -> Page[JobRead]:
-    """Newest first; `metadata[k]=v` selects jobs with that label, `metadata=null` jobs without labels.
+    """Jobs, newest first. `metadata[k]=v` selects jobs with that label, `metadata=null` jobs without labels.
 
     `sort` may be `created`, `name`, `status`, `model` or `held_out` (the change of the held-out reward), with
     a `-` for the largest first; jobs that are equal in it come newest first.
@@ -163,7 +163,7 @@ def retrieve_job(job_id: JobId, principal: Reader, jobs: JobsDep) -> JobRead:
 
 @router.patch("/jobs/{job_id}")
 def edit_job(job_id: JobId, body: JobEdit, principal: Writer, jobs: JobsDep) -> JobRead:
-    """Change the job's name, notes or tags, or archive it, in any state; what is absent stays."""
+    """Change the job's name, notes or tags, or archive it, in any state. Absent fields do not change."""
     return jobs.edit(principal, job_id, body)
 
 

@@ -68,7 +68,7 @@ class Jobs:
         return response
 
     def events(self, tenant: str, job_id: str, *, after: str | None, limit: int) -> list[EventRead]:
-        """Newest first, `limit` + 1 at most."""
+        """The job's events, newest first, at most `limit` + 1."""
         before = None if after is None else names.event_sequence(job_id, after)
         with self.database.reading() as session:
             require_job(session, tenant, job_id)
@@ -78,7 +78,7 @@ class Jobs:
         return [event_read(row) for row in rows]
 
     def checkpoints(self, tenant: str, job_id: str, *, after: str | None, limit: int) -> list[CheckpointRead]:
-        """Newest first, `limit` + 1 at most."""
+        """The job's checkpoints, newest first, at most `limit` + 1."""
         with self.database.reading() as session:
             job = require_job(session, tenant, job_id)
             last = None if after is None else repository.find_checkpoint(session, tenant, after)

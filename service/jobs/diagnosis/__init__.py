@@ -1,4 +1,4 @@
 """Why a job failed or learns poorly: facts, rules and findings.
 
-Belongs here: rules over recorded facts. Does not: new measurements.
+Belongs here: rules over recorded facts. Belongs elsewhere: new measurements.
 """

@@ -25,7 +25,7 @@ GUARD = "guard_"
 
 
 def diagnosis_of(database: Database, tenant: str, job_id: str) -> Diagnosis:
-    """Raises NotFound."""
+    """The diagnosis of the tenant's job. Raises NotFound."""
     with database.reading() as session:
         run = _read(session, tenant, job_id)
     return diagnose(run)

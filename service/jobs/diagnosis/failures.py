@@ -19,7 +19,7 @@ LIMITS = ("max_calls", "max_cost_usd")
 
 
 def failure(run: Run) -> DiagnosisFinding | None:
-    """What ended the job; None if it did not fail."""
+    """The finding about the failure that ended the job; None if it did not fail."""
     if run.failure is None:
         return None
     code = str(run.failure["code"])

@@ -60,7 +60,7 @@ def evaluations(run: Run) -> list[Evaluation]:
 
 
 def _evaluation(run: Run, row: Mapping[str, Any], first: Evaluation) -> Evaluation:
-    """With the stored interval. Older jobs have none; they get the wider interval of unpaired rows."""
+    """The evaluation in a row, with its stored interval or, in older jobs, the wider one of unpaired rows."""
     reward, spread, rows = row["eval/reward"], row["eval/reward_std"], int(row["eval/num_rows"])
     margin = NORMAL_95 * sqrt(first.square_error + spread**2 / rows)
     change = reward - first.reward

@@ -1,5 +1,5 @@
 """From a request to a queued job: preflight, estimate, creation.
 
 Belongs here: everything that may refuse a job before it is stored.
-Does not: what happens while it runs (`progress/`).
+Belongs elsewhere: what happens while it runs (`progress/`).
 """

@@ -40,7 +40,7 @@ NUM_FIRST_EVENTS = 2
 
 @dataclass(frozen=True)
 class Sender:
-    """Who sent a POST, and what identifies its repetitions."""
+    """The sender of a POST, and the facts that identify its repetitions."""
 
     principal: Principal
     idempotency_key: str | None = None

@@ -101,7 +101,7 @@ def lora_of(method: Method) -> Lora | Literal["full"] | None:
 
 
 def quantization_of(method: Method) -> Quantization | None:
-    """How the base is quantised; None: it is not, or the method trains no weights."""
+    """How the base is quantised; None if it is not quantised, or the method trains no weights."""
     return None if isinstance(method, TrainingFree) else hyperparameters_of(method).quantization
 
 

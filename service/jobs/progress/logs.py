@@ -22,7 +22,7 @@ PIECE_BYTES = 2**16
 """A piece ends with the line that exceeds this size."""
 PAGE_BYTES = 2**20
 LINES_AT_ONCE = 20_000
-"""Most lines read at once, because a page of blank lines would have a million."""
+"""Maximum number of lines read at once. A page of blank lines would have a million."""
 _PIECES_AT_ONCE = PAGE_BYTES // PIECE_BYTES
 
 # colours and other commands for terminals

@@ -51,7 +51,7 @@ class JobStream(Subscriber[JobUpdate]):
     """The job's id."""
     key_id: str
     inbox: asyncio.Queue[JobUpdate | None] = field(default_factory=lambda: asyncio.Queue(INBOX_UPDATES))
-    """None: the stream ends."""
+    """Updates to send; None ends the stream."""
     delivered: int = -1
     """Newest event number that was put into the inbox."""
     is_ended: bool = False

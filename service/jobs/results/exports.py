@@ -143,7 +143,7 @@ class Exports:
         return answer, True
 
     def list(self, tenant: str, job_id: str) -> list[ExportRead]:
-        """Newest first."""
+        """All exports of the job, newest first."""
         with self.database.reading() as session:
             require_job(session, tenant, job_id)
             return [_read(each) for each in _of_job(session, tenant, job_id)]

@@ -57,7 +57,7 @@ Capabilities = frozenset[str]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a machine offers to a job."""
+    """Capabilities and GPUs that a machine offers to a job."""
 
     capabilities: Capabilities
     gpus: int = 0

@@ -133,7 +133,7 @@ def events_before(
 def checkpoints_of(
     session: Session, tenant: str, job_id: str, *, before_step: int | None = None, limit: int | None = None
 ) -> list[Checkpoint]:
-    """Newest first."""
+    """A job's checkpoints, newest first."""
     query = select(Checkpoint).where(_belongs(Checkpoint.job_id, tenant, job_id))
     if before_step is not None:
         query = query.where(Checkpoint.step < before_step)

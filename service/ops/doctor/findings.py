@@ -16,7 +16,7 @@ class Finding(NamedTuple):
     check: str
     found: str
     advice: str = ""
-    """What to do; empty if ok."""
+    """Action that fixes the problem; empty if ok."""
 
 
 def ok(check: str, found: str) -> Finding:

@@ -133,11 +133,11 @@ class Job(Base):
     step: Mapped[int] = mapped_column(default=0)
     total_steps: Mapped[int] = mapped_column(default=0)
     checkpoint_step: Mapped[int] = mapped_column(default=0)
-    """Newest published checkpoint."""
+    """Step of the newest published checkpoint."""
     engine_sequence: Mapped[int] = mapped_column(default=0)
-    """Newest engine event recorded."""
+    """Number of the newest engine event that was recorded."""
     event_sequence: Mapped[int] = mapped_column(default=0)
-    """Newest row of this job in `job_events`."""
+    """Number of the job's newest row in `job_events`."""
     trained_tokens: Mapped[int | None]
     evaluation: Mapped[dict[str, Any]] = mapped_column(Document, default=dict)
     """`baseline`, `best`, `last`: each {step, …metrics}; `verdict`; `retention`."""
@@ -233,7 +233,7 @@ class Checkpoint(Base):
 
     @property
     def storage_keys(self) -> list[str]:
-        """Of all its objects."""
+        """Storage keys of all objects of the checkpoint."""
         return [*filter(None, (self.state_key, self.adapter_key)), *self.shards]
 
 

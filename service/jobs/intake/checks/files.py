@@ -53,7 +53,7 @@ class FileCheck:
     settings: Settings
     report: Report
     text: ModelText | None
-    """None: lengths are not checked."""
+    """Tokenizer and template; None if lengths are not checked."""
     context_tokens: int | None
     duplicates: DuplicateCheck
     validation_split: float | None = None
