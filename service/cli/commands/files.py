@@ -36,8 +36,8 @@ def upload(
         str,
         typer.Argument(metavar="PATH", help="JSONL, Parquet, CSV or JSON file, folder, or hf://owner/name."),
     ],
-    config: Annotated[str | None, typer.Option(help="Configuration, of hf:// or a folder.")] = None,
-    split: Annotated[str | None, typer.Option(help="Split, of hf:// or a folder. [default: train]")] = None,
+    config: Annotated[str | None, typer.Option(help="Configuration of hf:// or a folder.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split of hf:// or a folder. [default: train]")] = None,
     columns: Annotated[
         list[str] | None,
         typer.Option(

@@ -28,7 +28,7 @@ ExportId = Annotated[str, Path(description="Id of the export, `ftexport-…`.")]
 ExportsDep = Annotated[Exports, Depends(_exports)]
 
 
-@router.post("", status_code=201, responses={200: {"description": "The weights were exported already."}})
+@router.post("", status_code=201, responses={200: {"description": "The weights were already exported."}})
 def create_export(
     job_id: JobId, body: ExportCreate, principal: Writer, exports: ExportsDep, response: Response
 ) -> ExportRead:

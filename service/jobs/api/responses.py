@@ -168,7 +168,7 @@ def checkpoint_read(checkpoint: Checkpoint, job: Job, evaluated: Mapping[str, fl
 
 
 def _seconds_remaining(job: Job, now: float) -> float | None:
-    """From the mean rate since the first start; None if no step is done or no worker holds the job."""
+    """At the mean rate since the first start. None if no step is done or no worker holds the job."""
     if JobState(job.state) not in HELD or not job.step or job.started_at is None:
         return None
     rate = (now - job.started_at) / job.step

@@ -1,7 +1,7 @@
 """Rules about the held-out rows: what their evaluations show, alone and beside the training reward.
 
 Training samples at its temperature and evaluations are usually greedy, so the rules compare changes since
-the start, and levels only in the direction in which decoding cannot explain them. Boundary: pure rules.
+the start. Levels are compared only if decoding cannot explain their difference. Boundary: pure rules.
 """
 
 from collections.abc import Callable, Mapping, Sequence

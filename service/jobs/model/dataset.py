@@ -56,7 +56,7 @@ class Problems:
         self._count(Problem(param, f"{param}: {reason}", code or f"invalid_{file}_file"))
 
     def extend(self, other: "Problems") -> None:
-        """Add another request part's problems after these."""
+        """Append the problems of another part of the request."""
         self.found += other.found[: MAX_PROBLEMS - len(self.found)]
         self.total += other.total
         self._by_kind += other._by_kind
@@ -90,7 +90,7 @@ class Row:
 
 
 class RowError(Exception):
-    """A row cannot be used: the field inside the row ("" for the whole row) and why."""
+    """A row cannot be used. `where`: the field inside the row; empty for the whole row."""
 
     def __init__(self, where: str, reason: str) -> None:
         super().__init__(reason)

@@ -35,7 +35,7 @@ def checkpoint_prefix(fine_tuned: str) -> str:
 
 
 def checkpoint_model(fine_tuned: str, step: int) -> str:
-    """Name of the model as of a checkpoint."""
+    """Name of the model at a checkpoint."""
     return f"{checkpoint_prefix(fine_tuned)}{step}"
 
 

@@ -172,7 +172,7 @@ class PoolReport:
         return [name for name in WARNINGS if applies[name]]
 
     def _has_idle_machine(self, need: Need) -> bool:
-        """Whether one of the machines that could run it must be free, wherever the running jobs are."""
+        """Whether fewer jobs run than there are live machines that could run it, so that one must be free."""
         num_able = sum(host.is_live and need.met_by(host.machine) for host in self.hosts)
         return need.waited_seconds > IDLE_SECONDS and self.num_held < num_able
 
