@@ -121,11 +121,11 @@ CALLS: dict[str, Known] = {
     "webhooks.event_types.list": Known(lambda c, it: c.webhooks.event_types.list()),
     "webhooks.unwrap": Known(
         lambda c, it: c.webhooks.unwrap(it.signed[0], it.signed[1], secret=it.signed[2]),
-        "verifies our signatures",
+        "verifies the signatures of this service",
     ),
     "webhooks.verify_signature": Known(
         lambda c, it: c.webhooks.verify_signature(it.signed[0], it.signed[1], secret=it.signed[2]),
-        "verifies our signatures",
+        "verifies the signatures of this service",
     ),
     "webhooks.delete": Known(lambda c, it: c.webhooks.delete(it.webhook)),
     "models.delete": Known(

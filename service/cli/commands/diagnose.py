@@ -1,4 +1,4 @@
-"""`grpo diagnose` and `grpo retry`: why a job failed or learns poorly, and the same job with a change."""
+"""`grpo diagnose` and `grpo retry`: show why a job failed or learns poorly, and repeat it with a change."""
 
 import json
 import shlex

@@ -152,7 +152,7 @@ def events(
     limit: Annotated[int, typer.Option(help="Number of newest events.", min=1)] = 20,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show a job's newest events, the oldest of them first."""
+    """Show a job's newest events, oldest first."""
     newest = list(client_of(context).pages(f"{JOBS}/{job_id}/events", limit))
     rows = ((at(e["created_at"]), e["level"], e["message"]) for e in reversed(newest))
     print_table(newest, ("time", "level", "message"), rows, as_json=as_json)

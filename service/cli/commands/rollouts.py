@@ -1,4 +1,4 @@
-"""`grpo rollouts` and `grpo rescore`: a job's completions as a table or a file, and under another grader."""
+"""`grpo rollouts` and `grpo rescore`: show or export a job's completions, and score them again."""
 
 import os
 import sys

@@ -52,6 +52,6 @@ def _did_both(run: Past) -> bool:
 
 
 def _other(runs: Sequence[Past], steps: int) -> float:
-    """Seconds for the rest: the least of all runs, for loading, and a median per step for what exceeds it."""
+    """Seconds for loading (the least other time of a run) plus, per step, the runs' median excess over it."""
     start = min(run.other_seconds for run in runs)
     return start + steps * median((run.other_seconds - start) / run.steps for run in runs)

@@ -1,4 +1,4 @@
-"""Requests for jobs and their responses: OpenAI's `fine_tuning.job` and our additions.
+"""Requests for jobs and their responses: OpenAI's `fine_tuning.job` and this service's additions.
 
 The method is the engine's own configuration class, so a request that passes here runs there.
 """
@@ -189,7 +189,7 @@ class ArtifactRead(BaseModel):
 
 
 class JobRead(BaseModel):
-    """OpenAI's `fine_tuning.job`; the fields after `method` are ours and always present."""
+    """OpenAI's `fine_tuning.job`; the fields after `method` are additions, which are always present."""
 
     object: Literal["fine_tuning.job"] = "fine_tuning.job"
     id: str

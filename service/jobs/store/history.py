@@ -34,7 +34,7 @@ def status(
     phase: str | None = None,
     evidence: Sequence[str] = (),
 ) -> HistoryEntry:
-    """The entry of a state change: the public status beside the internal state.
+    """The entry of a state change, with the public status and the internal state.
 
     `phase`: phase of a running job, by default `preparing`; in other states the phase is the state's name.
     `evidence`: evidence of an attempt that failed.
