@@ -18,7 +18,7 @@ from tests.support.servers import Postgres, Redis
 
 _numbers = itertools.count(1)
 # `make test` tries the same examples each time; `make fuzz` (--hypothesis-profile random) searches for others
-hypothesis.settings.register_profile("same", derandomize=True, database=None, deadline=None)
+hypothesis.settings.register_profile("same", derandomize=True, database=None, deadline=None, max_examples=30)
 hypothesis.settings.register_profile("random", derandomize=False, deadline=None)
 hypothesis.settings.load_profile("same")
 gc.disable()  # until all tests are imported

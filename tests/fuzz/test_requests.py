@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from service.jobs.model.states import JobState
@@ -36,7 +36,6 @@ SEGMENTS = (
         ["a" * 20_000, "%", "%zz", "%c0%ae%c0%ae%c0%af", "..;", "file-1%0d%0aX: y", "{}", "*", "~"]
     )
 )
-few = settings(max_examples=40, deadline=None)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +74,6 @@ def get(client: httpx.Client, path: str, **headers: bytes) -> httpx.Response:
     return client.send(client.build_request("GET", url, headers=given_headers))
 
 
-@few
 @given(SEGMENTS)
 @example("..%2f..%2f..%2f..%2fetc%2fpasswd")
 @example("%00")
@@ -86,7 +84,6 @@ def test_an_invalid_id_is_a_404_or_400_in_every_path(client: httpx.Client, job_i
         error_of(get(client, path))
 
 
-@few
 @given(SEGMENTS.filter(lambda segment: segment.strip("/.~*{}") != ""))
 def test_an_unknown_model_is_a_404_or_400(client: httpx.Client, segment: str) -> None:
     error_of(get(client, f"/v1/models/{segment}"))
@@ -107,7 +104,6 @@ RANGES = HEADER_VALUES | st.builds(
 )
 
 
-@few
 @given(RANGES)
 @example(b"bytes=" + b"0-0," * 5000 + b"0-0")
 @example(b"bytes=0-" + b"9" * 10_000)
@@ -126,14 +122,12 @@ def test_any_range_is_the_whole_a_part_or_a_416(
         assert (answer.status_code, answer.content) == (200, CONTENT)
 
 
-@few
 @given(HEADER_VALUES, HEADER_VALUES)
 def test_any_condition_is_answered(client: httpx.Client, job_id: str, tag: bytes, version: bytes) -> None:
     answer = get(client, f"{JOBS}/{job_id}/adapter", if_none_match=tag, if_range=version, range=b"bytes=0-9")
     assert answer.status_code in (200, 304)
 
 
-@few
 @given(HEADER_VALUES | st.integers(-(2**80), 2**80).map(lambda number: str(number).encode()))
 @example(b"9" * 10_000)
 @example("٣".encode())
@@ -143,7 +137,6 @@ def test_any_last_event_id_is_a_place_or_refused(client: httpx.Client, job_id: s
         assert error_of(answer)["param"] == "Last-Event-ID"
 
 
-@few
 @given(TEXTS, TEXTS | st.integers(-(2**80), 2**80).map(str))
 def test_any_place_in_a_list_is_one_or_refused(
     client: httpx.Client, job_id: str, after: str, limit: str
@@ -154,7 +147,6 @@ def test_any_place_in_a_list_is_one_or_refused(
         assert error_of(client.get(path, params=parameters))["param"] in ("after", "limit", None)
 
 
-@few
 @given(HEADER_VALUES | st.just(b"k" * 256), HEADER_VALUES)
 @example(b"k", b"9" * 5000)
 def test_any_idempotency_key_is_taken_or_refused(client: httpx.Client, key: bytes, count: bytes) -> None:
@@ -165,7 +157,6 @@ def test_any_idempotency_key_is_taken_or_refused(client: httpx.Client, key: byte
     assert answer.json()["error"]["param"] in ("training_file", "Idempotency-Key")
 
 
-@few
 @given(st.dictionaries(TEXTS, TEXTS | st.integers() | st.none(), max_size=3))
 @example({"a" * 65: "b"})
 @example({"": ""})
@@ -181,7 +172,6 @@ def test_any_metadata_is_taken_or_refused(client: httpx.Client, metadata: dict[s
         assert str(error_of(answer)["param"]).startswith("metadata")
 
 
-@few
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40))
 @example('a"; filename="b.exe')
 @example("a\r\nSet-Cookie: x=y")
