@@ -43,6 +43,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "self-distillation, full": {**FULL, "self_distillation": {"weight": 1.0}},
     "steps": {"advantage": "process"},
 }
+LENGTHS = (5, LONG)
+BY_LENGTH = [
+    *((name, length) for name in ("adapter", "full") for length in LENGTHS),
+    *((name, LENGTHS[place % 2]) for place, name in enumerate(METHODS) if name not in ("adapter", "full")),
+]
+"""Each method once, adapters and all weights with both lengths."""
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +135,7 @@ def start_of(config: RunConfig, run_dir: Path) -> tuple[Computation, list[Warned
     return events[0].computation, [event for event in events if isinstance(event, Warned)]
 
 
-@pytest.mark.parametrize("prompt_tokens", [5, LONG])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("name", "prompt_tokens"), BY_LENGTH)
 def test_every_method_trains(
     name: str, prompt_tokens: int, make: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
@@ -157,16 +162,18 @@ def test_models_without_our_kernels_train(
     run(config.model_copy(update={"model": source}), tmp_path)
 
 
-@pytest.mark.parametrize("prompt_tokens", [5, LONG])
-@pytest.mark.parametrize("lora", [{"rank": 4}, "full"], ids=["adapter", "full"])
+@pytest.mark.parametrize(
+    ("lora", "prompt_tokens"), [({"rank": 4}, LONG), ("full", 5)], ids=["adapter", "full"]
+)
 def test_demonstrations_are_trained(
     lora: Any, prompt_tokens: int, make: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     run(make("supervised", prompt_tokens, lora=lora), tmp_path)
 
 
-@pytest.mark.parametrize("prompt_tokens", [5, LONG])
-@pytest.mark.parametrize("lora", [{"rank": 4}, "full"], ids=["adapter", "full"])
+@pytest.mark.parametrize(
+    ("lora", "prompt_tokens"), [({"rank": 4}, LONG), ("full", 5)], ids=["adapter", "full"]
+)
 def test_a_job_with_tools_trains_on_several_turns(
     lora: Any,
     prompt_tokens: int,

@@ -1,7 +1,6 @@
 """Whole runs and given steps by two ranks, for tests that compare them with one process."""
 
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -12,6 +11,7 @@ from grpo_engine.models.lora import save_adapter
 from tests.engine.conftest import cut
 from tests.engine.ranks import started_ranks
 from tests.engine.run.distributed.runs import Run
+from tests.support.forking.client import engine_python
 
 NUM_RANKS = 2
 
@@ -41,7 +41,7 @@ def together(
         for kind, configs in (("runs", runs), ("injected", injected), ("loaded", loaded))
     }
     (folder / "cases.json").write_text(json.dumps(cases))
-    command = [sys.executable, "-m", "tests.engine.run.distributed.cases", folder]
+    command = [engine_python(), "-m", "tests.engine.run.distributed.cases", folder]
     with started_ranks([command] * NUM_RANKS, [folder] * NUM_RANKS) as ranks:
         assert ranks.wait() == [0] * NUM_RANKS, (folder / "rank-0.log").read_text()
     results = {name: json.loads((folder / f"{name}.json").read_text()) for name in runs}

@@ -1,6 +1,5 @@
 """Adam's moments keep every bit while the number of ranks changes; each rank's file holds its share only."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ from safetensors.torch import load_file
 from tests.engine.ranks import started_ranks
 from tests.engine.run.distributed.resharding import WORLDS, expected_moments
 from tests.engine.run.distributed.runs import moments_of
+from tests.support.forking.client import engine_python
 
 NUM_RANKS = max(WORLDS)
 pytestmark = pytest.mark.slow
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What each number of ranks wrote, by its place in `WORLDS`."""
     folder = tmp_path_factory.mktemp("resharding")
-    command = [sys.executable, "-m", "tests.engine.run.distributed.resharding", folder]
+    command = [engine_python(), "-m", "tests.engine.run.distributed.resharding", folder]
     with started_ranks([command] * NUM_RANKS, [folder] * NUM_RANKS) as ranks:
         assert ranks.wait() == [0] * NUM_RANKS, (folder / "rank-0.log").read_text()
     return folder
