@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, and_, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, and_, case, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from service.jobs.model.states import PUBLIC
@@ -22,6 +22,11 @@ Status = Literal["queued", "running", "paused", "succeeded", "failed", "cancelle
 Sort = Literal[
     "-created", "created", "name", "-name", "status", "-status", "model", "-model", "held_out", "-held_out"
 ]
+_STATUS = case(
+    {state.value: shown.value for state, shown in PUBLIC.items() if shown is not state},
+    value=Job.state,
+    else_=Job.state,
+)
 NO_RESULT = 1e300
 """Sorts jobs without a held-out difference last, in both directions."""
 
@@ -72,7 +77,7 @@ def _key(sort: Sort) -> ColumnElement[Any] | None:
     difference = Job.evaluation["verdict", "difference"].as_float()
     keys: dict[str, Any] = {
         "name": func.lower(func.coalesce(Job.name, Job.suffix, Job.id)),
-        "status": Job.state,
+        "status": _STATUS,
         "model": func.lower(Job.model),
         "held_out": func.coalesce(difference, -NO_RESULT if sort.startswith("-") else NO_RESULT),
     }
