@@ -21,8 +21,10 @@ export const JOB_TABS = {
   history: "History",
 };
 
-export function jobPages(id, here) {
-  return el("nav", { class: "tabs", "aria-label": "Pages of this job" }, Object.entries(JOB_TABS).map(([tab, label]) =>
+// A supervised job samples nothing.
+export function jobPages({ id, method }, here) {
+  const tabs = Object.entries(JOB_TABS).filter(([tab]) => tab !== "rollouts" || method.type !== "supervised");
+  return el("nav", { class: "tabs", "aria-label": "Pages of this job" }, tabs.map(([tab, label]) =>
     el("a", { href: `#/jobs/${id}/${tab}`, "data-tab": tab, "aria-current": tab === here && "page" }, label)));
 }
 

@@ -79,6 +79,14 @@ def test_a_tab_is_an_address_and_does_not_reload_the_page(page: Page, deployment
     expect(page.get_by_role("heading", name="History")).to_be_in_viewport()
 
 
+def test_a_supervised_job_has_no_tab_for_rollouts(page: Page, deployment: Deployment) -> None:
+    tabs = page.get_by_role("navigation", name="Pages of this job").get_by_role("link")
+    open_job(page, deployment, "supervised")
+    expect(tabs).to_have_text(["Metrics", "Checkpoints", "Configuration", "Logs", "System", "History"])
+    open_job(page, deployment, "first")
+    expect(tabs.nth(1)).to_have_text("Rollouts")
+
+
 def test_an_unknown_tab_shows_an_error(page: Page, deployment: Deployment) -> None:
     page.goto(f"/#/jobs/{deployment.jobs['first']}/nothing")
     expect(page.get_by_role("heading", name="Not found")).to_be_visible()

@@ -51,7 +51,7 @@ class JobPage {
     this.charts = new Charts();
     this.diagnosis = new Diagnosis(this.id, this.signal, (findings) => this.summary.update(this.job, { findings }));
     this.history = new History(this.id, this.signal);
-    this.tabs = new Tabs(jobPages(this.id, "metrics"), {
+    this.tabs = new Tabs(jobPages(this.job, "metrics"), {
       metrics: this.charts,
       checkpoints: new Checkpoints(this.id, this.signal),
       configuration: new Configuration(this.signal),

@@ -56,7 +56,7 @@ class RolloutsPage {
         below: el("div", { class: "row about" }, this.status, el("span", {}, name)),
         actions: [exports.root],
       }),
-      jobPages(this.job.id, "rollouts"), exports.problem, this.controls.root, this.pager, this.box, this.rescore.root,
+      jobPages(this.job, "rollouts"), exports.problem, this.controls.root, this.pager, this.box, this.rescore.root,
     ];
   }
 
