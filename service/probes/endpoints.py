@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Response
 
 from service.jobs.api.dependencies import PreflightDep, SenderDep, WakeupsDep
+from service.jobs.api.endpoints_logs import LOG_RESPONSES, LogPage, LogQueryDep
 from service.jobs.intake import creation
 from service.jobs.model.schemas import ProbeCreate
 from service.probes.schemas import ProbeRead
@@ -49,6 +50,15 @@ def list_probes(
 def retrieve_probe(probe_id: ProbeId, principal: Reader, probes: ProbesDep) -> ProbeRead:
     """The probe's state; after success, its result and some of its groups."""
     return probes.read(principal.tenant, probe_id)
+
+
+@router.get("/{probe_id}/logs", response_model=LogPage, responses=LOG_RESPONSES)
+def list_probe_logs(
+    probe_id: ProbeId, principal: Reader, probes: ProbesDep, query: LogQueryDep
+) -> LogPage | Response:
+    """Lines that the probe's engine has printed, in the form of a job's log."""
+    probes.read(principal.tenant, probe_id)
+    return query.answer(probes.database, probe_id)
 
 
 @router.post("/{probe_id}/cancel")

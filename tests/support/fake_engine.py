@@ -185,7 +185,8 @@ class FakeEngine:
     def _probe(self, num_prompts: int) -> int:
         """One step per prompt, each a group of one right and one wrong answer."""
         while self.step < num_prompts and not self.stopping:
-            self._train_step()
+            if not self._train_step():
+                return 1
         done = {"prompts": self.step, "groups_with_signal": self.step, "passed": self.step}
         done |= {"completions": 2 * self.step, "completion_tokens": 4 * self.step}
         if self.stopping:

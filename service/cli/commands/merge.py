@@ -12,7 +12,7 @@ import typer
 from service.cli.commands.download import fetch, unpack
 from service.cli.http.client import JOBS
 from service.cli.options import Checkpoint, JobId, client_of
-from service.cli.terminal.errors import CommandError
+from service.cli.terminal.errors import CommandError, failed
 from service.cli.terminal.output import JsonFlag, print_line
 from service.cli.terminal.progress import waiting
 
@@ -34,7 +34,7 @@ def merge(
             f"{exports}/{export['id']}", export, lambda now: show(f"merge: {now['phase']}")
         )
     if export["status"] != "succeeded":
-        raise CommandError(export["failure"]["message"], code=export["failure"]["code"], is_failure=True)
+        raise failed(export, f"grpo logs {job_id} --export {export['id']}")
     archive = to.with_name(f".{to.name}.tar")
     sha256 = fetch(client, export["content"], archive)
     unpack(archive, to)

@@ -18,6 +18,7 @@ from service.cli.terminal.errors import CommandError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 JOBS = "/v1/fine_tuning/jobs"
+PROBES = "/v1/fine_tuning/probes"
 TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
 POLL_SECONDS = 0.5
 RETRIES = 3

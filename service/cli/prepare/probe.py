@@ -9,12 +9,11 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from service.cli.commands.jobs import body_of
-from service.cli.http.client import Client
+from service.cli.http.client import PROBES, Client
 from service.cli.options import JobFile, client_of
-from service.cli.terminal.errors import CommandError
+from service.cli.terminal.errors import CommandError, failed
 from service.cli.terminal.output import JsonFlag, duration, plain, print_fields, print_json, say, stderr
 
-PROBES = "/v1/fine_tuning/probes"
 STYLES = {"yes": "green", "maybe": "yellow", "no": "red"}
 
 
@@ -37,7 +36,7 @@ def probe(
     elif found["result"]:
         _print_result(found)
     if found["status"] == "failed":
-        raise CommandError(found["failure"]["message"], code=found["failure"]["code"], is_failure=True)
+        raise failed(found, f"grpo logs {found['id']}")
     if found["status"] != "succeeded":
         raise CommandError("the probe was cancelled", code="cancelled")
 

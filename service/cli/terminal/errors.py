@@ -1,7 +1,8 @@
 """Errors that end a command: one line for people, JSON with `--json`, and an exit code."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 PAGE = "docs/reference/errors.md"
 
@@ -49,6 +50,13 @@ class CommandError(Exception):
         parts = [self.message, f"[{details}]" if details else "", f"Hint: {self.hint}" if self.hint else ""]
         parts.append(f"See {self.doc}" if self.doc else "")
         return " ".join(" ".join(part.split()) for part in parts if part)
+
+
+def failed(found: Mapping[str, Any], log_command: str) -> CommandError:
+    """The error of a failed probe or export, with the command that prints its log."""
+    failure = found["failure"]
+    hint = f"{failure['hint']} `{log_command}` prints its log".strip()
+    return CommandError(failure["message"], code=failure["code"], hint=hint, is_failure=True)
 
 
 class Interrupted(CommandError):

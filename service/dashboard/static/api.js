@@ -25,6 +25,7 @@ export async function metricsOf(id, { names, points = 1000, afterStep, signal } 
 }
 
 // The merged model of a job's final weights: created unless it exists, and awaited. → path of its archive.
+// A failed one is an error whose `log` is the export's path.
 export async function exported(path, { onPhase, signal } = {}) {
   let made = await post(path, { format: "merged" }, { signal });
   while (made.status === "queued" || made.status === "running") {
@@ -32,6 +33,6 @@ export async function exported(path, { onPhase, signal } = {}) {
     await pause(EXPORT_POLL_SECONDS, signal);
     made = await get(`${path}/${made.id}`, { signal });
   }
-  if (made.status !== "succeeded") throw new ApiError({ status: 422, ...made.error });
+  if (made.status !== "succeeded") throw Object.assign(new ApiError({ status: 422, ...made.error }), { log: `${path}/${made.id}` });
   return made.content;
 }

@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Request, Response
 
 from service.jobs.api.dependencies import JobId, WakeupsDep
+from service.jobs.api.endpoints_logs import LOG_RESPONSES, LogPage, LogQueryDep
 from service.jobs.results.exports import ExportCreate, ExportDeleted, ExportRead, Exports
 from service.web.auth import Reader, Writer
 from service.web.dependencies import CatalogDep, DatabaseDep, SettingsDep, StorageDep
@@ -52,6 +53,15 @@ def list_exports(job_id: JobId, principal: Reader, exports: ExportsDep) -> Page[
 def retrieve_export(job_id: JobId, export_id: ExportId, principal: Reader, exports: ExportsDep) -> ExportRead:
     """Status of an export; once it has succeeded, also size, SHA-256 and path of its archive."""
     return exports.read(principal.tenant, job_id, export_id)
+
+
+@router.get("/{export_id}/logs", response_model=LogPage, responses=LOG_RESPONSES)
+def list_export_logs(
+    job_id: JobId, export_id: ExportId, principal: Reader, exports: ExportsDep, query: LogQueryDep
+) -> LogPage | Response:
+    """Lines that the export's engine has printed, in the form of a job's log."""
+    exports.read(principal.tenant, job_id, export_id)
+    return query.answer(exports.database, export_id)
 
 
 @router.delete("/{export_id}")

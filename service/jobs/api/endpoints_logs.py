@@ -1,14 +1,16 @@
-"""A job's log, under `…/jobs/{id}`: in pages, or as a text file."""
+"""The log of a job, probe or export, in pages or as a text file; and that of a job under `…/jobs/{id}`."""
 
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from service.jobs.api.dependencies import JobId
 from service.jobs.progress import logs
 from service.jobs.store.repository import require_job
+from service.platform.db import Database
 from service.web.auth import Reader
 from service.web.dependencies import DatabaseDep
 from service.web.pagination import MAX_NUMBER
@@ -47,19 +49,39 @@ class LogPage(BaseModel):
     has_more: bool
 
 
-@router.get(
-    "/logs",
-    response_model=LogPage,
-    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
-)
+LOG_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}}
+}
+
+
+@dataclass(frozen=True)
+class LogQuery:
+    """Which lines of a log, and in which form."""
+
+    after: AfterLine = 0
+    tail: Tail = None
+    limit: LineLimit = 1000
+    format: LogFormat = "json"
+
+    def answer(self, database: Database, row_id: str) -> LogPage | Response:
+        """The log of a job, probe or export. The caller has checked access."""
+        if self.format == "text":
+            headers = {"Content-Disposition": f'attachment; filename="{row_id}.log"'}
+            return StreamingResponse(logs.as_text(database, row_id), media_type="text/plain", headers=headers)
+        with database.reading() as session:
+            last = logs.last_sequence(session, row_id)
+            start = max(self.after, last - self.tail) if self.tail else self.after
+            found = logs.lines_after(session, row_id, start, self.limit)
+        has_more = bool(found) and found[-1].sequence < last
+        return LogPage(data=[LogLineRead(**vars(line)) for line in found], has_more=has_more)
+
+
+LogQueryDep = Annotated[LogQuery, Depends()]
+
+
+@router.get("/logs", response_model=LogPage, responses=LOG_RESPONSES)
 def list_logs(
-    job_id: JobId,
-    principal: Reader,
-    database: DatabaseDep,
-    after: AfterLine = 0,
-    tail: Tail = None,
-    limit: LineLimit = 1000,
-    format: LogFormat = "json",
+    job_id: JobId, principal: Reader, database: DatabaseDep, query: LogQueryDep
 ) -> LogPage | Response:
     """Lines that the job's engine has printed in all attempts, oldest first; the newest 8 MiB are kept.
 
@@ -68,11 +90,4 @@ def list_logs(
     """
     with database.reading() as session:
         require_job(session, principal.tenant, job_id)
-        if format == "json":
-            last = logs.last_sequence(session, job_id)
-            start = max(after, last - tail) if tail else after
-            found = logs.lines_after(session, job_id, start, limit)
-            has_more = bool(found) and found[-1].sequence < last
-            return LogPage(data=[LogLineRead(**vars(line)) for line in found], has_more=has_more)
-    headers = {"Content-Disposition": f'attachment; filename="{job_id}.log"'}
-    return StreamingResponse(logs.as_text(database, job_id), media_type="text/plain", headers=headers)
+    return query.answer(database, job_id)

@@ -146,6 +146,17 @@ def test_a_probe_shows_its_verdict_and_completions(
     shots(page, "new-probed")
 
 
+def test_a_failed_probe_s_log_is_one_click_away(page: Page, rows: Path) -> None:
+    rows.write_bytes(questions(fail_at=2))
+    open_with(page, rows)
+    page.get_by_label("Max completion tokens").fill("16")
+    page.get_by_role("button", name="Probe").click()
+    expect(page.get_by_role("heading", name="No probe result")).to_be_visible(timeout=RUN_MS)
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Download log").click()
+    assert saved.value.path().read_text() == "fake engine starts\n"
+
+
 def test_past_probes_are_listed_and_can_be_opened(page: Page, deployment: Deployment) -> None:
     body = {
         "model": MODEL,

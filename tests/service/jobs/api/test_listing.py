@@ -139,7 +139,8 @@ def test_a_succeeded_job_says_why_it_needs_a_look(
 def test_jobs_that_stop_are_sorted_among_the_running_ones(client: TestClient, database: Database) -> None:
     states = (JobState.RUNNING, JobState.CANCELLING, JobState.PAUSING, JobState.QUEUED, JobState.CANCELLED)
     ids = {
-        name: add_job(database, state, created_at=n) for n, (name, state) in enumerate(zip("abcde", states))
+        name: add_job(database, state, created_at=n)
+        for n, (name, state) in enumerate(zip("abcde", states, strict=True))
     }
     assert listed(client, ids, sort="status") == "edcba"
     assert listed(client, ids, sort="-status") == "cbade"

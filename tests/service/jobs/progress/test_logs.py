@@ -10,6 +10,7 @@ from service.platform.db import Database
 from tests.service.job_samples import add_job
 
 JOBS = "/v1/fine_tuning/jobs"
+EXPORT = {"format": "merged", "step": 5, "base": "base", "sha256": "0" * 64}
 
 
 def add_log(database: Database, *attempts: list[PrintedLines], tenant: str = "tenant-a") -> str:
@@ -67,3 +68,24 @@ def test_another_tenant_s_log_is_not_found(client: TestClient, database: Databas
     for format_ in ("json", "text"):
         answer = client.get(f"{JOBS}/{job_id}/logs", params={"format": format_})
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "job_not_found")
+
+
+def test_the_logs_of_probes_and_exports_are_read_like_those_of_jobs(
+    client: TestClient, other_client: TestClient, database: Database
+) -> None:
+    job_id = add_job(database, JobState.SUCCEEDED)
+    paths = {
+        add_job(database, JobState.FAILED, probe={"prompts": 2}): "/v1/fine_tuning/probes/{}/logs",
+        add_job(
+            database, JobState.FAILED, export=EXPORT | {"job_id": job_id}
+        ): f"{JOBS}/{job_id}/exports/{{}}/logs",
+    }
+    for row_id, path in paths.items():
+        with database.transaction() as session:
+            logs.append(session, row_id, 1, [PrintedLines(0, ["a", "b"])], after=0)
+        page = client.get(path.format(row_id), params={"tail": 1}).json()
+        assert [(line["sequence"], line["text"]) for line in page["data"]] == [(2, "b")]
+        text = client.get(path.format(row_id), params={"format": "text"})
+        assert (text.text, f'"{row_id}.log"' in text.headers["content-disposition"]) == ("a\nb\n", True)
+        assert other_client.get(path.format(row_id)).status_code == 404
+        assert client.get(f"{JOBS}/{row_id}/logs").status_code == 404

@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import os
-import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +11,10 @@ from sqlalchemy import select
 from service.jobs.model import names
 from service.jobs.model.states import JobState
 from service.jobs.store import queue_health
-from service.platform.archives import pack
 from service.platform.db import Database
 from service.platform.storage import open_storage
 from service.platform.tables.core import Artifact, File, Job
 from service.settings import Settings
-from tests.service.embedded import call_grpo
 from tests.service.job_samples import (
     add_artifact,
     add_checkpoint,
@@ -29,7 +24,6 @@ from tests.service.job_samples import (
     lessons_method,
     make_model,
 )
-from tests.support.servers import wait_until
 
 JOBS = "/v1/fine_tuning/jobs"
 MERGED = {"format": "merged"}
@@ -248,45 +242,3 @@ def test_another_tenants_export_does_not_exist(
         answer = other_client.request(method, f"{JOBS}/{job_id}/exports/{export['id']}{place}")
         assert refusal(answer) == (404, "job_not_found")
     assert client.get(export["content"]).status_code == 200
-
-
-@pytest.fixture
-def environment(server_url: str, api_key: str) -> dict[str, str]:
-    return {**os.environ, "GRPO_URL": server_url, "GRPO_API_KEY": api_key}
-
-
-def test_the_command_creates_waits_downloads_and_unpacks(
-    client: TestClient, environment: dict[str, str], settings: Settings, database: Database, job_id: str,
-    tmp_path: Path,
-) -> None:  # fmt: skip
-    (tmp_path / "made").mkdir()
-    (tmp_path / "made" / "config.json").write_text("{}")
-    pack(tmp_path / "made", tmp_path / "made.tar")
-    content = (tmp_path / "made.tar").read_bytes()
-
-    def work() -> None:
-        """A worker's part."""
-        place = f"{JOBS}/{job_id}/exports"
-        wait_until(lambda: bool(client.get(place).json()["data"]), 30, "the command has created an export")
-        finish_export(settings, database, client.get(place).json()["data"][0]["id"], content)
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    done = call_grpo("merge", job_id, "--to", tmp_path / "out" / "model", "--json", environment=environment)
-    worker.join()
-    assert done.returncode == 0, done.stderr
-    printed = json.loads(done.stdout)
-    assert printed["sha256"] == hashlib.sha256(content).hexdigest()
-    assert printed["serve"] == f"vllm serve {tmp_path}/out/model --served-model-name {job_id}"
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model"]
-    assert (tmp_path / "out" / "model" / "config.json").read_text() == "{}"
-    again = call_grpo("merge", job_id, "--to", tmp_path / "out" / "model", environment=environment)
-    assert (again.returncode, "already exists" in again.stderr) == (1, True)
-
-
-def test_the_command_shows_why_an_export_is_refused(
-    environment: dict[str, str], settings: Settings, database: Database, tmp_path: Path
-) -> None:
-    job_id = add_tuned(settings, database)
-    refused = call_grpo("merge", job_id, "--to", tmp_path / "model", environment=environment)
-    assert (refused.returncode, "base_model_missing" in refused.stderr) == (1, True)

@@ -1,7 +1,8 @@
 // A job's results: checkpoints, weights, metrics, rollouts, each with a download; and the commands that use them.
 
-import { download, exported, get, jobPath } from "../../api.js";
-import { ago, announce, button, bytes, decimals, el, empty, number, percent, section, table } from "../../dom.js";
+import { get, jobPath } from "../../api.js";
+import { ago, bytes, decimals, el, empty, number, section, table } from "../../dom.js";
+import { downloadButton } from "../../download_button.js";
 import { heldOutName } from "../../metric_names.js";
 import { downloads } from "./downloads.js";
 import { Use } from "./use.js";
@@ -62,26 +63,4 @@ export class Checkpoints {
       el("td", {}, downloadButton("Download",
         jobPath(this.id, `/checkpoints/${checkpoint.id}/content`), {}, this.signal, `Download the checkpoint of step ${step}`)));
   }
-}
-
-// The button shows the progress. An export is created first unless it exists.
-function downloadButton(label, path, query, signal, title, isExport = false) {
-  const problem = el("span", { class: "problem small", role: "alert" });
-  const pressed = button(label, async () => {
-    pressed.disabled = true;
-    problem.textContent = "";
-    try {
-      const onPhase = (phase) => { pressed.textContent = `${label}: ${phase}`; };
-      const place = isExport ? await exported(path, { signal, onPhase }) : path;
-      await download(place, { query, signal, onProgress: (fraction, received) => {
-        pressed.textContent = fraction === null ? bytes(received) : percent(fraction);
-      } });
-      announce(`${label}: done`);
-    } catch (error) {
-      if (!signal.aborted) problem.textContent = error.message;
-    }
-    pressed.textContent = label;
-    pressed.disabled = false;
-  }, { kind: "small", "aria-label": title });
-  return el("span", { class: "row" }, pressed, problem);
 }

@@ -101,7 +101,7 @@ async function watched({ found, past }, first, signal) {
     await pause(POLL_SECONDS, signal);
     probe = await get(`${PROBES}/${probe.id}`, { signal });
   }
-  found.replaceChildren(showProbe(probe, focusField));
+  found.replaceChildren(showProbe(probe, focusField, signal));
   if (!wasOver || past.takesForRunning(probe.id)) past.refresh();
 }
 

@@ -1,6 +1,8 @@
 // The findings of a check, an estimate and a probe, as elements.
 
+import { PROBES } from "../../api.js";
 import { ago, bytes, duration, el, number, percent } from "../../dom.js";
+import { logButton } from "../../download_button.js";
 import { between, expectedTime } from "../job/cost.js";
 import { labelOf } from "./fields.js";
 
@@ -69,11 +71,12 @@ export function showProbing(probe) {
     el("div", { class: "bar" }, el("i", { style: { width: `${total ? (100 * step) / total : 0}%` } })));
 }
 
-export function showProbe(probe, go) {
+export function showProbe(probe, go, signal) {
   const { result } = probe;
   if (!result) {
     const why = probe.failure ? `${probe.failure.message} ${probe.failure.hint}` : "Cancelled.";
-    return el("div", { class: "note bad", role: "alert" }, el("h3", {}, "No probe result"), el("p", {}, why));
+    return el("div", { class: "note bad", role: "alert" }, el("h3", {}, "No probe result"), el("p", {}, why),
+      probe.failure && logButton(`${PROBES}/${probe.id}`, signal));
   }
   const figures = [
     ["pass rate", percent(result.pass_rate)], ["groups with signal", percent(result.signal_share)],
