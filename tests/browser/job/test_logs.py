@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from playwright.sync_api import Page
+from playwright.sync_api import APIResponse, Page, Route, expect
 
 from service.jobs.progress import logs
 from service.jobs.progress.logs import PrintedLines
@@ -48,6 +48,27 @@ def test_the_log_shows_its_newest_lines_as_text_and_filters_them(
         page.get_by_role("button", name="Download").click()
     saved.value.save_as(tmp_path / "job.log")
     assert (tmp_path / "job.log").read_text().splitlines()[-50_001:] == lines
+
+
+def test_the_last_lines_are_shown_if_the_job_ends_while_the_log_is_read(
+    page: Page, deployment: Deployment
+) -> None:
+    job_id, held = deployment.jobs["supervised"], list[tuple[Route, APIResponse]]()
+    job = deployment.get(f"{JOBS}/{job_id}")
+    page.goto("/")
+    page.evaluate(SHOW, [job_id, {**job, "status": "running"}])
+    page.route("**/logs?after=*", lambda route: held.append((route, route.fetch())), times=1)
+    while not held:
+        page.wait_for_timeout(50)
+    database = connect(deployment.api.settings)
+    with database.transaction() as session:
+        last = logs.last_sequence(session, job_id)
+        logs.append(session, job_id, 1, [PrintedLines(0, ["the last line"])], after=last)
+    database.engine.dispose()
+    page.evaluate("job => void window.view.load(job)", job)
+    (route, answer) = held[0]
+    route.fulfill(response=answer)
+    expect(page.get_by_role("log").locator("p").last).to_have_text("the last line")
 
 
 def test_the_machine_s_use_is_drawn_with_its_peak(page: Page, deployment: Deployment) -> None:

@@ -23,6 +23,10 @@ from worker.launchers import local
 
 Submit = Callable[..., str]
 STARTS = "fake engine starts"
+NOTE_LINES_AT_END = """
+CREATE TRIGGER ended AFTER UPDATE OF state ON jobs WHEN new.state IN ('succeeded', 'failed')
+BEGIN INSERT INTO seen SELECT new.id, max(sequence) FROM job_logs WHERE job_id = new.id; END
+"""
 
 
 @pytest.fixture
@@ -153,6 +157,20 @@ def test_lines_that_the_database_refuses_do_not_end_the_job(
     assert read_job(database, job_id).state == "succeeded"
     with database.transaction() as session:
         session.execute(sql("ALTER TABLE hidden RENAME TO job_logs"))
+
+
+def test_the_whole_log_is_stored_before_the_state_changes(
+    worker: Worker, database: Database, submit: Submit
+) -> None:
+    with database.transaction() as session:
+        session.execute(sql("CREATE TABLE seen (job_id TEXT, lines INTEGER)"))
+        session.execute(sql(NOTE_LINES_AT_END))
+    faults = [{}, {"fail_at": 2}]
+    ids = [submit({"*": {"prints": "line\n", "print_times": 20_000, **fault}}) for fault in faults]
+    run_until_idle(worker, database)
+    with database.reading() as session:
+        seen = dict(session.execute(sql("SELECT job_id, lines FROM seen")).all())
+    assert seen == dict.fromkeys(ids, 20_001)
 
 
 def test_the_log_is_deleted_with_its_job(database: Database) -> None:

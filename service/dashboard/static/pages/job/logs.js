@@ -33,12 +33,14 @@ export class Logs {
   }
 
   async follow() {
+    let wasOver = isOver(this.job); // before reading: the log of a job that is over is complete
     this.first = this.read();
     await this.first;
-    while (!isOver(this.job)) {
+    while (!wasOver) {
       await pause(POLL_SECONDS, this.signal);
       if (!this.root.isConnected) return; // another tab is shown
-      if (!document.hidden) await this.read();
+      wasOver = isOver(this.job);
+      if (wasOver || !document.hidden) await this.read();
     }
   }
 
