@@ -42,7 +42,7 @@ def test_a_job_run_without_a_sandbox_is_marked_in_warnings_and_events(
     tenant(database, "acme")
     dataset = insert_dataset(database, storage)
     job_id = insert_job(database, dataset, required_capabilities=SANDBOX)
-    other = insert_job(database, dataset)
+    other = insert_job(database, dataset, required_capabilities="format:2")
     for each in (job_id, other):
         prepared(unsafe, each)
     assert read_job(database, job_id).warnings == [UNSAFE_WARNING]
@@ -73,7 +73,7 @@ def test_an_unsafe_worker_offers_nothing_with_a_second_tenant(
         sweep_once(database, unsafe.wakeups, unsafe.settings)
         with database.reading() as session:
             names = session.scalars(select(WorkerHost.capabilities)).one().split()
-        return {name for name in names if not name.startswith("sink:")}
+        return {name for name in names if not name.startswith(("sink:", "format:"))}
 
     tenant(database, "acme")
     assert UNSAFE in offered()

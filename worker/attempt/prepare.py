@@ -20,7 +20,7 @@ from service.jobs.model.methods import quantization_of, retention_of
 from service.jobs.progress import publishing
 from service.jobs.results.weights import WeightsMissing, missing, model_parts
 from service.jobs.store.lineage import lineage_of
-from service.jobs.store.machines import UNSAFE, record_unsafe_run
+from service.jobs.store.machines import PYTHON_GRADERS, SANDBOX, UNSAFE, record_unsafe_run
 from service.platform.storage import ObjectMissing
 from service.platform.tables.core import Checkpoint, File, Job, Metric, Rollout
 from service.settings import Settings
@@ -176,7 +176,8 @@ def _fetch_checkpoint(attempt: Attempt) -> None:
 
 def _note_unsafe(attempt: Attempt) -> None:
     """Record in the job's history that this worker runs its untrusted code without a sandbox."""
-    if UNSAFE in attempt.worker.found_capabilities() and attempt.job.required_capabilities:
+    required = set(attempt.job.required_capabilities.split())
+    if UNSAFE in attempt.worker.found_capabilities() and required & {SANDBOX, PYTHON_GRADERS}:
         attempt.write(lambda session: record_unsafe_run(session, attempt.job.id, attempt.job.fence))
 
 

@@ -18,7 +18,7 @@ from service.jobs.model import names
 from service.jobs.model.methods import datasets_of
 from service.jobs.model.schemas import JobCreate, ProbeCreate
 from service.jobs.model.states import JobState
-from service.jobs.store import history, repository
+from service.jobs.store import formats, history, repository
 from service.jobs.store.lineage import base_model_name
 from service.jobs.store.machines import as_text
 from service.jobs.store.queue_health import num_unfinished
@@ -195,7 +195,10 @@ def _job_of(tenant: str, body: JobCreate, report: Report, settings: Settings) ->
         total_steps=report.total_steps,
         event_sequence=NUM_FIRST_EVENTS,
         warnings=report.warnings,
-        required_capabilities=as_text(required_by(report.method, body.resources)),
+        required_capabilities=as_text(
+            required_by(report.method, body.resources)
+            | formats.required({"validation_split": body.validation_split})
+        ),
         required_gpus=body.resources.least_gpus,
         required_gpu_memory_gb=body.resources.gpu_memory_gb,
     )

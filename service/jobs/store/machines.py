@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from grpo_engine.process.gpus import count_visible_gpus, smallest_memory_gb
 from grpo_engine.sandbox import monty, self_test, unsafe
-from service.jobs.store import history
+from service.jobs.store import formats, history
 from service.platform.clock import db_now
 from service.platform.db import insert_for
 from service.platform.tables.core import ApiKey, Job
@@ -122,15 +122,17 @@ def as_text(capabilities: Iterable[str]) -> str:
 
 
 def satisfied_by(capabilities: Collection[str]) -> list[str]:
-    """`as_text` of every requirement that these capabilities meet."""
+    """`as_text` of every requirement that a worker of this version with these capabilities meets."""
     names = sorted(capabilities)
-    subsets = (combinations(names, size) for size in range(len(names) + 1))
-    return [as_text(subset) for subset in chain.from_iterable(subsets)]
+    subsets = list(chain.from_iterable(combinations(names, size) for size in range(len(names) + 1)))
+    of_format = [(), *((name,) for name in formats.UNDERSTOOD)]  # a job requires at most one
+    return [as_text((*subset, *one)) for subset in subsets for one in of_format]
 
 
 def announce(session: Session, host: str, pool: str, machine: Machine) -> None:
     """Store what a machine with a worker of this pool offers, and delete machines that no longer report."""
-    offered = {"capabilities": as_text(machine.capabilities), "gpus": machine.gpus}
+    capabilities = as_text(machine.capabilities | formats.UNDERSTOOD)
+    offered: dict[str, Any] = {"capabilities": capabilities, "gpus": machine.gpus}
     offered |= {"gpu_memory_gb": machine.gpu_memory_gb, "seen_at": db_now()}
     row = insert_for(session)(WorkerHost).values(host=host, pool=pool, **offered)
     session.execute(row.on_conflict_do_update(index_elements=["host", "pool"], set_=offered))

@@ -120,7 +120,7 @@ UNRUNNABLE_JOBS = "unrunnable_jobs"
 WARNINGS = {
     NO_LIVE_WORKER: "jobs are waiting, and no machine with a worker of this pool is live",
     IDLE_WORKER: "a job is waiting, but fewer jobs run than there are live machines: a worker takes no jobs",
-    UNRUNNABLE_JOBS: "jobs are waiting that no known machine of this pool can run (sandbox or GPUs)",
+    UNRUNNABLE_JOBS: "jobs are waiting that no known machine of this pool can run (sandbox, GPUs or version)",
 }
 
 
@@ -141,6 +141,7 @@ class Need:
 class Host:
     """A machine with workers of the pool that reported within the last hour."""
 
+    name: str
     machine: Machine
     silent_seconds: float
     is_live: bool
@@ -192,7 +193,12 @@ _QUEUED_POOLS = select(Job.pool).where(IS_QUEUED).distinct()
 _NUM_HELD_OF_POOLS = select(Job.pool, func.count()).where(is_in("jobs", *HELD)).group_by(Job.pool)
 _SILENT_SECONDS = db_now() - WorkerHost.seen_at
 _HOSTS = select(
-    WorkerHost.pool, WorkerHost.capabilities, WorkerHost.gpus, WorkerHost.gpu_memory_gb, _SILENT_SECONDS
+    WorkerHost.pool,
+    WorkerHost.host,
+    WorkerHost.capabilities,
+    WorkerHost.gpus,
+    WorkerHost.gpu_memory_gb,
+    _SILENT_SECONDS,
 )
 
 
@@ -201,9 +207,9 @@ def pool_reports(session: Session, sweep_seconds: float) -> list[PoolReport]:
     live_seconds = max(LIVE_SECONDS, MISSED_SWEEPS * sweep_seconds)
     hosts: defaultdict[str, list[Host]] = defaultdict(list)
     recent = session.execute(_HOSTS.where(_SILENT_SECONDS <= KNOWN_SECONDS))
-    for pool, capabilities, gpus, memory, seconds in recent:
+    for pool, name, capabilities, gpus, memory, seconds in recent:
         machine = _machine(capabilities, gpus, memory)
-        hosts[pool].append(Host(machine, seconds, seconds <= live_seconds))
+        hosts[pool].append(Host(name, machine, seconds, seconds <= live_seconds))
     held = dict(session.execute(_NUM_HELD_OF_POOLS).all())
     return [
         PoolReport(pool, _needs(session, pool), tuple(hosts[pool]), held.get(pool, 0))

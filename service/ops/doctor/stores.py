@@ -9,11 +9,14 @@ from sqlalchemy import select, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from service.jobs.store import formats
+from service.jobs.store.machines import as_text
 from service.jobs.store.queue_health import (
     IDLE_WORKER,
     NO_LIVE_WORKER,
     UNRUNNABLE_JOBS,
     WARNINGS,
+    PoolReport,
     pool_reports,
 )
 from service.jobs.store.wakeups import broker_check
@@ -31,7 +34,7 @@ PROBE = b"grpo doctor"
 ADVICE = {
     NO_LIVE_WORKER: "Start a worker of this pool: `grpo worker` or `celery -A worker.app worker`.",
     IDLE_WORKER: "Restart the worker; see in its log why it claims no job.",
-    UNRUNNABLE_JOBS: "Start a worker that offers it (bubblewrap, GRPO_GPUS), or cancel the jobs.",
+    UNRUNNABLE_JOBS: "Start a worker that offers it (bubblewrap, GRPO_GPUS, new code), or cancel the jobs.",
 }
 
 
@@ -90,7 +93,18 @@ def _schema_and_pools(opened: Database, settings: Settings) -> Iterator[Finding]
                 num_waiting = sum(need.num_jobs for need in report.needs)
                 found = f"machines: {report.num_live}, running: {report.num_held}, waiting: {num_waiting}"
                 yield ok(f"pool {report.pool}", found)
+            yield from _old_workers(report)
         yield from _helpers(session, settings)
+
+
+def _old_workers(report: PoolReport) -> Iterator[Finding]:
+    """Each machine whose workers cannot read all jobs that this version creates."""
+    for host in report.hosts:
+        number = formats.number_of(as_text(host.machine.capabilities))
+        if host.is_live and number < formats.NEWEST:
+            found = f"{host.name} reads job format {number}; this version writes up to {formats.NEWEST}"
+            advice = "Upgrade the worker there. Until then it leaves newer jobs to others."
+            yield warning(f"pool {report.pool}", found, advice)
 
 
 def _helpers(session: Session, settings: Settings) -> Iterator[Finding]:

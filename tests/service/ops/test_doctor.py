@@ -6,15 +6,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 from grpo_engine.config.runtime import Runtime
 from grpo_engine.models.fast.operations import compiled_version
 from grpo_engine.sandbox import Capability
+from service.jobs.store.machines import Machine, announce
 from service.ops.doctor import machine, software, stores
 from service.ops.doctor.examination import examine
 from service.ops.doctor.findings import Finding, Level, ok
 from service.ops.doctor.model import model as model_check
 from service.platform.db import Database
+from service.platform.tables.workers import WorkerHost
 from service.settings import Settings
 from tests.conftest import settings_for
 from tests.engine.realistic import write_model
@@ -170,6 +173,19 @@ def test_waiting_jobs_without_a_worker_are_a_warning(settings: Settings, databas
     found = only(stores.database(settings))
     assert (found.level, found.check) == (Level.WARNING, "pool large")
     assert "grpo worker" in found.advice
+
+
+@on_sqlite
+def test_an_old_worker_is_named_until_it_is_upgraded(settings: Settings, database: Database) -> None:
+    with database.transaction() as session:
+        announce(session, "old-host", "default", Machine(frozenset()))
+        session.execute(update(WorkerHost).values(capabilities="sandbox"))  # as the version before it did
+    found = only(stores.database(settings))
+    assert (found.level, found.check) == (Level.WARNING, "pool default")
+    assert found.found == "old-host reads job format 1; this version writes up to 2"
+    with database.transaction() as session:
+        announce(session, "old-host", "default", Machine(frozenset()))
+    assert not [one for one in stores.database(settings) if one.level is Level.WARNING]
 
 
 def test_a_broker_that_is_unreachable_or_evicts_is_a_failure(tmp_path: Path, redis_server: Redis) -> None:

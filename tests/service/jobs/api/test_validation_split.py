@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 from grpo_engine.config.validation_split import held_out_rows, prompt_digest
 from service.jobs.results.manifest import differences, request_of
 from service.platform.db import Database
+from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.service.files.file_samples import on_sqlite, refusal
 from tests.service.job_samples import GRADER, create, jsonl, make_model, num_jobs, reinforcement, request, row
@@ -41,6 +42,13 @@ def test_the_check_counts_the_rows_of_both_sides(client: TestClient, split: floa
     assert report["rows"] == {"training": 20 - num_held_out, "validation": num_held_out}
     assert (report["valid"], report["warnings"]) == (True, [])
     assert report["total_steps"] == 20 - num_held_out
+
+
+def test_a_split_waits_for_a_worker_that_reads_it(client: TestClient, database: Database) -> None:
+    job = create(client, uploaded(client, jsonl(*ROWS)), validation_split=0.1)
+    assert job["queue"]["reason"] == "waiting for a worker of a version that reads job format 2"
+    with database.reading() as session:
+        assert session.get_one(Job, job["id"]).required_capabilities == "format:2"
 
 
 def test_a_job_keeps_its_split_in_its_clone_and_its_manifest(client: TestClient) -> None:
