@@ -13,7 +13,7 @@ from grpo_engine.sandbox import monty
 from grpo_engine.sandbox.launch import Interpreter
 from grpo_engine.sandbox.probe import Capability
 from service.app import create_app
-from service.jobs.store import claiming, machines
+from service.jobs.store import claiming, formats, machines
 from service.jobs.store.machines import PYTHON_GRADERS, SANDBOX, Machine
 from service.platform.clock import db_now
 from service.platform.db import Database
@@ -171,10 +171,11 @@ def test_a_machine_reports_its_capabilities_and_is_deleted_when_silent(database:
     announce(database, "two")
     with database.transaction() as session:
         found = machines.recent_machines(session, "default")
-        assert sorted(len(machine.capabilities) for machine in found) == [0, 2]
+        offered = [machine.capabilities - formats.UNDERSTOOD for machine in found]
+        assert sorted(map(len, offered)) == [0, 2]
         long_ago = db_now() - machines.KNOWN_SECONDS - 1
         session.execute(update(WorkerHost).where(WorkerHost.host == "one").values(seen_at=long_ago))
-        assert machines.recent_machines(session, "default") == [Machine(frozenset())]
+        assert machines.recent_machines(session, "default") == [Machine(formats.UNDERSTOOD)]
     announce(database, "two")
     with database.reading() as session:
         assert session.scalars(select(WorkerHost.host)).all() == ["two"]
