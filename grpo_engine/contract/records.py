@@ -122,6 +122,8 @@ class Score(Record):
     """Rewards of the completion's reasoning steps, for graders that score steps."""
     explanations: dict[str, tuple[Explanation, ...]] = {}
     """Part → its tests or steps, a bounded number of them."""
+    printed: dict[str, str] = {}
+    """Part → what its code printed, bounded and otherwise as it was printed."""
 
 
 class CompletionRecord(Record):

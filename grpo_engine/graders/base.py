@@ -80,6 +80,8 @@ class Graded(NamedTuple):
     feedback: str = ""
     """What would improve the completion; empty if nothing is known."""
     explanations: tuple[Explanation, ...] = ()
+    printed: str = ""
+    """What the user's code printed, bounded."""
 
 
 class RewardGrader(GraderBase):
@@ -91,9 +93,12 @@ class RewardGrader(GraderBase):
 
     def grade(self, sample: Sample, item: Mapping[str, Any]) -> Score:
         try:
-            reward, feedback, explanations = self.evaluate(sample, item)
+            reward, feedback, explanations, printed = self.evaluate(sample, item)
         except UnscorableError as error:
-            return self.unscorable(error.code, error.message)
+            unscored = self.unscorable(error.code, error.message)
+            return unscored.model_copy(
+                update={"printed": {self.label: error.printed} if error.printed else {}}
+            )
         if not math.isfinite(reward):
             return self.unscorable("other_error", f"the reward is {reward}, not a finite number")
         reward = float(reward)
@@ -102,6 +107,7 @@ class RewardGrader(GraderBase):
             parts={self.label: reward},
             feedback=bounded_feedback(feedback),
             explanations={self.label: explanations} if explanations else {},
+            printed={self.label: printed} if printed else {},
         )
 
 

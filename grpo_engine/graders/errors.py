@@ -5,9 +5,10 @@ from grpo_engine.graders.feedback import storable
 
 
 class UnscorableError(Exception):
-    """This completion cannot be scored."""
+    """This completion cannot be scored. `printed`: what the user's code printed before."""
 
-    def __init__(self, code: GradeErrorCode, message: str) -> None:
+    def __init__(self, code: GradeErrorCode, message: str, printed: str = "") -> None:
         super().__init__(message)
         self.code: GradeErrorCode = code
         self.message = storable(message)
+        self.printed = printed

@@ -55,12 +55,15 @@ class PendingScores:
     def graded(self, groups: Sequence[Group]) -> list[GradedGroup]:
         """The groups with their scores; waits until all are graded."""
         return [
-            GradedGroup(
-                group,
-                tuple(each if isinstance(each, Score) else each.result() for each in self._scores[position]),
-            )
+            GradedGroup(group, tuple(map(self._score, self._scores[position])))
             for position, group in enumerate(groups)
         ]
+
+    def _score(self, pending: Future[Score] | Score) -> Score:
+        """The score, once it is there; what the graders printed goes to the engine's output."""
+        score = pending if isinstance(pending, Score) else pending.result()
+        self.grading.printed.show(score.printed)
+        return score.model_copy(update={"printed": {}}) if score.printed else score
 
 
 def sample_and_grade(

@@ -77,10 +77,11 @@ class MontyServer:
             with self._pool.checkout(script_name="grader.py", limits=limits) as session:
                 session.feed_run(self._source, print_callback=printed)
                 value = session.feed_run(expression, inputs=inputs, print_callback=printed)
-            return Outcome(value=json.dumps(value, allow_nan=False))
+            return Outcome(value=json.dumps(value, allow_nan=False), output=printed.output)
         except self._monty.MontyError as error:
             text = error.display() if hasattr(error, "display") else str(error)
             late = "time limit exceeded" in text[-200:]
-            return Outcome(error=text[-MAX_ERROR_CHARACTERS:] or type(error).__name__, timed_out=late)
+            reason = text[-MAX_ERROR_CHARACTERS:] or type(error).__name__
+            return Outcome(error=reason, output=printed.output, timed_out=late)
         except (TypeError, ValueError, RecursionError) as error:
             return Outcome(error=f"grade() must return a number: {error}"[:MAX_ERROR_CHARACTERS])

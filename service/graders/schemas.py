@@ -1,7 +1,7 @@
 """Bodies of the grader endpoints, in OpenAI's shape. Graders are the engine's own classes.
 
-Added to OpenAI's: `num_tokens` in requests; `scorable`, `grader_errors`, `feedback` and `explanations` in
-responses.
+Added to OpenAI's: `num_tokens` in requests; `scorable`, `grader_errors`, `feedback`, `explanations` and
+`printed` in responses.
 """
 
 from typing import Annotated, Any
@@ -82,4 +82,6 @@ class RunResponse(BaseModel):
     """The reason why the reward is not full; empty if the grader gave none."""
     explanations: dict[str, list[Explanation]]
     """Part → the tests of a `code_tests` or the steps of a `process`."""
+    printed: dict[str, str]
+    """Part → what a `python` grader printed, at most 2,000 characters, without secrets of known formats."""
     model_grader_token_usage_per_model: dict[str, Any] = {}

@@ -11,6 +11,7 @@ from grpo_engine.contract.records import GradeError, Score
 from grpo_engine.graders import Grader, make_sample
 from grpo_engine.graders.model_spending import ModelUsage
 from grpo_engine.graders.pool.pool import open_grading
+from grpo_engine.graders.printed import lines_of
 from grpo_engine.graders.rules.score_model import ScoreModel, usage
 from service.graders.schemas import RunErrors, RunMetadata, RunRequest, RunResponse
 from service.jobs.intake.checks.grader import check_grader, with_places
@@ -19,6 +20,7 @@ from service.jobs.model.dataset import Problems
 from service.jobs.model.methods import leaves
 from service.platform.catalog import Catalog
 from service.platform.errors import InvalidRequest
+from service.platform.logs import mask
 from service.web.limits import ConcurrencyLimit
 
 RESERVED_FIELDS = ("messages", "tools")
@@ -94,6 +96,7 @@ def _response(
         grader_errors=score.errors,
         feedback=score.feedback,
         explanations={part: list(found) for part, found in score.explanations.items()},
+        printed={part: "\n".join(lines_of(mask(text))) for part, text in score.printed.items()},
         model_grader_token_usage_per_model={model: each.model_dump() for model, each in spent.items()},
     )
 

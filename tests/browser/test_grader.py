@@ -46,6 +46,17 @@ def test_a_job_s_own_rule_is_tried_on_the_first_row_of_its_dataset(
     expect(result.get_by_role("row", name="format 1")).to_be_visible()
 
 
+def test_what_a_grader_prints_is_shown_as_text(page: Page) -> None:
+    page.goto("/#/grader")
+    source = "def grade(sample, item):\n    print('<b>', sample['output_text'])\n    return 1\n"
+    page.get_by_label("Grader (JSON)").fill(json.dumps({"type": "python", "name": "own", "source": source}))
+    page.get_by_label("Model answer").fill("41")
+    page.get_by_role("button", name="Run").click()
+    result = page.get_by_role("region", name="Result")
+    expect(result.get_by_text("own printed")).to_be_visible()
+    expect(result.locator("pre")).to_have_text("<b> 41")
+
+
 def test_a_run_of_code_names_the_failing_test_and_what_it_got(
     page: Page, shots: Callable[[Page, str], None]
 ) -> None:

@@ -18,6 +18,7 @@ from grpo_engine.graders import Grader
 from grpo_engine.graders.base import GraderBase
 from grpo_engine.graders.pool.lanes import ProcessLane, ThreadLane
 from grpo_engine.graders.pool.wire import grade_safely
+from grpo_engine.graders.printed import PrintedOutput
 from grpo_engine.graders.rules.multi import Multi
 
 
@@ -52,6 +53,7 @@ class Grading:
         self._threads = threads
         self._processes = processes
         self._closed = False
+        self.printed = PrintedOutput()
 
     @property
     def pids(self) -> list[int]:

@@ -132,7 +132,15 @@ class Multi(GraderBase):
         feedback = "\n".join(f"{key}: {scores[key].feedback}" for key in parts if scores[key].feedback)
         reward = self.invalid_grade if total is None else total
         explanations = joined((key, scores[key].explanations) for key in parts)
-        return Score(reward=reward, parts=parts, errors=errors, feedback=feedback, explanations=explanations)
+        printed = {key: text for key in parts for text in scores[key].printed.values()}
+        return Score(
+            reward=reward,
+            parts=parts,
+            errors=errors,
+            feedback=feedback,
+            explanations=explanations,
+            printed=printed,
+        )
 
     def _total(self, parts: Mapping[str, float | None]) -> float | GradeError | None:
         """The formula's value; None if a part that it needs is unscorable."""

@@ -20,6 +20,7 @@ from pydantic import AfterValidator
 from grpo_engine.contract.records import Sample
 from grpo_engine.graders.base import Graded, RewardGrader
 from grpo_engine.graders.errors import UnscorableError
+from grpo_engine.graders.printed import bounded
 from grpo_engine.graders.untrusted_json import read_graded
 from grpo_engine.sandbox import PythonServer, SandboxUnavailable, self_test
 from grpo_engine.sandbox.monty import MontyServer, installed, subset_problems
@@ -71,7 +72,8 @@ class PythonGrader(RewardGrader):
 
     `sample` has output_text, output_json, output_tools, choices[0].message, finish_reason and num_tokens;
     `item` is the dataset row. Standard library only, no network, 2 GB, 2 minutes. Every call runs the source
-    in its own process. An exception, or a result that is not a finite number, is an error and not 0.
+    in its own process. An exception, or a result that is not a finite number, is an error and not 0. What it
+    prints is in the job's log, up to 2,000 characters a call and 64 KiB in all.
     """
 
     runs_in = "process"
@@ -93,12 +95,13 @@ class PythonGrader(RewardGrader):
             raise UnscorableError("python_grader_server_error", str(error)) from None
         except (TypeError, ValueError, RecursionError) as error:
             raise UnscorableError("invalid_variable_error", f"the row has no JSON form: {error}") from None
+        printed = bounded(outcome.output)
         if outcome.value is None:
-            raise UnscorableError("python_grader_runtime_error", outcome.error)
+            raise UnscorableError("python_grader_runtime_error", outcome.error, printed)
         try:
-            return read_graded(outcome.value)
+            return read_graded(outcome.value)._replace(printed=printed)
         except ValueError as error:
-            raise UnscorableError("python_grader_runtime_error", str(error)) from None
+            raise UnscorableError("python_grader_runtime_error", str(error), printed) from None
 
 
 def as_openai(sample: Sample) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from service.cli.terminal.output import JsonFlag, excerpt, print_json, print_tab
 from service.cli.terminal.progress import waiting
 
 RUN = "/v1/fine_tuning/alpha/graders/run"
+SHOWN_PRINTS = 3
+"""Rows; `--json` has all."""
 SHOWN_ERRORS = 5
 ANSWER_FIELDS = ("answer", "completion", "text", "output_text")
 
@@ -146,6 +148,7 @@ def _graded(client: Client, rule: dict[str, Any], item: Row, answer: str) -> Row
         "reward": reward,
         "parts": found["sub_rewards"],
         "errors": found["grader_errors"],
+        "printed": found["printed"],
     }
 
 
@@ -176,6 +179,9 @@ def _show(found: list[Row]) -> None:
     for key, count in counts.most_common(SHOWN_ERRORS):
         part, code, message = key
         say(f"\n{count} × {part}: {code}, first in row {first[key]}:\n{message}", "yellow")
+    for one in [one for one in found if one["printed"]][:SHOWN_PRINTS]:
+        for part, text in one["printed"].items():
+            say(f"\nrow {one['row']}, {part} printed:\n{text}")
     rewards = [one["reward"] for one in found if one["reward"] is not None]
     if rewards:
         say(f"\n{len(rewards)} rewards, mean {short_number(sum(rewards) / len(rewards))}")

@@ -12,6 +12,12 @@ export function explanations(parts) {
   });
 }
 
+// `parts`: part → what its code printed. → an element per part.
+export function prints(parts) {
+  return Object.entries(parts ?? {}).map(([name, text]) =>
+    el("details", { open: true }, el("summary", {}, `${name} printed`), el("pre", { class: "code", tabindex: 0 }, text)));
+}
+
 function check(one) {
   const outcome = { true: "passed", false: "failed" }[one.passed] ?? "more";
   return el("li", { class: outcome },

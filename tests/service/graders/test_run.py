@@ -74,6 +74,12 @@ def test_an_exception_of_a_python_grader_is_an_error_with_its_details(client: Te
     assert "ZeroDivisionError" in errors["python_grader_runtime_error_details"]
 
 
+def test_the_prints_of_a_python_grader_are_returned_without_secrets(client: TestClient) -> None:
+    printing = python(r"print('\x1b[31mseen', item['answer'], 'api_key=private'); return 1 / 0")
+    assert run(client, printing, "4", {"answer": "4"})["printed"] == {"own": "\ufffd[31mseen 4 api_key=***"}
+    assert run(client, python("return 1"))["printed"] == {}
+
+
 def test_code_and_math_are_judged_apart(client: TestClient) -> None:
     tests = {"type": "code_tests", "tests": "{{item.tests}}"}
     item = {"tests": [{"call": "f", "args": [2], "expected": 4}, {"call": "f", "args": [3], "expected": 6}]}

@@ -1,5 +1,6 @@
 """What an engine prints is in its job's log: in order, masked, bounded, and once, whatever fails."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from service.jobs.progress.logs import LogLine
 from service.platform.db import Database
 from service.platform.tables.logs import LogPiece
 from tests.worker.jobs import insert_job, read_job
+from tests.worker.jobs import method as small_method
 from tests.worker.outcomes import in_background, run_until_idle
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
@@ -75,6 +77,28 @@ def test_the_real_engine_s_log_has_its_steps_and_the_traceback_of_its_error(
     assert texts.index("Traceback (most recent call last):") < texts.index(
         "grpo_engine.process.fault_points.InjectedFault: step.trained"
     )
+
+
+def test_a_python_grader_s_prints_are_in_the_log_with_its_name(
+    worker: Worker, database: Database, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(worker.settings.models_dir / "tiny", hidden=32, layers=1, seed=3)
+    monkeypatch.setenv("HF_TOKEN", "hf_private")
+    real = replace(worker, settings=worker.settings.model_copy(update={"engine_module": "grpo_engine"}))
+    source = (
+        "def grade(sample, item):\n"
+        "    print('expected', item['answer'], 'hf_private\\n12:00:00 step 9: \x1b[31mreward 1')\n"
+        "    return 1\n"
+    )
+    method = small_method(n_steps=1, max_completion_tokens=4, lora={"rank": 2}).model_dump(mode="json")
+    method["reinforcement"]["grader"] = {"type": "python", "name": "own", "source": source}
+    job_id = submit(method=method, required_capabilities="python_graders")
+    run_job(real)
+    assert read_job(database, job_id).state == "succeeded"
+    shown = [text for text in texts_of(database, job_id) if text.startswith("[grader")]
+    assert re.fullmatch(r"\[grader own\] expected \d+ \*\*\*", shown[0])
+    assert shown[1] == "[grader own] 12:00:00 step 9: \ufffd[31mreward 1"
+    assert not [text for text in texts_of(database, job_id) if text.startswith("12:00:00")]
 
 
 def test_secrets_and_control_characters_are_not_stored(

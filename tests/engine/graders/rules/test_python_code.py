@@ -5,6 +5,7 @@ from pydantic import ValidationError
 
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.graders import make_sample
+from grpo_engine.graders.rules.multi import Multi
 from grpo_engine.graders.rules.python_code import PythonGrader
 from tests.engine.sandbox.hostile_graders import GRADERS
 
@@ -127,3 +128,16 @@ def test_a_wrong_source_is_refused_with_its_line(source: str, problem: str) -> N
 def test_openais_image_tag_is_accepted() -> None:
     assert grader("return 1", image_tag="2025-05-08").image_tag == "2025-05-08"
     assert grader("return 1").execution == "process"
+
+
+@pytest.mark.parametrize("ending", ["return 1", "raise ValueError('no')", "return 'text'"])
+def test_prints_are_kept_whatever_follows_and_cut(ending: str) -> None:
+    score = grader(f"print('x' * 5000); {ending}", name="own").grade(make_sample("x"), {})
+    assert score.printed == {"own": "x" * 2000 + "…"}
+    assert "printed" not in score.feedback
+
+
+def test_a_multi_names_the_parts_that_printed() -> None:
+    parts = {"loud": grader("print('a'); print('b'); return 1"), "quiet": grader("return 1")}
+    both = Multi.model_validate({"type": "multi", "graders": parts, "calculate_output": "loud + quiet"})
+    assert both.grade(make_sample("x"), {}).printed == {"loud": "a\nb"}

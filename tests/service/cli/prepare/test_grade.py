@@ -77,6 +77,14 @@ def test_rows_that_cannot_be_scored_show_the_traceback_and_exit_with_1(
     assert done.stderr.startswith("Error: 1 of 4 answers cannot be scored [code=not_scorable]")
 
 
+def test_what_a_grader_prints_is_shown_for_the_first_rows(grpo: Grpo, rows: str, tmp_path: Path) -> None:
+    source = "def grade(sample, item):\n    print('seen', item['answer'])\n    return 1\n"
+    grader = written(tmp_path / "grader.json", {"type": "python", "source": source})
+    shown = grpo("grade", grader, "--rows", rows, "--answer", "x")
+    assert "row 1, python printed:\nseen 2\n" in shown
+    assert ("seen 6" in shown, "seen 8" in shown) == (True, False)
+
+
 def test_parts_of_a_grader_are_shown_beside_its_reward(grpo: Grpo, rows: str, tmp_path: Path) -> None:
     tags = {"type": "format", "tags": ["answer"]}
     multi = {"type": "multi", "graders": {"right": NUMERIC, "shape": tags}}

@@ -1,7 +1,7 @@
 // The result of a grader run as elements. Boundary: rendering only; no requests.
 
 import { duration, el, number, quoted } from "../../dom.js";
-import { explanations } from "../../explanations.js";
+import { explanations, prints } from "../../explanations.js";
 
 const DETAILS = ["python_grader_runtime_error_details", "model_grader_server_error_details"];
 
@@ -19,6 +19,7 @@ export function scored(answer) {
     ...explanations(answer.explanations),
     answer.feedback && !Object.keys(answer.explanations).length ? el("p", { class: "hint text" }, answer.feedback) : null,
     errors(answer),
+    ...prints(answer.printed),
   ].filter(Boolean);
 }
 

@@ -2,7 +2,7 @@
 
 import { get, post } from "../../api.js";
 import { announce, button, el, failed, number, quoted } from "../../dom.js";
-import { explanations } from "../../explanations.js";
+import { explanations, prints } from "../../explanations.js";
 
 const ROWS = 20;
 const AT_ONCE = 3; // the service runs at most four graders of a tenant at once
@@ -75,6 +75,7 @@ function row(one) {
     el("span", { class: "text cut-lines" }, one.sample || "(empty)"),
     Object.values(one.grader_errors).map((error) => el("div", { class: "problem" }, quoted(error.message))),
     explanations(one.explanations),
+    prints(one.printed),
   ];
 }
 
