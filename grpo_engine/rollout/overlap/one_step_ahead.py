@@ -51,7 +51,7 @@ def open_rollouts(
         return source, Collector(sampler, grading, source, method.hyperparameters, policy.decode)
     ranks = Ranks.current()
     if ranks.world > 1 and not isinstance(unwrapped(sampler), RemoteSampler):
-        message = f"max_staleness is 1, but each of the {ranks.world} ranks both samples and trains"
+        message = f"max_staleness is 1, but {ranks.world} ranks sample and train on the same devices"
         hint = "Set max_staleness to 0, train on one device, or give the job resources.sampler_gpus."
         raise ConfigError(message, hint=hint)
     snapshot = PolicySnapshot(policy, sampler, method)
