@@ -1,5 +1,5 @@
 """The data that crosses the engine's interface: events, records, errors and manifests as plain data.
 
 Belongs here: what a worker reads from a run directory.
-Does not: anything that computes, opens a file or loads torch.
+Belongs elsewhere: anything that computes, opens a file or loads torch.
 """

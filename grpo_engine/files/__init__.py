@@ -1,5 +1,5 @@
 """Files that survive a crash: atomic folders, the event log, safetensors indexes, fingerprints.
 
 Belongs here: formats on disk and how they are written durably.
-Does not: what a checkpoint contains (`training/`).
+Belongs elsewhere: what a checkpoint contains (`training/`).
 """

@@ -1,5 +1,5 @@
 """A model and its log-probabilities: loading, LoRA, forward passes, our own kernels (`fast/`).
 
 Belongs here: everything that touches a model's weights.
-Does not: sampling (`rollout/`) or optimisation (`training/`).
+Belongs elsewhere: sampling (`rollout/`) and optimisation (`training/`).
 """

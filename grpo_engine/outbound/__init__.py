@@ -1,5 +1,5 @@
 """Requests to servers run by others: address checks, pinned connections, signatures, a chat client.
 
 Belongs here: everything that leaves the machine on a user's behalf.
-Does not: what a grader does with the answer.
+Belongs elsewhere: what a grader does with the answer.
 """

@@ -1,4 +1,5 @@
 """Ranks and shards: how one job uses several devices.
 
-Belongs here: collectives and what each rank holds. Does not: how ranks are started (`run/`).
+Belongs here: collectives and what each rank holds.
+Belongs elsewhere: how ranks are started (`run/`).
 """

@@ -1,5 +1,5 @@
 """From prompts to scored groups: datasets, samplers, tools, scoring and evaluation.
 
 Belongs here: what happens before a gradient.
-Does not: advantages and losses (`objective/`), weight updates (`training/`).
+Belongs elsewhere: advantages and losses (`objective/`), weight updates (`training/`).
 """

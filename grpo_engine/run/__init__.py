@@ -1,4 +1,5 @@
 """A configuration becomes a running job: what is built, in which process, on which ranks.
 
-Belongs here: assembly and process start. Does not: the steps themselves (`training/`).
+Belongs here: assembly and process start.
+Belongs elsewhere: the steps themselves (`training/`).
 """

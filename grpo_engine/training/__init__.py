@@ -1,4 +1,5 @@
 """The order of a training step and what surrounds it: gradients, optimiser, memory budget, checkpoints.
 
-Belongs here: what moves weights. Does not: formulas (`objective/`) or sampling (`rollout/`).
+Belongs here: what moves weights.
+Belongs elsewhere: formulas (`objective/`) and sampling (`rollout/`).
 """

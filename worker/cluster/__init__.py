@@ -2,5 +2,5 @@
 
 Belongs here: everything that uses Ray. Only the processes of `driver.py`, `rank.py` and `watch.py` import it,
 because Ray ends a process that loses its cluster, which must not happen to a worker.
-Does not: which job runs where (`attempt/`), processes of one machine (`launchers/`).
+Belongs elsewhere: which job runs where (`attempt/`), processes of one machine (`launchers/`).
 """

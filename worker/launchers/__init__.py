@@ -1,4 +1,5 @@
 """How engine processes are started and stopped, warm ones included.
 
-Belongs here: processes. Does not: jobs and their rows (`attempt/`).
+Belongs here: processes.
+Belongs elsewhere: jobs and their rows (`attempt/`).
 """

@@ -1,4 +1,5 @@
 """Sampling the next step while the current one trains (`max_staleness: 1`).
 
-Belongs here: the background sampler and the snapshots it samples from. Does not: the sampler itself.
+Belongs here: the background sampler and the snapshots it samples from.
+Belongs elsewhere: the sampler itself.
 """

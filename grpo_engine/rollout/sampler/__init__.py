@@ -1,4 +1,5 @@
 """Completions of prompts: with torch on any device, with vLLM on a GPU.
 
-Belongs here: decoding, caches and draws. Does not: tools and turns (`../tools/`), rewards (`../scoring.py`).
+Belongs here: decoding, caches and draws.
+Belongs elsewhere: tools and turns (`../tools/`), rewards (`../scoring.py`).
 """

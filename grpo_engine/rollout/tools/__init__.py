@@ -1,5 +1,5 @@
 """Tools that a model may call while it answers.
 
 Belongs here: parsing calls, running them, rendering their results.
-Does not: the options of tools in a job (`config/`).
+Belongs elsewhere: the options of tools in a job (`config/`).
 """
