@@ -9,7 +9,6 @@ import { legend, markerOf } from "./chart_legend.js";
 import { el, number, svg, table } from "./dom.js";
 import { unanswered } from "./http.js";
 
-const calm = window.matchMedia("(prefers-reduced-motion: reduce)");
 const coarse = window.matchMedia("(pointer: coarse)");
 const MARKED = 60; // more dots than this hide the line
 const MOST_BARS = 100; // more are drawn as areas, which look the same and are faster
@@ -65,7 +64,7 @@ function figure(options, tracesOf, layout) {
     if (!root.isConnected || !series.length) return;
     const drawn = series.map((one, at) => ({ ...within(one, group.range), color: one.color ?? at + 1, isHidden: names.hidden.has(one.name) }));
     const traces = drawn.filter((one) => !one.isHidden).flatMap((one) => tracesOf(one, group.settings.smoothing));
-    await library.react(plot, traces, layoutOf(options, series, group, layout), config());
+    await library.react(plot, traces, kept(plot, layoutOf(options, series, group, layout)), config());
     marker.listen();
     chart.isStale = false;
   };
@@ -128,6 +127,7 @@ function layoutOf(options, series, group, layout) {
     tickfont: { color: ink, size: 11 }, automargin: true, nticks: 6,
   };
   const isLog = group.settings.isLog && series.every((one) => one.y.every((y) => y === null || y > 0));
+  const isPositive = series.every((one) => one.y.every((y) => y === null || y >= 0));
   const range = group.range ?? (layout.barmode ? null : around(series.flatMap((one) => one.x)));
   const steps = range ? { range } : { autorange: true };
   return {
@@ -140,13 +140,21 @@ function layoutOf(options, series, group, layout) {
     },
     yaxis: {
       ...axis, type: isLog ? "log" : "linear", fixedrange: true, range: isLog ? undefined : options.range,
-      rangemode: options.fromZero ? "tozero" : "normal", ...options.yaxis,
+      rangemode: options.fromZero ? "tozero" : isPositive ? "nonnegative" : "normal", ...options.yaxis,
     },
-    transition: calm.matches ? undefined : { duration: 0 },
     dragmode: coarse.matches ? false : "zoom",
     ...layout,
     ...options.layout,
   };
+}
+
+// Plotly fits an axis only when its values change, and forgets the fitted range of a layout that it replaces.
+function kept(plot, layout) {
+  for (const name of ["xaxis", "yaxis"]) {
+    const [axis, before] = [layout[name], plot.layout?.[name]];
+    if (!axis.range && before?.range && before.type === axis.type) Object.assign(axis, { range: [...before.range], autorange: true });
+  }
+  return layout;
 }
 
 // All steps, with a little room for the markers at both ends.

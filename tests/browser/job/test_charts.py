@@ -176,3 +176,26 @@ def test_a_single_grader_has_no_chart_beside_its_reward(page: Page, deployment: 
     page.goto(f"/#/jobs/{job_id}")
     drawn(page, "Time by phase")
     expect(page.locator("figcaption").get_by_text("Reward by grader")).to_have_count(0)
+
+
+def test_a_chart_drawn_again_with_the_same_values_keeps_its_axis(page: Page, deployment: Deployment) -> None:
+    open_job(page, deployment, "first")
+    drawn(page, "Reward")
+    first, second = page.evaluate(
+        """async () => {
+          const base = document.querySelector("script[type=module]").src;
+          const { lineChart } = await import(new URL("charts.js", base));
+          const chart = lineChart({ title: "Twice" });
+          document.querySelector("main").append(chart.root);
+          const ranges = [];
+          for (let draw = 0; draw < 2; draw += 1) {
+            await chart.update([{ name: "reward", x: [1, 2, 3], y: [0.01, 0.02, 0.03] }]);
+            ranges.push([...chart.plot._fullLayout.yaxis.range]);
+          }
+          return ranges;
+        }"""
+    )
+    assert first == second
+    low, high = first
+    assert 0 <= low < 0.01
+    assert 0.03 < high < 0.04
