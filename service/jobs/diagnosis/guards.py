@@ -1,5 +1,6 @@
 """The guards' warnings: one finding for all warnings of a guard."""
 
+import re
 from collections.abc import Sequence
 
 from service.jobs.diagnosis.findings import DiagnosisFinding, finding
@@ -15,8 +16,8 @@ def guard_findings(run: Run) -> list[DiagnosisFinding]:
 
 
 def _finding(code: str, warnings: Sequence[GuardWarning]) -> DiagnosisFinding:
-    times = "once" if len(warnings) == 1 else f"{len(warnings)} times, last"
-    cause = f"The guard {code.removeprefix('guard_')} warned {times} at step {warnings[-1].step}."
-    found = finding(code, cause, [warnings[-1].message], "", {}, "info")
+    """The newest warning: its first sentence says what happened, the others what to do."""
+    cause, *advice = re.split(r"(?<=\.) (?=[A-Z])", warnings[-1].message, maxsplit=1)
+    found = finding(code, cause, [], "".join(advice), {}, "info")
     counts = {"count": len(warnings), "first_step": warnings[0].step, "last_step": warnings[-1].step}
     return found.model_copy(update=counts)

@@ -194,12 +194,10 @@ def test_evaluations_without_stored_intervals_have_those_of_unpaired_rows() -> N
 
 
 def test_the_warnings_of_a_guard_are_one_finding() -> None:
-    guards = [GuardWarning("guard_no_signal", f"at {step}", step) for step in (20, 90, 147)]
+    steps = (20, 90, 147)
+    guards = [GuardWarning("guard_no_signal", f"None up to step {step}. Raise it.", step) for step in steps]
     (finding,) = diagnose(run(guards=guards)).findings
-    assert (finding.severity, finding.cause) == (
-        "info",
-        "The guard no_signal warned 3 times, last at step 147.",
-    )
+    assert (finding.severity, finding.cause, finding.advice) == ("info", "None up to step 147.", "Raise it.")
     assert (finding.count, finding.first_step, finding.last_step) == (3, 20, 147)
 
 

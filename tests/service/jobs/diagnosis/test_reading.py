@@ -73,7 +73,7 @@ def test_the_warnings_of_a_guard_are_one_finding_and_all_stay_in_the_history(
     store(database, job_id)
     found = client.get(f"{JOBS}/{job_id}/diagnosis").json()["findings"]
     (guard,) = (one for one in found if one["code"] == "guard_entropy")
-    assert guard["cause"] == "The guard entropy warned 3 times, last at step 47."
+    assert guard["cause"] == "and again"
     assert (guard["severity"], guard["count"], guard["first_step"], guard["last_step"]) == ("info", 3, 12, 47)
     kept = client.get(f"{JOBS}/{job_id}/events").json()["data"]
     assert [event["message"] for event in kept].count("again") == 1
