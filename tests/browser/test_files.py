@@ -143,6 +143,19 @@ def test_a_csv_file_becomes_the_same_rows_as_with_the_command(
         assert rows_of(deployment, file) == [json.loads(line) for line in expected.read_text().splitlines()]
 
 
+def test_an_instruction_precedes_the_prompt_of_every_row_of_a_csv_file(page: Page, tmp_path: Path) -> None:
+    page.goto("/#/files")
+    page.get_by_label("Upload a file").set_input_files(
+        written(tmp_path / "a.csv", b"word,label\ncat,pet\nelm,tree\n")
+    )
+    page.get_by_label("Instruction").fill("One word:")
+    expect(page.get_by_label("First row as JSON")).to_contain_text(r'"content": "One word:\ncat"')
+    page.get_by_role("dialog").get_by_role("button", name="Upload").click()
+    page.get_by_role("link", name="a.jsonl").click()
+    for word in ("cat", "elm"):
+        expect(page.get_by_text(f"One word:\n{word}", exact=True)).to_be_visible()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [

@@ -53,12 +53,13 @@ function recordsOf(text) {
 }
 
 // One JSON object a line: the cell of `prompt` as the user's message, the others under their names. Rows have one
-// prompt, so other columns named `prompt` or `messages` are left out.
-export function jsonlOf({ columns, rows }, prompt) {
-  return rows.map((cells) => `${JSON.stringify(rowOf(columns, cells, prompt))}\n`).join("");
+// prompt, so other columns named `prompt` or `messages` are left out. An instruction precedes every prompt.
+export function jsonlOf({ columns, rows }, prompt, instruction) {
+  return rows.map((cells) => `${JSON.stringify(rowOf(columns, cells, prompt, instruction))}\n`).join("");
 }
 
-export function rowOf(columns, cells, prompt) {
+export function rowOf(columns, cells, prompt, instruction) {
+  const cell = cells[columns.indexOf(prompt)];
   const others = columns.map((name, at) => [name, cells[at]]).filter(([name]) => ![prompt, "prompt", "messages"].includes(name));
-  return { messages: [{ role: "user", content: cells[columns.indexOf(prompt)] }], ...Object.fromEntries(others) };
+  return { messages: [{ role: "user", content: instruction ? `${instruction}\n${cell}` : cell }], ...Object.fromEntries(others) };
 }

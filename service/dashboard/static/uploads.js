@@ -76,28 +76,33 @@ async function converted(file) {
   if (!/\.csv$/i.test(file.name)) return file;
   if (file.size > MAX_BYTES) throw new Error(`a CSV file of more than 64 MiB is too large for the browser. ${BY_COMMAND}`);
   const csv = parsedCsv(await file.arrayBuffer());
-  const prompt = await askedForPrompt(file.name, csv);
-  if (prompt === null) return null;
-  return new File([jsonlOf(csv, prompt)], file.name.replace(/csv$/i, "jsonl"), { type: "application/jsonl" });
+  const asked = await askedForPrompt(file.name, csv);
+  if (!asked) return null;
+  return new File([jsonlOf(csv, asked.prompt, asked.instruction)], file.name.replace(/csv$/i, "jsonl"), { type: "application/jsonl" });
 }
 
-// The column with the prompt; null: cancelled.
+// → {prompt: the column with it, instruction: what precedes each, may be empty}; null: cancelled.
 function askedForPrompt(name, { columns, rows }) {
   const likely = PROMPT_NAMES.map((each) => columns.find((column) => column.toLowerCase() === each)).find(Boolean);
   const choice = el("select", { id: "csv-prompt" }, columns.map((each) => el("option", { value: each }, each)));
   const first = el("pre", { class: "code", tabindex: 0, "aria-label": "First row as JSON" });
-  const draw = () => { first.textContent = JSON.stringify(rowOf(columns, rows[0], choice.value), null, 2); };
+  const instruction = el("input", { id: "csv-instruction", placeholder: "Answer in one word:", autocomplete: "off" });
+  const answer = () => ({ prompt: choice.value, instruction: instruction.value.trim() });
+  const draw = () => { first.textContent = JSON.stringify(rowOf(columns, rows[0], ...Object.values(answer())), null, 2); };
   choice.value = likely ?? columns[0];
   choice.addEventListener("change", draw);
+  instruction.addEventListener("input", draw);
   draw();
   return new Promise((resolve) => {
     const dialog = el("dialog", { "aria-labelledby": "csv-title", onclose: () => {
-      resolve(dialog.returnValue === "yes" ? choice.value : null);
+      resolve(dialog.returnValue === "yes" ? answer() : null);
       dialog.remove();
     } },
     el("h2", { id: "csv-title" }, `Convert ${name}`),
     el("p", {}, `${number(rows.length)} ${rows.length === 1 ? "row" : "rows"}. Which column is the prompt? The others are fields for the grader, as text.`),
     el("div", { class: "field" }, el("label", { for: "csv-prompt" }, "Prompt column"), choice),
+    el("div", { class: "field" }, el("label", { for: "csv-instruction" }, "Instruction"), instruction,
+      el("p", { class: "hint" }, "Optional. Precedes the prompt of every row.")),
     el("p", { class: "small faint" }, "First row"), first,
     el("div", { class: "actions" },
       button("Cancel", () => dialog.close("no")),
