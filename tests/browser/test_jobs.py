@@ -205,6 +205,9 @@ def test_a_tenant_without_jobs_sees_how_to_create_one(blank: Page, deployment: D
     log_in(blank, deployment.new_key("newcomer"))
     blank.goto("/#/jobs")
     expect(blank.get_by_role("heading", name="No jobs yet")).to_be_visible()
+    expect(blank.get_by_placeholder("Name, id or model")).to_be_hidden()
+    blank.get_by_role("button", name="Show archived jobs").click()
+    expect(blank.get_by_label("Archived")).to_be_checked()
 
 
 def test_the_list_looks_right(page: Page, shots: Callable[[Page, str], None]) -> None:

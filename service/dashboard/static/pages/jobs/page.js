@@ -27,6 +27,16 @@ export async function show(root, params, signal) {
 
 const newJob = () => el("a", { class: "button primary", href: "#/new" }, "New job");
 
+const STEPS = [
+  ["Rows", "a CSV or JSONL file: a prompt each, and what a right answer is."],
+  ["Grader", "how an answer is scored: exact text, a number, similar text, or your own Python."],
+  ["Start", "training shows its reward live; held-out rows show whether the model got better."],
+];
+
+function firstSteps() {
+  return el("ol", { class: "steps-ahead" }, STEPS.map(([name, text]) => el("li", {}, el("strong", {}, name), ": ", text)));
+}
+
 class JobList {
   constructor(query, signal) {
     this.signal = signal;
@@ -108,6 +118,7 @@ class JobList {
     const shown = [...this.body.children];
     if (shown.length !== wanted.length || wanted.some((root, at) => root !== shown[at])) this.body.replaceChildren(...wanted);
     this.more.hidden = !this.pages.hasMore;
+    this.filters.root.hidden = !wanted.length && !this.filters.isNarrow;
     if (!wanted.length) this.showEmpty();
     else if (!this.panel.isConnected) this.box.replaceChildren(this.panel, this.none, el("div", { class: "row more" }, this.more));
     this.count();
@@ -117,9 +128,8 @@ class JobList {
     if (this.filters.isNarrow) {
       empty(this.box, "No matching jobs", "Change or clear the filters.", button("Clear filters", () => this.filters.clear()));
     } else {
-      empty(this.box, "No jobs yet",
-        "Create a job here, over the API, with grpo submit, or with the openai client. Archived jobs are hidden.",
-        newJob());
+      empty(this.box, "No jobs yet", firstSteps(), newJob(),
+        button("Show archived jobs", () => this.filters.set({ archived: "true" }), { kind: "quiet" }));
     }
   }
 

@@ -60,7 +60,7 @@ function notices(job) {
   const words = doing(job);
   return [
     words && el("div", { class: "small faint cut doing", title: words }, words),
-    job.attention && el("div", { class: "small attention" }, job.attention),
+    job.attention && el("div", { class: "small attention", title: job.attention }, job.attention),
   ].filter(Boolean);
 }
 
