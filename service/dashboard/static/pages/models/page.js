@@ -2,8 +2,8 @@
 
 import { styled } from "../../address.js";
 import { get } from "../../api.js";
-import { commands } from "../../copying.js";
 import { ago, el, empty, heading, loading, number, section } from "../../dom.js";
+import { waysToAdd } from "./adding.js";
 
 const COLUMNS = ["Model", "Size", "Context", "Family", "Training", "Added", "Actions"];
 const WORDS = { true: "fits", false: "does not fit", null: "unknown" };
@@ -21,7 +21,7 @@ export async function show(root, params, signal) {
     section("Your fine-tuned models", tuned.length
       ? list("Fine-tuned models", tuned)
       : none("No fine-tuned model yet", "A job that succeeds makes one.")),
-    adding());
+    section("Add a model", waysToAdd()));
 }
 
 function none(title, hint) {
@@ -74,12 +74,4 @@ function size(bytes) {
   if (!bytes) return "–";
   const [unit, one] = bytes >= 1e8 ? ["GB", 1e9] : bytes >= 1e5 ? ["MB", 1e6] : ["kB", 1e3];
   return `${number(bytes / one, 2)} ${unit}`;
-}
-
-function adding() {
-  return section("Add a model", el("div", { class: "panel" },
-    commands("From the Hugging Face hub, on the service's machine", "grpo models add Qwen/Qwen3-0.6B"),
-    commands("A folder with config.json, a tokenizer and safetensors weights", "grpo models add NAME ./folder"),
-    el("p", { class: "hint" }, "If the operator sets ", el("code", {}, "GRPO_HUB_MODELS=true"),
-      ", a job may name any model of the hub.")));
 }

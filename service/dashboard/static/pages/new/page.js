@@ -5,6 +5,7 @@ import { get, JOBS, paged } from "../../api.js";
 import { styled } from "../../address.js";
 import { button, el, empty, heading, loading } from "../../dom.js";
 import { actions } from "./actions.js";
+import { waysToAdd } from "../models/adding.js";
 import { blank, changed, draftOf, keptDraft, requestOf } from "./draft.js";
 import { dataPart, methodParts, modelPart } from "./form.js";
 
@@ -39,7 +40,5 @@ function changesIn(patch) {
 }
 
 function noModels(box) {
-  empty(box, "No model yet",
-    "Put a folder with config.json and safetensors weights into the models folder of the service, or run:",
-    el("pre", { class: "code" }, "grpo models add NAME FOLDER_OR_HUB_ID"));
+  empty(box, "No model yet", "Training starts from a base model. Add one, then come back:", waysToAdd());
 }

@@ -1,13 +1,16 @@
 // Try a model: one conversation with two models side by side, the same seed. Their output is untrusted text.
 
 import { replaceQuery, styled } from "../../address.js";
-import { get, jobPath } from "../../api.js";
+import { get, JOBS, jobPath } from "../../api.js";
 import { announce, button, el, empty, failed, heading, loading } from "../../dom.js";
+import { jobName } from "../../job_parts.js";
+import { waysToAdd } from "../models/adding.js";
 import { Answer } from "./answer.js";
 
 const SIDES = ["left", "right"];
 const NAMES = { left: "Left", right: "Right" };
 const MOST_CHECKPOINTS = 100;
+const MOST_NAMED = 100;
 
 export async function show(root, params, signal) {
   const box = el("div");
@@ -15,13 +18,19 @@ export async function show(root, params, signal) {
     below: el("p", { class: "hint" }, "Chat with two models side by side, with the same seed."),
   }), box);
   loading(box, "Loading the models");
-  const [{ data }] = await Promise.all([get("/v1/models", { signal }), styled("try")]);
+  const [{ data }, names] = await Promise.all([get("/v1/models", { signal }), namesOfJobs(signal), styled("try")]);
   const named = params.query.get("model");
   if (!data.length && !named) return none(box);
   const models = named && !data.some((model) => model.id === named) ? [...data, await found(named, signal)] : data;
-  const page = new TryPage(models, params.query, signal);
+  const page = new TryPage(models, names, params.query, signal);
   box.replaceChildren(...page.parts());
   await page.addCheckpoints();
+}
+
+// Job id → name, of the newest jobs that have one. Names are a help only: without them the ids remain.
+async function namesOfJobs(signal) {
+  const page = await get(JOBS, { query: { limit: MOST_NAMED }, signal }).catch(() => ({ data: [] }));
+  return new Map(page.data.filter((job) => jobName(job) !== job.id).map((job) => [job.id, jobName(job)]));
 }
 
 // A checkpoint is in no list. If it does not exist, the first answer says so.
@@ -33,14 +42,14 @@ function found(id, signal) {
 }
 
 function none(box) {
-  empty(box, "No model yet",
-    el("span", {}, "An operator can add one with ", el("code", {}, "grpo models add"), "."));
+  empty(box, "No model yet", "Add one, then come back:", waysToAdd());
 }
 
 class TryPage {
-  constructor(models, query, signal) {
+  constructor(models, names, query, signal) {
     this.signal = signal;
     this.models = models;
+    this.names = names;
     this.listed = new Set();
     const tuned = query.get("model") ?? models.find((model) => model.job_id)?.id ?? "";
     const base = query.get("base") ?? parentOf(tuned, models);
@@ -91,7 +100,13 @@ class TryPage {
     const listed = chosen && !ids.includes(chosen) ? [chosen, ...ids] : ids;
     return el("select", { id: side, onchange: () => this.rechosen() },
       side === "right" && el("option", { value: "" }, "No second model"),
-      listed.map((id) => el("option", { value: id, selected: id === chosen }, id)));
+      listed.map((id) => el("option", { value: id, selected: id === chosen }, this.named(id))));
+  }
+
+  // "sort letters · ft:tiny:…": a fine-tuned model's id alone says little.
+  named(id) {
+    const name = this.names.get(this.jobOf(id));
+    return name ? `${name} · ${id}` : id;
   }
 
   // Another model has not said what the earlier one said: the conversation starts again.
@@ -128,7 +143,7 @@ class TryPage {
     for (const select of Object.values(this.chosen)) {
       const present = new Set([...select.options].map((option) => option.value));
       const options = ids.filter((id) => !present.has(id)).map((id) => el("option", { value: id }, id));
-      if (options.length) select.append(el("optgroup", { label: `Checkpoints of ${job}` }, options));
+      if (options.length) select.append(el("optgroup", { label: `Checkpoints of ${this.names.get(job) ?? job}` }, options));
     }
   }
 
