@@ -139,6 +139,7 @@ export function bytes(count) {
 
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
+  if (seconds > 0 && seconds < 1e-3) return "< 1 ms";
   if (seconds < 10) return `${number(seconds, 2)} s`;
   if (seconds < 59.5) return `${Math.round(seconds)} s`;
   const minutes = Math.round(seconds / 60);

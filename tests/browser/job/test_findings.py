@@ -113,7 +113,7 @@ def test_the_form_with_the_change_has_the_request_of_the_clone(
     page.goto(f"/#/jobs/{deployment.jobs[name]}")
     if name == "supervised":
         page.locator("summary").filter(has_text=finding["cause"]).click()
-    page.get_by_role("link", name="Edit with this change").click()
+    page.get_by_role("link", name="Change more in the form").click()
     shown = page.get_by_text("with this change:").locator("code").inner_text()
     assert json.loads(shown) == finding["patch"]
     body = json.loads(page.get_by_label("Request as JSON").input_value())

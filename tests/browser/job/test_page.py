@@ -85,6 +85,13 @@ def test_a_supervised_job_has_no_tab_for_rollouts(page: Page, deployment: Deploy
     expect(tabs.nth(1)).to_have_text("Rollouts")
 
 
+def test_a_link_to_a_tab_further_down_the_page_shows_it(page: Page, deployment: Deployment) -> None:
+    open_job(page, deployment, "first")
+    drawn(page, "Reward")
+    page.locator(".next").get_by_role("link", name="Checkpoints").click()
+    expect(page.get_by_role("heading", name="Checkpoints")).to_be_in_viewport()
+
+
 def test_an_unknown_tab_shows_an_error(page: Page, deployment: Deployment) -> None:
     page.goto(f"/#/jobs/{deployment.jobs['first']}/nothing")
     expect(page.get_by_role("heading", name="Not found")).to_be_visible()

@@ -283,7 +283,7 @@ def test_a_copy_starts_with_the_job_s_own_request(page: Page, deployment: Deploy
         method=reinforcement(beta=0.02, n_steps=3),
     )
     page.goto(f"/#/jobs/{job_id}")
-    page.get_by_role("link", name="Copy").click()
+    page.get_by_role("link", name="Run again…").click()
     expect(page.get_by_label("Suffix")).to_have_value("original")
     expect(page.get_by_label("KL coefficient (β)")).to_have_value("0.02")
     body = request_shown(page)

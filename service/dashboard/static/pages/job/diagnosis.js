@@ -3,6 +3,7 @@
 
 import { get, jobPath, post } from "../../api.js";
 import { announce, button, confirmed, el, failed, number, section } from "../../dom.js";
+import { labelOf } from "../../metric_names.js";
 
 const KINDS = { error: "bad", warning: "warn", info: "" };
 
@@ -65,7 +66,7 @@ export class Diagnosis {
       one.advice && el("p", {}, one.advice),
       one.field && el("p", { class: "small" }, el("code", {}, one.field), change(one)),
       el("div", { class: "row" },
-        one.patch && button(one.field ? "Clone with this change" : "Run again", (event) => this.clone(one, event.target), { kind: "small" }),
+        one.patch && button(one.field ? "Run again with this change" : "Run again", (event) => this.clone(one, event.target), { kind: "small" }),
         this.form(one),
         one.field?.endsWith(".grader") && el("a", { class: "small", href: `#/grader?job=${this.id}` }, "Open in the grader bench")),
     ];
@@ -74,7 +75,7 @@ export class Diagnosis {
   form({ field, patch }) {
     if (!field && !patch) return null;
     const query = new URLSearchParams({ from: this.id, ...(field && patch && { patch: JSON.stringify(patch) }) });
-    return el("a", { class: "small", href: `#/new?${query}` }, query.has("patch") ? "Edit with this change" : "Edit in the form");
+    return el("a", { class: "small", href: `#/new?${query}` }, query.has("patch") ? "Change more in the form" : "Edit in the form");
   }
 
   async clone(one, pressed) {
@@ -98,7 +99,10 @@ const change = ({ current, suggested }) =>
 
 // "held-out 0.862 · training 0.79 at step 40"
 const comparedIn = ({ compared = [] }) => compared.map(({ label, value, step }, at) =>
-  [at > 0 && " · ", `${label} `, el("b", {}, number(value, 3)), step === undefined || step === null ? null : ` at step ${number(step, 7)}`]);
+  [at > 0 && " · ", `${labelled(label)} `, el("b", {}, number(value, 3)), step === undefined || step === null ? null : ` at step ${number(step, 7)}`]);
+
+// A metric's own name at the start of the text in the words of its chart.
+const labelled = (text) => text.replace(/^[\w/]+/, (name) => labelOf(name));
 
 function times({ count, first_step: first, last_step: last }) {
   const at = last === undefined || last === null ? "" : `at step ${number(last, 7)}`;

@@ -25,14 +25,14 @@ function adviceFor(job, findings, { checkpoints, rollouts, edit, try: talk }) {
     case "failed": return ["Fix the cause below, then run again.", edit];
     case "cancelled": return [`Cancelled at step ${number(job.progress.step, 7)}. Saved checkpoints stay available.`, checkpoints, edit];
     case "paused": return [`Paused at step ${number(job.progress.step, 7)}. Resume continues from the last checkpoint.${read && " Read the findings first."}`, checkpoints];
-    case "succeeded": return finished(job, read, { checkpoints, rollouts, edit, talk });
+    case "succeeded": return finished(job, findings, read, { checkpoints, rollouts, edit, talk });
     default: return running(job, findings, rollouts);
   }
 }
 
-function finished(job, read, { checkpoints, rollouts, edit, talk }) {
+function finished(job, findings, read, { checkpoints, rollouts, edit, talk }) {
   switch (verdictOf(job)) {
-    case "better": return ["Better on held-out rows. Try the model, or download it.", talk, checkpoints];
+    case "better": return [`Better on held-out rows.${findings ? " Read the findings and some rollouts before you trust it." : " Try the model, or download it."}`, talk, checkpoints, rollouts];
     case "worse": return [`Worse on held-out rows than before training.${read}`, edit, checkpoints];
     case "same": return [`No significant change on held-out rows.${read || " Train longer, or with more held-out rows."}`, edit, rollouts];
     default: return ["Finished. Without held-out rows, try the model beside the one it was trained from.", talk, checkpoints];

@@ -96,6 +96,8 @@ class JobPage {
   move(tab) {
     if (!JOB_TABS[tab]) return false;
     this.tabs.show(tab, this.job);
+    const { top, bottom } = this.tabs.nav.getBoundingClientRect();
+    if (top < 0 || bottom > window.innerHeight) this.tabs.nav.scrollIntoView(); // the link was not one of the tabs
     return true;
   }
 

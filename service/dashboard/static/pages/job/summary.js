@@ -40,7 +40,7 @@ export class Summary {
     const edit = () => editJob(this.job, { changed: (next) => this.changed(next) });
     this.heading = heading(jobName(job), {
       above: el("a", { class: "small back", href: "#/jobs" }, "Jobs"), below: [this.about, this.notes],
-      actions: [button("Edit", edit), el("a", { class: "button", href: `#/new?from=${job.id}` }, "Copy"), this.buttons],
+      actions: [button("Edit", edit), el("a", { class: "button", href: `#/new?from=${job.id}` }, "Run again…"), this.buttons],
     });
     this.parts = [this.heading, this.problem, this.results];
     this.update(job);
