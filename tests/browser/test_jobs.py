@@ -206,7 +206,7 @@ def test_a_tenant_without_jobs_sees_how_to_create_one(blank: Page, deployment: D
     blank.goto("/#/jobs")
     expect(blank.get_by_role("heading", name="No jobs yet")).to_be_visible()
     expect(blank.get_by_placeholder("Name, id or model")).to_be_hidden()
-    blank.get_by_role("button", name="Show archived jobs").click()
+    blank.get_by_role("link", name="Show archived jobs").click()
     expect(blank.get_by_label("Archived")).to_be_checked()
 
 

@@ -129,7 +129,7 @@ class JobList {
       empty(this.box, "No matching jobs", "Change or clear the filters.", button("Clear filters", () => this.filters.clear()));
     } else {
       empty(this.box, "No jobs yet", firstSteps(), newJob(),
-        button("Show archived jobs", () => this.filters.set({ archived: "true" }), { kind: "quiet" }));
+        el("p", { class: "small" }, el("a", { href: "#/jobs?archived=true" }, "Show archived jobs")));
     }
   }
 
