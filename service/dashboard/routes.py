@@ -1,5 +1,6 @@
 """`/` and the files it loads. Boundary: static files and their headers; no key, no database."""
 
+from importlib.metadata import distribution
 from importlib.resources import files
 from pathlib import Path
 
@@ -10,17 +11,20 @@ from starlette.types import Scope
 
 STATIC = Path(str(files("service.dashboard") / "static"))
 PLOTLY = Path(str(files("plotly") / "package_data" / "plotly.min.js"))
+# Located without an import, because the package's own modules load Django.
+ACE = Path(str(distribution("django-ace").locate_file("django_ace/static/django_ace/ace")))
+ACE_FILES = ("ace.js", "ext-language_tools.js", "mode-python.js")
 ASSETS = "/dashboard"
 VENDOR = f"{ASSETS}/vendor"
 
 REVALIDATED = "no-cache"
 KEPT = f"public, max-age={7 * 24 * 3600}"
-"""For plotly.js: five megabytes that change only with an upgrade."""
+"""For other people's libraries, which change only with an upgrade."""
 POLICY = "; ".join(
     (
         "default-src 'none'",
         "script-src 'self'",
-        "style-src 'self' 'unsafe-inline'",  # plotly.js writes style elements
+        "style-src 'self' 'unsafe-inline'",  # plotly.js and Ace write style elements
         "font-src 'self'",
         "img-src 'self' data: blob:",
         "connect-src 'self'",
@@ -39,13 +43,14 @@ HEADERS = {
 
 
 def install(app: FastAPI) -> None:
-    """Add the page, its files and plotly.js."""
+    """Add the page, its files, plotly.js and the code editor Ace."""
 
     @app.get("/", include_in_schema=False)
     def page() -> FileResponse:
         return FileResponse(STATIC / "index.html", headers=HEADERS | {"Cache-Control": REVALIDATED})
 
-    app.mount(VENDOR, _OnlyPlotly(directory=PLOTLY.parent))
+    app.mount(f"{VENDOR}/ace", _Vendored(ACE, ACE_FILES))
+    app.mount(VENDOR, _Vendored(PLOTLY.parent, (PLOTLY.name,)))
     app.mount(ASSETS, _Assets(directory=STATIC))
 
 
@@ -60,10 +65,14 @@ class _Assets(StaticFiles):
         return response
 
 
-class _OnlyPlotly(_Assets):
-    """Only plotly.js, of a folder that also contains data sets."""
+class _Vendored(_Assets):
+    """Some files of a folder of an installed package, and no others."""
 
     cache_control = KEPT
 
+    def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
+        super().__init__(directory=folder)
+        self.names = names
+
     async def get_response(self, path: str, scope: Scope) -> Response:
-        return await super().get_response(path if path == PLOTLY.name else "", scope)
+        return await super().get_response(path if path in self.names else "", scope)

@@ -7,27 +7,14 @@
 import { ChartGroup, smoothed, within } from "./chart_group.js";
 import { legend, markerOf } from "./chart_legend.js";
 import { el, number, svg, table } from "./dom.js";
-import { unanswered } from "./http.js";
+import { vendored } from "./vendor.js";
 
 const coarse = window.matchMedia("(pointer: coarse)");
 const MARKED = 60; // more dots than this hide the line
 const MOST_BARS = 100; // more are drawn as areas, which look the same and are faster
-let library = null;
 
 // The global Plotly, loaded once.
-export function plotly() {
-  library ??= new Promise((resolve, reject) => {
-    const script = document.createElement("script");
-    script.src = new URL("./vendor/plotly.min.js", import.meta.url).href;
-    script.onload = () => resolve(window.Plotly);
-    script.onerror = () => {
-      library = null;
-      reject(unanswered());
-    };
-    document.head.append(script);
-  });
-  return library;
-}
+export const plotly = () => vendored("plotly.min.js").then(() => window.Plotly);
 
 // Lines over steps, a band where a series has `low` and `high`. → {root, plot, update(series), ready, isStale}; it is
 // stale if it could not be drawn because it is not on the page.

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.browser.new.test_code_editor import write
 from tests.browser.new.test_form import RUN_MS, context, deployment, open_with, request_shown, rows
 
 __all__ = ["context", "deployment", "rows"]
@@ -49,7 +50,7 @@ def test_the_grader_is_tested_on_rows_of_the_file(
 def test_rows_that_cannot_be_scored_show_the_graders_error(page: Page, rows: Path) -> None:
     open_with(page, rows)
     page.get_by_label("Grader", exact=True).select_option("python")
-    page.get_by_label("Code").fill("def grade(sample, item):\n    raise ValueError('no ' + item['answer'])\n")
+    write(page, "def grade(sample, item):\n    raise ValueError('no ' + item['answer'])\n")
     page.get_by_text("Test this grader on rows").click()
     page.get_by_role("button", name="Test on rows").click()
     expect(page.get_by_text("rows cannot be scored.")).to_be_visible()

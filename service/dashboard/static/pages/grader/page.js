@@ -5,6 +5,7 @@ import { styled } from "../../address.js";
 import { firstRow, get, jobPath, post } from "../../api.js";
 import { announce, button, el, empty, failed, heading, loading } from "../../dom.js";
 import { jobName } from "../../job_parts.js";
+import { CodeField } from "./code.js";
 import { EXAMPLES } from "./examples.js";
 import { scored } from "./result.js";
 import { ownMethod } from "../new/draft.js";
@@ -39,6 +40,7 @@ class Bench {
     this.signal = signal;
     this.grader = new JsonField("grader", "Grader (JSON)", { rows: 12 });
     this.item = new JsonField("item", "Dataset row (JSON), item.* in the grader", { rows: 4, isOptional: true });
+    this.code = new CodeField(this.grader.input, this.item.input);
     this.sample = el("textarea", { id: "sample", rows: 5, spellcheck: "false" });
     this.result = el("section", { class: "panel result", "aria-label": "Result" });
     this.buttons = [
@@ -54,13 +56,14 @@ class Bench {
       event.preventDefault();
       this.run();
     } },
-    field("Start from", examples), this.grader.root, field("Model answer", this.sample), this.item.root,
+    field("Start from", examples), this.code.root, this.grader.root, field("Model answer", this.sample), this.item.root,
     el("div", { class: "row" }, this.buttons));
   }
 
   choose(example) {
     this.grader.set(example.grader);
     this.item.set(example.item);
+    this.code.show();
     this.sample.value = example.sample;
     this.notRun();
   }
@@ -73,7 +76,12 @@ class Bench {
     const [grader, item] = [this.grader.get(), this.item.get()];
     if (grader === undefined || item === undefined) return this.notRun();
     const body = { grader, model_sample: this.sample.value, item };
-    await this.send("/run", body, (answer) => this.result.replaceChildren(...scored(answer)), "Scored");
+    await this.send("/run", body, (answer) => this.scored(answer), "Scored");
+  }
+
+  scored(answer) {
+    this.result.replaceChildren(...scored(answer));
+    this.code.mark(Object.values(answer.grader_errors)[0]?.message ?? "");
   }
 
   async check() {
@@ -88,6 +96,7 @@ class Bench {
 
   async send(path, body, show, done) {
     this.grader.accept();
+    this.code.refuse("");
     for (const each of this.buttons) each.disabled = true;
     loading(this.result, "Loading");
     try {
@@ -101,7 +110,7 @@ class Bench {
   }
 
   refused(error) {
-    const field = [this.grader, this.item].find((one) => one.owns(error.param));
+    const field = [this.code, this.grader, this.item].find((one) => one.owns(error.param));
     field?.refuse(error.message);
     failed(this.result, error);
     if (error.param) {

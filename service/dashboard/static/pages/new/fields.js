@@ -1,6 +1,7 @@
 // Fields of the form: a label, a control bound to a path of the draft, a hint, and room for its problems.
 // Boundary: single fields; `form.js` arranges them.
 
+import { codeEditor, markLine } from "../../code_editor.js";
 import { el } from "../../dom.js";
 
 // One field. `control` has the id that the label refers to; `param` is the request's field.
@@ -44,9 +45,11 @@ export function select(draft, param, options, onpick) {
   });
 }
 
-export function textarea(draft, param, props) {
+// A Python grader at `param`.
+export function codeArea(draft, param, props) {
   const control = el("textarea", { spellcheck: "false", ...props });
-  return tied(draft, param, control, { read: () => control.value, write: (value) => { control.value = value ?? ""; } });
+  const set = codeEditor(control, () => draft.columns ?? []);
+  return tied(draft, param, control, { read: () => control.value, write: (value) => set(value ?? "") });
 }
 
 // JSON at a path (null: the whole request), with an error message while it is invalid.
@@ -98,5 +101,6 @@ export function mark(root, byParam) {
     const control = box.querySelector("input, select, textarea");
     if (messages.length) control.setAttribute("aria-invalid", "true");
     else control.removeAttribute("aria-invalid");
+    markLine(control, messages.join("\n"));
   }
 }

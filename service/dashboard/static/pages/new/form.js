@@ -53,7 +53,8 @@ export function dataPart(draft, files, signal) {
     peeked = id;
     const row = id ? await firstRow(id, { signal }).catch(() => null) : null;
     if (peeked !== id) return;
-    showRow(rows, fields, row);
+    draft.columns = Object.keys(row ?? {}).filter((name) => !["messages", "prompt", "tools"].includes(name));
+    showRow(rows, fields, row, draft.columns);
     if (row) suit(draft, row);
   };
   draft.listen(peek);
@@ -65,8 +66,7 @@ export function dataPart(draft, files, signal) {
 
 const named = (file) => [file.id, `${file.filename}, ${bytes(file.bytes)}, ${ago(file.created_at).textContent ?? ""}`];
 
-function showRow(box, list, row) {
-  const names = Object.keys(row ?? {}).filter((name) => !["messages", "prompt", "tools"].includes(name));
+function showRow(box, list, row, names) {
   list.replaceChildren(...names.map((name) => el("option", { value: `{{item.${name}}}` })));
   if (!row) return box.replaceChildren();
   const text = row.messages?.at(-1)?.content ?? row.prompt ?? "";

@@ -1,7 +1,7 @@
 // The grader: a small form for the common rules, JSON for all rules.
 
 import { el } from "../../dom.js";
-import { field, input, jsonArea, select, textarea } from "./fields.js";
+import { codeArea, field, input, jsonArea, select } from "./fields.js";
 
 const OUTPUT = "{{sample.output_text}}";
 const PYTHON = `def grade(sample, item):
@@ -48,7 +48,7 @@ const RULES = {
     label: "Custom Python",
     start: { source: PYTHON },
     parts: (draft, at) => [field(`${at}.source`, "Code", "Runs in a sandbox without network. An exception is an error, not a score of 0.",
-      textarea(draft, `${at}.source`, { rows: 7 }))],
+      codeArea(draft, `${at}.source`, { rows: 7 }))],
   },
 };
 const OTHERS = ["multi", "length", "code_tests", "process", "score_model", "reward_model", "endpoint"];

@@ -1,8 +1,10 @@
 // The grader on rows of the training file: a reward for each row, and how often each reward occurs.
 
 import { get, post } from "../../api.js";
+import { markLine } from "../../code_editor.js";
 import { announce, button, el, failed, number, quoted } from "../../dom.js";
 import { explanations, prints } from "../../explanations.js";
+import { idOf } from "./fields.js";
 
 const ROWS = 20;
 const AT_ONCE = 3; // the service runs at most four graders of a tenant at once
@@ -41,12 +43,18 @@ async function tested(draft, at, template, box, signal) {
       box.replaceChildren(el("p", { class: "hint", role: "status" }, `${scored.length} of ${rows.length} rows`));
     }
     box.replaceChildren(...shown(scored));
+    markSource(at, scored.flatMap((one) => Object.values(one.grader_errors))[0]?.message ?? "");
     announce(`${scored.length} rows scored`);
   } catch (error) {
     if (signal.aborted) box.replaceChildren(el("p", { class: "hint" }, "Cancelled."));
-    else failed(box, error);
+    else {
+      failed(box, error);
+      markSource(at, error.message);
+    }
   }
 }
+
+const markSource = (at, text) => markLine(document.getElementById(idOf(`${at}.source`)), text);
 
 async function scoredRow(grader, row, template, signal) {
   const { messages, tools, ...item } = row;
