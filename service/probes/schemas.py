@@ -14,6 +14,8 @@ class AdviceRead(BaseModel):
     model_config = ConfigDict(frozen=True)
     param: str
     message: str
+    value: str | float | int | None = None
+    """The value to set, from the probe's own settings; null if no value follows from the probe."""
 
 
 class ProbeResult(BaseModel):

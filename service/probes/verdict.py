@@ -28,23 +28,26 @@ class Verdict:
     advice: tuple[AdviceRead, ...] = ()
 
 
-def _advice(param: str, message: str) -> AdviceRead:
-    return AdviceRead(param=param, message=message)
+def _advice(param: str, message: str, value: str | float | int | None = None) -> AdviceRead:
+    return AdviceRead(param=param, message=message, value=value)
 
 
 EASIER = _advice("training_file", "Use easier prompts, of which the model gets some right.")
 HARDER = _advice("training_file", "Use harder prompts, of which the model gets some wrong.")
 SUPERVISED = _advice(
-    "method.type", "Train on demonstrations first (supervised), then from that model with GRPO."
+    "method.type",
+    "Train on demonstrations first (supervised), then from that model with GRPO.",
+    "supervised",
 )
 GRADER = _advice(f"{METHOD}.grader", "Test the grader on such a completion; fix it or the rows it reads.")
-LARGER_GROUP = _advice(
-    f"{SETTINGS}.group_size", "With more completions per prompt, rewards differ more often."
-)
-HOTTER = _advice(f"{SETTINGS}.temperature", "A higher temperature makes completions differ.")
 REPLACE = _advice(
-    f"{SETTINGS}.dynamic_sampling", "Use 1 to 3 rounds to replace groups without signal with new prompts."
+    f"{SETTINGS}.dynamic_sampling", "Use 1 to 3 rounds to replace groups without signal with new prompts.", 2
 )
+LARGEST_GROUP = 64
+"""No larger group_size is recommended; its cost grows in proportion."""
+HOTTER_BY = 0.2
+HOTTEST = 1.4
+"""Above it, most models lose the thread."""
 
 
 def judge(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict:
@@ -57,7 +60,7 @@ def judge(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict:
         sentence = f"{_share_cut(facts, settings)}: raise max_completion_tokens."
         return Verdict("maybe", sentence, (_longer(settings),))
     if facts.groups_with_signal < FEW_SIGNAL_SHARE * facts.prompts:
-        return _little_signal(facts)
+        return _little_signal(facts, settings)
     if facts.grader_errors and facts.grader_errors >= MANY_ERRORS_SHARE * facts.completions:
         return Verdict("maybe", _grader_failed(facts), (GRADER,))
     how = f"with {facts.mean_reward:.2f} on average"
@@ -77,7 +80,7 @@ def _no_signal(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict
         f"No group of {facts.prompts} had two different rewards, so there is nothing to compare; "
         "raise temperature or group_size, or use a grader that tells better from worse."
     )
-    return Verdict("no", sentence, (HOTTER, LARGER_GROUP, GRADER))
+    return Verdict("no", sentence, (_hotter(settings), _larger_group(settings), GRADER))
 
 
 def _nothing_scored(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict:
@@ -90,7 +93,7 @@ def _nothing_scored(facts: Probed, settings: ReinforcementHyperparameters) -> Ve
     return Verdict("no", sentence, (SUPERVISED, EASIER))
 
 
-def _little_signal(facts: Probed) -> Verdict:
+def _little_signal(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict:
     without = facts.prompts - facts.groups_with_signal
     too_easy = 2 * facts.groups_solved > without
     why = f"{facts.groups_solved} are solved already" if too_easy else "in most the model never succeeds"
@@ -99,7 +102,7 @@ def _little_signal(facts: Probed) -> Verdict:
         f"the sampling would teach nothing; use {'harder' if too_easy else 'easier'} prompts or a larger "
         "group_size."
     )
-    return Verdict("maybe", sentence, (HARDER if too_easy else EASIER, LARGER_GROUP, REPLACE))
+    return Verdict("maybe", sentence, (HARDER if too_easy else EASIER, _larger_group(settings), REPLACE))
 
 
 def _grader_failed(facts: Probed) -> str:
@@ -114,5 +117,18 @@ def _share_cut(facts: Probed, settings: ReinforcementHyperparameters) -> str:
 
 
 def _longer(settings: ReinforcementHyperparameters) -> AdviceRead:
-    message = f"Try {2 * settings.max_completion_tokens}; longer completions cost memory and time."
-    return AdviceRead(param=f"{SETTINGS}.max_completion_tokens", message=message)
+    length = 2 * settings.max_completion_tokens
+    message = f"Try {length}; longer completions cost memory and time."
+    return _advice(f"{SETTINGS}.max_completion_tokens", message, length)
+
+
+def _larger_group(settings: ReinforcementHyperparameters) -> AdviceRead:
+    size = min(2 * settings.group_size, LARGEST_GROUP)
+    message = "With more completions per prompt, rewards differ more often."
+    return _advice(f"{SETTINGS}.group_size", message, size if size > settings.group_size else None)
+
+
+def _hotter(settings: ReinforcementHyperparameters) -> AdviceRead:
+    hotter = round(min(settings.temperature + HOTTER_BY, HOTTEST), 2)
+    message = "A higher temperature makes completions differ."
+    return _advice(f"{SETTINGS}.temperature", message, hotter if hotter > settings.temperature else None)

@@ -52,7 +52,7 @@ PROBED = {
     "score_seconds": 0.1,
     "peak_memory_bytes": 1000,
 }
-"""The result of every probe."""
+"""The result of a probe, but for its fault `probed`."""
 RANK = os.environ.get("RANK", "0")
 FINGERPRINT = "f" * 64
 """Fingerprint of the weights that it would have loaded."""
@@ -192,7 +192,7 @@ class FakeEngine:
         if self.stopping:
             self._emit(Stopped(step=self.step))
             return 0
-        self._emit(Probed.model_validate(PROBED | done))
+        self._emit(Probed.model_validate(PROBED | done | self.faults.get("probed", {})))
         return 0
 
     def _report(self) -> None:

@@ -9,26 +9,66 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.browser.deployment import questions
 from tests.browser.new.test_code_editor import write
 from tests.browser.new.test_form import RUN_MS, context, deployment, open_with, request_shown, rows
 
 __all__ = ["context", "deployment", "rows"]
 
 
-def test_more_settings_are_part_of_the_request(page: Page, rows: Path) -> None:
+def test_more_settings_are_part_of_the_request(
+    page: Page, rows: Path, shots: Callable[[Page, str], None]
+) -> None:
     open_with(page, rows)
     page.get_by_text("More settings").click()
     page.get_by_label("Recipe").select_option("dapo")
     page.get_by_label("Temperature", exact=True).fill("0.8")
     page.get_by_label("Evaluate every").fill("5")
     page.get_by_label("Seed").fill("7")
-    page.get_by_label("Metadata").fill("team=maths, data=v2")
+    page.get_by_label("Metadata key 1").fill("team")
+    page.get_by_label("Metadata value 1").fill("maths, physics")
+    page.get_by_label("Metadata key 2").fill("data")
+    page.get_by_label("Metadata value 2").fill("v2")
+    page.get_by_label("Groups without signal: action").select_option("pause")
+    page.get_by_label("Groups without signal: threshold").fill("0.9")
+    page.get_by_label("Reward plateau: action").select_option("Off")
+    page.get_by_label("KL divergence: steps").fill("3")
     page.get_by_label("Name").fill("Second try")
     body = request_shown(page)
     chosen: dict[str, Any] = {"recipe": "dapo", "temperature": 0.8, "eval_interval": 5}
     assert chosen.items() <= body["method"]["reinforcement"]["hyperparameters"].items()
     assert (body["seed"], body["name"]) == (7, "Second try")
-    assert body["metadata"] == {"team": "maths", "data": "v2"}
+    assert body["metadata"] == {"team": "maths, physics", "data": "v2"}
+    guards = body["method"]["reinforcement"]["hyperparameters"]["guards"]
+    assert guards[:2] == [
+        {"watch": "kl", "patience": 3},
+        {"watch": "no_signal", "action": "pause", "threshold": 0.9},
+    ]
+    assert "reward_plateau" not in [guard["watch"] for guard in guards]
+    page.get_by_label("Max completion tokens").fill("16")
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_role("heading", name=re.compile("^Ready"))).to_be_visible(timeout=RUN_MS)
+    shots(page, "new-settings")
+    page.get_by_role("button", name="Reset").click()
+    page.get_by_text("More settings").click()
+    expect(page.get_by_label("Metadata key 1")).to_have_value("")
+    expect(page.get_by_label("Reward plateau: action")).to_have_value("warn")
+
+
+def test_a_probe_s_advice_is_taken_into_the_form(
+    page: Page, tmp_path: Path, shots: Callable[[Page, str], None]
+) -> None:
+    rows = tmp_path / "sums.jsonl"
+    rows.write_bytes(questions(step_seconds=0, probed={"groups_with_signal": 0, "passed": 3}))
+    open_with(page, rows)
+    page.get_by_label("Max completion tokens").fill("16")
+    page.get_by_role("button", name="Probe").click()
+    page.get_by_role("button", name="Apply the advice").click(timeout=RUN_MS)
+    changes = "Changed: Temperature default → 1.2; Completions per prompt 8 → 16."
+    expect(page.get_by_text(changes)).to_be_visible()
+    expect(page.get_by_label("Completions per prompt")).to_have_value("16")
+    expect(page.get_by_label("Temperature", exact=True)).to_have_value("1.2")
+    shots(page, "new-advice")
 
 
 def test_the_grader_is_tested_on_rows_of_the_file(

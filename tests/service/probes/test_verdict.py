@@ -130,3 +130,20 @@ def test_if_nothing_was_scored_the_grader_is_always_the_reason() -> None:
 )
 def test_the_advice_names_fields_of_the_request(more: dict[str, Any], params: list[str]) -> None:
     assert [each.param for each in judge(facts(**more), SETTINGS).advice] == params
+
+
+def test_advice_has_the_value_to_set_unless_that_needs_a_person() -> None:
+    settings = SETTINGS.model_copy(update={"temperature": 1.3, "group_size": 40})
+    same = {"passed": 8, "groups_with_signal": 0, "groups_solved": 2}
+    few = {"passed": 3, "groups_with_signal": 3, "groups_solved": 0}
+    values = [
+        [each.value for each in judge(facts(**more), settings).advice]
+        for more in (NOTHING, {"truncated": 20}, same, few)
+    ]
+    assert values == [["supervised", None], [512], [1.4, 64, None], [None, 64, 2]]
+
+
+def test_no_value_is_advised_that_is_not_higher_than_the_current_one() -> None:
+    settings = SETTINGS.model_copy(update={"temperature": 1.5, "group_size": 128})
+    same = facts(passed=8, groups_with_signal=0, groups_solved=2)
+    assert [each.value for each in judge(same, settings).advice] == [None, None, None]

@@ -86,7 +86,7 @@ async function shownAgain(page, id, signal) {
 }
 
 // Watches it until it has finished, then shows its result.
-async function watched({ found, past }, first, signal) {
+async function watched({ found, past, draft }, first, signal) {
   let probe = first;
   let shown;
   const wasOver = isOver(probe);
@@ -101,7 +101,7 @@ async function watched({ found, past }, first, signal) {
     await pause(POLL_SECONDS, signal);
     probe = await get(`${PROBES}/${probe.id}`, { signal });
   }
-  found.replaceChildren(showProbe(probe, focusField, signal));
+  found.replaceChildren(showProbe(probe, focusField, draft, signal));
   if (!wasOver || past.takesForRunning(probe.id)) past.refresh();
 }
 

@@ -4,6 +4,7 @@ import { PROBES } from "../../api.js";
 import { ago, bytes, duration, el, number, percent } from "../../dom.js";
 import { logButton } from "../../download_button.js";
 import { between, expectedTime } from "../job/cost.js";
+import { adviceButton } from "./advice.js";
 import { labelOf } from "./fields.js";
 
 const TONES = { yes: "good", maybe: "warn", no: "bad" };
@@ -71,7 +72,8 @@ export function showProbing(probe) {
     el("div", { class: "bar" }, el("i", { style: { width: `${total ? (100 * step) / total : 0}%` } })));
 }
 
-export function showProbe(probe, go, signal) {
+// `draft`: takes the advice.
+export function showProbe(probe, go, draft, signal) {
   const { result } = probe;
   if (!result) {
     const why = probe.failure ? `${probe.failure.message} ${probe.failure.hint}` : "Cancelled.";
@@ -88,6 +90,7 @@ export function showProbe(probe, go, signal) {
     el("div", { class: `note ${TONES[result.can_learn]}`, role: "status" }, el("h3", {}, "Can GRPO learn here?"), el("p", {}, result.sentence),
       result.advice.length > 0 && el("ul", { class: "problems" }, result.advice.map((one) => el("li", {},
         fieldLink(one.param, labelOf(one.param), go), ": ", one.message)))),
+    adviceButton(result.advice, draft),
     el("dl", { class: "facts" }, figures.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
     el("details", {}, el("summary", {}, `Samples (${probe.groups.length} of ${result.prompts} prompts)`), probe.groups.map(showGroup)));
 }

@@ -2,6 +2,8 @@
 
 import { el, section } from "../../dom.js";
 import { field, input, select } from "./fields.js";
+import { guardsPart } from "./guards.js";
+import { metadataPart } from "./metadata.js";
 
 // [hyperparameter, label, hint, more attributes of the input]
 const GROUP = ["group_size", "Completions per prompt", "Compared with each other. More completions give a clearer signal and take proportionally longer."];
@@ -10,6 +12,7 @@ const RATE = ["learning_rate", "Learning rate", "Higher is faster but less stabl
 const RANK = ["lora.rank", "LoRA rank", "Size of the adapter. 8 to 32 is usual."];
 const EVALUATIONS = ["eval_interval", "Evaluate every", "Steps between evaluations of the held-out rows.", { placeholder: "auto", min: 1 }];
 const TEMPERATURE = ["temperature", "Temperature", "Of sampling. 1 learns from the model's own distribution.", { placeholder: "1" }];
+const DYNAMIC = ["dynamic_sampling", "Replacement rounds", "Rounds that replace groups without signal with new prompts. 0 = off.", { placeholder: "0", step: 1 }];
 const EVAL_TEMPERATURE = ["eval_temperature", "Evaluation temperature", "0 = greedy.", { placeholder: "0" }];
 const RECIPES = [
   ["", "GRPO"], ["dr_grpo", "Dr. GRPO"], ["dapo", "DAPO"], ["gspo", "GSPO"], ["cispo", "CISPO"], ["sapo", "SAPO"],
@@ -40,7 +43,7 @@ const SETTINGS = {
   ],
 };
 const MORE = {
-  reinforcement: [TEMPERATURE, EVALUATIONS, EVAL_TEMPERATURE],
+  reinforcement: [TEMPERATURE, DYNAMIC, EVALUATIONS, EVAL_TEMPERATURE],
   supervised: [EVALUATIONS],
   training_free: [EVALUATIONS, EVAL_TEMPERATURE],
 };
@@ -53,16 +56,9 @@ export function settingsPart(draft, type) {
     "Fills in the loss, the advantage, and what the settings leave open.", select(draft, `${at}.recipe`, RECIPES));
   const seed = field("seed", "Seed", "The same seed repeats the job. Empty = random.",
     input(draft, "seed", { kind: "number", min: 0, step: 1, placeholder: "random" }));
-  const labels = field("metadata", "Metadata", "For example, team=maths, data=v2.",
-    input(draft, "metadata", { parse: pairs, format: (found) => Object.entries(found).map((pair) => pair.join("=")).join(", ") }));
   return section("Settings", el("div", { class: "panel stack" },
     el("div", { class: "settings" }, (SETTINGS[type] ?? []).map(number)),
     el("details", {}, el("summary", {}, "More settings"),
-      el("div", { class: "settings more-settings" }, recipe, (MORE[type] ?? []).map(number), seed, labels))));
-}
-
-// "team=maths, data=v2" → {team: "maths", data: "v2"}
-function pairs(text) {
-  const parts = text.split(",").map((part) => part.split("=")).filter(([name]) => name.trim());
-  return Object.fromEntries(parts.map(([name, ...value]) => [name.trim(), value.join("=").trim()]));
+      el("div", { class: "settings more-settings" }, recipe, (MORE[type] ?? []).map(number), seed),
+      metadataPart(draft), type === "reinforcement" && guardsPart(draft, `${at}.guards`))));
 }

@@ -73,15 +73,18 @@ function shown(scored) {
       unscored > 0 && el("span", { class: "problem" }, ` ${unscored} rows cannot be scored.`)),
     rewards.length > 0 && histogram(rewards),
     el("details", { open: unscored > 0 }, el("summary", {}, "Rows"),
-      el("ol", { class: "trial-rows" }, scored.map((one) => el("li", {}, row(one))))),
+      el("ol", { class: "trial-rows" }, scored.map((...one) => el("li", {}, row(...one))))),
   ].filter(Boolean);
 }
 
-function row(one) {
+// A message that an earlier row has is not repeated.
+function row(one, at, scored) {
   return [
     el("b", { class: "numeric" }, one.scorable ? number(one.reward) : "error"), " ",
     el("span", { class: "text cut-lines" }, one.sample || "(empty)"),
-    Object.values(one.grader_errors).map((error) => el("div", { class: "problem" }, quoted(error.message))),
+    Object.values(one.grader_errors).map(({ message }) => el("div", { class: "problem" },
+      scored.findIndex((other) => Object.values(other.grader_errors).some((error) => error.message === message)) < at
+        ? "The same error as above." : quoted(message))),
     explanations(one.explanations),
     prints(one.printed),
   ];
