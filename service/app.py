@@ -22,6 +22,7 @@ from service.jobs.intake.costs import Past
 from service.jobs.intake.recent_results import RecentResults
 from service.jobs.progress.stream import JobFeed
 from service.jobs.store.wakeups import Wakeups, refuse_eviction
+from service.keys import endpoints as keys
 from service.models_catalog import endpoints as models
 from service.ops import health, prometheus
 from service.ops.bounded_check import BoundedCheck
@@ -95,7 +96,7 @@ def _include_routers(app: FastAPI, max_upload_bytes: int) -> None:
     # per router, because a limit of the application itself would respond before the middleware runs
     app.include_router(files.router, max_body_size=max_upload_bytes + FORM_BYTES)
     training = (jobs, exports, probing, rollouts, models, graders)
-    for room in (*training, webhooks, chat, health, prometheus):
+    for room in (*training, webhooks, keys, chat, health, prometheus):
         app.include_router(room.router, max_body_size=MAX_BODY_BYTES)
 
 

@@ -24,7 +24,7 @@ from service.cli.commands import (
     webhooks,
 )
 from service.cli.http.client import DEFAULT_URL
-from service.cli.manage import editing, listing, sweep
+from service.cli.manage import editing, listing, sharing, sweep
 from service.cli.operate import doctor, integrity, keys, settings, up
 from service.cli.prepare import grade, import_trl, probe
 from service.cli.terminal.errors import CommandError
@@ -74,6 +74,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "checkpoints": jobs.checkpoints,
         "logs": logs.logs,
         "edit": editing.edit,
+        "share": sharing.share,
         "delete": editing.delete,
         "cancel": jobs.cancel,
         "pause": jobs.pause,

@@ -13,4 +13,6 @@ class Principal:
     tenant: str
     key_id: str
     scopes: frozenset[str] = frozenset()
+    job_id: str | None = None
+    """The only job that the key of a shared link may read; None: an ordinary key."""
     request_id: str = ""

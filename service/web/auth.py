@@ -22,16 +22,27 @@ from service.platform.ids import random_text
 from service.platform.principal import Principal
 from service.platform.tables.core import ApiKey
 from service.web.dependencies import DatabaseDep, RequestRateDep
+from service.web.request_metrics import route_of
 
-SCOPES = frozenset({"read", "write"})
+SCOPES = frozenset({"read", "write", "admin"})
 PUBLIC_ID_LENGTH = 16
 SECRET_LENGTH = 43
 """Letters and digits: 256 bits."""
 KEY_PATTERN = re.compile(rf"grpo_([0-9A-Za-z]{{{PUBLIC_ID_LENGTH}}})_([0-9A-Za-z]{{{SECRET_LENGTH}}})")
 TENANT_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_NAME_LENGTH = 128
-OPERATOR = "cli"
-"""Actor of key changes in the audit trail; no API key may make them."""
+OPERATOR = Principal("", "cli")
+"""Actor of key changes by `grpo keys` in the audit trail."""
+JOB = "/v1/fine_tuning/jobs/{job_id}"
+CURRENT_KEY = "/v1/keys/current"
+SHARED_ROUTES = frozenset(
+    {
+        JOB,
+        *(f"{JOB}/{name}" for name in ("events", "stream", "metrics", "diagnosis", "checkpoints")),
+        *(f"{JOB}/rollouts{name}" for name in ("", "/completions", "/overview")),
+    }
+)
+"""What the key of a shared link may GET, of its own job; every route that is not listed is refused."""
 UNKNOWN_KEY_SHA256 = "0" * 64
 """Digest to compare with if a key is unknown, so that its refusal takes as long as that of a wrong secret."""
 
@@ -41,6 +52,7 @@ _KEY = select(
     ApiKey.scopes,
     ApiKey.revoked_at,
     ApiKey.expires_at,
+    ApiKey.job_id,
     db_now().label("now"),
 ).where(ApiKey.public_id == bindparam("public_id"))
 """Executed for every request and never cached, so that a revoked key is refused at once."""
@@ -58,8 +70,12 @@ def create_key(
     name: str = "",
     scopes: Iterable[str] = ("read", "write"),
     expires_at: float | None = None,
+    job_id: str | None = None,
+    actor: Principal = OPERATOR,
 ) -> str:
     """Create a key of a tenant and return it in full, this once. `expires_at`: Unix seconds; None: never.
+
+    With `job_id` it is a share: it may only read this job of the tenant.
 
     Raises ValueError for an invalid tenant, name or scope.
     """
@@ -78,31 +94,32 @@ def create_key(
             name=name,
             scopes=sorted(set(scopes)),
             expires_at=expires_at,
+            job_id=job_id,
         )
     )
     session.flush()
-    _record(session, tenant, "key.create", public_id)
+    _record(session, actor, tenant, "job.share" if job_id else "key.create", public_id)
     return f"grpo_{public_id}_{secret}"
 
 
 def list_keys(session: Session, tenant: str | None = None) -> list[ApiKey]:
-    """All keys (of one tenant), oldest first; revoked and expired ones too."""
+    """All keys (of one tenant), oldest first; revoked and expired ones and shares too."""
     query = select(ApiKey).order_by(ApiKey.created_at, ApiKey.public_id)
     return list(session.scalars(query if tenant is None else query.where(ApiKey.tenant == tenant)))
 
 
-def revoke_key(session: Session, public_id: str) -> bool:
-    """Revoke a key. False if there is no such unrevoked key."""
+def revoke_key(session: Session, public_id: str, *, actor: Principal = OPERATOR) -> bool:
+    """Revoke a key or a share. False if there is no such unrevoked key."""
     statement = (
         update(ApiKey)
         .where(ApiKey.public_id == public_id, ApiKey.revoked_at.is_(None))
         .values(revoked_at=db_now())
-        .returning(ApiKey.tenant)
+        .returning(ApiKey.tenant, ApiKey.job_id)
     )
-    tenant = session.scalar(statement)
-    if tenant is not None:
-        _record(session, tenant, "key.revoke", public_id)
-    return tenant is not None
+    revoked = session.execute(statement).one_or_none()
+    if revoked is not None:
+        _record(session, actor, revoked.tenant, "job.unshare" if revoked.job_id else "key.revoke", public_id)
+    return revoked is not None
 
 
 def authenticate(database: Database, authorization: str | None) -> Principal:
@@ -121,7 +138,7 @@ def authenticate(database: Database, authorization: str | None) -> Principal:
         raise _refusal("Invalid API key.", "invalid_api_key")
     if found.expires_at is not None and found.expires_at <= found.now:
         raise _refusal("This API key has expired.", "expired_api_key")
-    return Principal(found.tenant, public_id, frozenset(found.scopes))
+    return Principal(found.tenant, public_id, frozenset(found.scopes), found.job_id)
 
 
 def usable_keys(session: Session, public_ids: Sequence[str]) -> set[str]:
@@ -135,8 +152,8 @@ def require_good_key(session: Session, principal: Principal) -> None:
         raise _refusal("This API key was revoked or has expired.", "invalid_api_key")
 
 
-def _record(session: Session, tenant: str, action: str, public_id: str) -> None:
-    audit.record(session, Principal(tenant, OPERATOR), action, public_id)
+def _record(session: Session, actor: Principal, tenant: str, action: str, public_id: str) -> None:
+    audit.record(session, replace(actor, tenant=tenant), action, public_id)
 
 
 def _digest(secret: str) -> str:
@@ -147,7 +164,15 @@ def _refusal(message: str, code: str) -> Unauthorized:
     return Unauthorized(message, code=code, headers={"www-authenticate": "Bearer"})
 
 
-def _requires(scope: str) -> Callable[..., Principal]:
+def _is_shared(request: Request, job_id: str) -> bool:
+    """Whether a share of the job may send this request."""
+    if request.method != "GET":
+        return False
+    path = route_of(request.scope)
+    return path == CURRENT_KEY or (path in SHARED_ROUTES and request.path_params.get("job_id") == job_id)
+
+
+def _requires(*scopes: str) -> Callable[..., Principal]:
     def check(request: Request, database: DatabaseDep, rate: RequestRateDep) -> Principal:
         if KEY_PATTERN.search(request.url.query):
             raise _refusal(
@@ -158,13 +183,18 @@ def _requires(scope: str) -> Callable[..., Principal]:
         principal = replace(found, request_id=request.state.request_id)
         request.state.principal = principal
         rate.spend(principal.tenant)
-        if scope not in principal.scopes:
+        if principal.job_id is not None and not _is_shared(request, principal.job_id):
+            raise Forbidden("This shared link may only read its own job.", code="shared_link")
+        if missing := set(scopes) - principal.scopes:
             given = ", ".join(sorted(principal.scopes)) or "none"
-            raise Forbidden(f"This API key lacks the scope {scope}; its scopes: {given}.")
+            raise Forbidden(f"This API key lacks the scope {missing.pop()}; its scopes: {given}.")
         return principal
 
     return check
 
 
+KeyHolder = Annotated[Principal, Depends(_requires())]
+"""Of any valid key."""
 Reader = Annotated[Principal, Depends(_requires("read"))]
 Writer = Annotated[Principal, Depends(_requires("write"))]
+Admin = Annotated[Principal, Depends(_requires("admin"))]

@@ -36,6 +36,8 @@ BODIES: dict[str, Document] = {
     },
     f"patch {JOBS}/{{job_id}}": {"name": "Learning rate 3e-5", "tags": ["maths"], "archived": False},
     f"post {JOBS}/{{job_id}}/rollouts/rescore": {"grader": GRADER, "limit": 64},
+    f"post {JOBS}/{{job_id}}/shares": {"expires_in_seconds": 604800},
+    "post /v1/keys": {"tenant": "maths", "name": "Anna's laptop", "scopes": ["read", "write"]},
     "post /v1/fine_tuning/probes": {**JOB, "probe": {"prompts": 16}},
     f"post {GRADERS}/validate": {"grader": GRADER},
     f"post {GRADERS}/run": {"grader": GRADER, "item": {"answer": 42}, "model_sample": "It is 42."},

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SECONDS_PER_DAY = 24 * 3600
 MAX_DAYS = 36_500
 MAX_LOG = 100_000
-KEY_FIELDS = ("tenant", "name", "scopes", "created_at", "expires_at", "revoked_at")
+KEY_FIELDS = ("tenant", "name", "scopes", "job_id", "created_at", "expires_at", "revoked_at")
 LOG_FIELDS = ("created_at", "tenant", "key_id", "action", "object_id", "request_id")
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys, and see their changes.")
@@ -37,6 +37,10 @@ def create(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Only the scope read, without write.")
     ] = False,
+    admin: Annotated[
+        bool,
+        typer.Option("--admin", help="Also the scope admin: manage the keys of all tenants."),
+    ] = False,
     expires_in: Annotated[
         int | None,
         typer.Option(metavar="DAYS", help="Days until it expires; default: never.", min=1, max=MAX_DAYS),
@@ -46,7 +50,7 @@ def create(
     """Create a key and print it. It is shown only once: the database stores a digest."""
     from service.web.auth import KEY_PATTERN, create_key
 
-    scopes = ("read",) if read_only else ("read", "write")
+    scopes = ["read", *([] if read_only else ["write"]), *(["admin"] if admin else [])]
     try:
         with _transaction() as session:
             expires_at = _expiry(session, expires_in)
@@ -70,16 +74,16 @@ def _expiry(session: Session, days: int | None) -> float | None:
 
 @app.command("list")
 def list_keys(as_json: JsonFlag = False) -> None:
-    """List all keys, without their secrets."""
+    """List all keys and shared links, without their secrets."""
     from service.web.auth import list_keys as stored_keys
 
     with _transaction() as session:
         keys = stored_keys(session)
     documents = [{"id": key.public_id} | {name: getattr(key, name) for name in KEY_FIELDS} for key in keys]
-    columns = ("id", "tenant", "name", "scopes", "created", "expires", "revoked")
+    columns = ("id", "tenant", "name", "scopes", "shared job", "created", "expires", "revoked")
     rows = (
         (
-            *(key.public_id, key.tenant, key.name, ",".join(key.scopes)),
+            *(key.public_id, key.tenant, key.name, ",".join(key.scopes), key.job_id or "–"),
             *(at(key.created_at), at(key.expires_at), at(key.revoked_at)),
         )
         for key in keys

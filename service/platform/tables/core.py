@@ -20,7 +20,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, synonym
 
 from service.platform.clock import db_now
 
@@ -49,6 +49,7 @@ class ApiKey(Base):
 
     __tablename__ = "api_keys"
     public_id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    id: Mapped[str] = synonym("public_id")
     tenant: Mapped[str] = mapped_column(String(64), index=True)
     secret_sha256: Mapped[str] = mapped_column(String(64))
     name: Mapped[str] = mapped_column(String(128), default="")
@@ -56,6 +57,8 @@ class ApiKey(Base):
     created_at: Mapped[float] = mapped_column(default=db_now())
     expires_at: Mapped[float | None]
     revoked_at: Mapped[float | None]
+    job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"), index=True)
+    """The only job that a shared link may read (`web/auth.py`); None: an ordinary key."""
 
 
 class File(Base):

@@ -75,7 +75,8 @@ class World:
     settings: Settings
     database: Database
     keys: dict[str, str]
-    """`owner`, `other`, `revoked`, `expired`, `read_only`, `write_only`; all but `other` are the owner's."""
+    """`owner`, `other`, `revoked`, `expired`, `read_only`, `write_only`, `admin`; all but `other`
+    and `admin` are the owner's."""
     ids: dict[str, str]
     """The owner's things by name; the other tenant's file and job as `other_file`, `other_job`."""
     places: list[Place]
@@ -120,6 +121,7 @@ def body_of(operation: str, ids: dict[str, str], who: str = "") -> dict[str, Any
         f"post {PROBES}": {"json": job},
         f"post {JOBS}/{{job_id}}/clone": {"json": job},
         f"post {JOBS}/{{job_id}}/exports": {"json": {"format": "merged"}},
+        f"post {JOBS}/{{job_id}}/shares": {"json": {"expires_in_seconds": 60}},
         "post /v1/chat/completions": {
             "json": {"model": "tiny", "messages": [{"role": "user", "content": "?"}]}
         },
@@ -160,6 +162,7 @@ def _keys(database: Database) -> dict[str, str]:
         keys["other"] = create_key(session, OTHER)
         keys["expired"] = create_key(session, OWNER, expires_at=now - 1)
         keys["read_only"] = create_key(session, OWNER, scopes=["read"])
+        keys["admin"] = create_key(session, "operators", scopes=["read", "admin"])
         keys["write_only"] = create_key(session, OWNER, scopes=["write"])
         assert revoke_key(session, keys["revoked"].split("_")[1])
     return keys
@@ -214,6 +217,8 @@ def _add_over_http(found: World, receiver: str) -> None:
         exports = f"{JOBS}/{found.ids['succeeded']}/exports"
         body = {"format": "merged", "checkpoint": found.ids["succeeded_checkpoint"]}
         found.ids["export"] = owner.post(exports, json=body).raise_for_status().json()["id"]
+        shares = f"{JOBS}/{found.ids['succeeded']}/shares"
+        found.ids["share"] = owner.post(shares, json={}).raise_for_status().json()["id"]
         add_artifact(found.settings, found.database, found.ids["export"], "merged", b"owner's merged model")
         _add_webhook(owner, found.ids, receiver)
         free = body_of("post /v1/files", found.ids) or {}
@@ -253,6 +258,10 @@ def _places(ids: dict[str, str]) -> list[Place]:
         Place(
             {"job_id": ids["succeeded"], "export_id": ids["export"]},
             {"job_id": unknown_job, "export_id": new_id(names.EXPORT)},
+        ),
+        Place(
+            {"job_id": ids["succeeded"], "share_id": ids["share"]},
+            {"job_id": unknown_job, "share_id": "0" * 16},
         ),
         Place({"probe_id": ids["probe"]}, {"probe_id": new_id(names.PROBE)}),
         Place({"endpoint_id": ids["webhook"]}, {"endpoint_id": unknown_webhook}),

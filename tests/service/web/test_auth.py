@@ -173,8 +173,8 @@ def test_a_key_s_name_is_short_and_printable(database: Database, name: str) -> N
 
 
 def test_an_unknown_scope_is_refused(database: Database) -> None:
-    with database.transaction() as session, pytest.raises(ValueError, match="unknown scopes: admin"):
-        create_key(session, "a", scopes=["admin"])
+    with database.transaction() as session, pytest.raises(ValueError, match="unknown scopes: root"):
+        create_key(session, "a", scopes=["root"])
 
 
 def test_a_key_that_is_not_valid_raises(database: Database) -> None:

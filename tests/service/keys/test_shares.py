@@ -1,0 +1,193 @@
+"""A shared link reads one job until it ends, whatever else the tenant has."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select
+
+from service.jobs.model.states import JobState
+from service.platform import audit
+from service.platform.db import Database, connect
+from service.platform.migrate import upgrade
+from service.platform.tables.core import ApiKey
+from service.web.auth import CURRENT_KEY, SHARED_ROUTES
+from tests.conftest import settings_for
+from tests.service.job_samples import add_job
+from tests.service.web.tenancy import JOBS, World, world
+from tests.service.web.tenancy_calls import PUBLIC, calls_of, code_of, head, send
+
+DAY = 24 * 3600
+
+
+def secret_of(share: dict[str, Any]) -> str:
+    return str(share["url"]).partition("#/shared/")[2]
+
+
+def headers_of(share: dict[str, Any]) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret_of(share)}"}
+
+
+@pytest.fixture
+def job_id(database: Database) -> str:
+    return add_job(database, JobState.SUCCEEDED)
+
+
+@pytest.fixture
+def shared(client: TestClient, job_id: str) -> dict[str, Any]:
+    answer = client.post(f"{JOBS}/{job_id}/shares", json={})
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def test_a_share_is_shown_once_and_reads_its_job(
+    client: TestClient, anonymous: TestClient, job_id: str, shared: dict[str, Any]
+) -> None:
+    assert shared["url"] == f"http://testserver/#/shared/{secret_of(shared)}"
+    assert shared["expires_at"] - shared["created_at"] == 7 * DAY
+    (listed,) = client.get(f"{JOBS}/{job_id}/shares").json()["data"]
+    assert listed == {name: value for name, value in shared.items() if name != "url"}
+    assert anonymous.get(f"{JOBS}/{job_id}", headers=headers_of(shared)).json()["id"] == job_id
+
+
+def test_a_share_says_which_job_it_may_read(
+    anonymous: TestClient, job_id: str, shared: dict[str, Any]
+) -> None:
+    about = anonymous.get(CURRENT_KEY, headers=headers_of(shared)).json()
+    assert (about["id"], about["job_id"], about["scopes"]) == (shared["id"], job_id, ["read"])
+    assert about["expires_at"] == shared["expires_at"]
+
+
+@pytest.mark.parametrize("seconds", [0, 90 * DAY + 1, "7", 1.5])
+def test_a_share_lasts_at_most_ninety_days(client: TestClient, job_id: str, seconds: Any) -> None:
+    answer = client.post(f"{JOBS}/{job_id}/shares", json={"expires_in_seconds": seconds})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "expires_in_seconds")
+
+
+def test_a_revoked_share_reads_nothing(
+    client: TestClient, anonymous: TestClient, job_id: str, shared: dict[str, Any]
+) -> None:
+    path = f"{JOBS}/{job_id}/shares"
+    assert client.delete(f"{path}/{shared['id']}").json()["deleted"] is True
+    answer = anonymous.get(f"{JOBS}/{job_id}", headers=headers_of(shared))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert client.get(path).json()["data"] == []
+    assert client.delete(f"{path}/{shared['id']}").status_code == 404
+
+
+def test_an_expired_share_reads_nothing_and_is_not_listed(
+    client: TestClient, anonymous: TestClient, database: Database, job_id: str, shared: dict[str, Any]
+) -> None:
+    with database.transaction() as session:
+        session.get_one(ApiKey, shared["id"]).expires_at = 1.0
+    answer = anonymous.get(f"{JOBS}/{job_id}", headers=headers_of(shared))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "expired_api_key")
+    assert client.get(f"{JOBS}/{job_id}/shares").json()["data"] == []
+
+
+def test_the_shares_of_a_deleted_job_are_deleted(
+    client: TestClient, anonymous: TestClient, database: Database, job_id: str, shared: dict[str, Any]
+) -> None:
+    assert client.delete(f"{JOBS}/{job_id}").status_code == 200
+    with database.reading() as session:
+        assert session.scalars(select(ApiKey).where(ApiKey.job_id.is_not(None))).all() == []
+    assert anonymous.get(f"{JOBS}/{job_id}", headers=headers_of(shared)).status_code == 401
+
+
+def test_a_share_is_revoked_only_as_one_of_its_own_job(
+    client: TestClient, database: Database, shared: dict[str, Any], api_key: str
+) -> None:
+    other = add_job(database, JobState.SUCCEEDED)
+    for share_id in (shared["id"], api_key.split("_")[1]):
+        assert client.delete(f"{JOBS}/{other}/shares/{share_id}").status_code == 404
+
+
+def test_a_job_has_at_most_fifty_active_shares(client: TestClient, job_id: str) -> None:
+    made = [client.post(f"{JOBS}/{job_id}/shares", json={}).status_code for _ in range(51)]
+    assert made == [*[200] * 50, 409]
+
+
+def test_making_and_revoking_a_share_is_audited_with_the_key_that_did_it(
+    client: TestClient, database: Database, job_id: str, shared: dict[str, Any], api_key: str
+) -> None:
+    client.delete(f"{JOBS}/{job_id}/shares/{shared['id']}")
+    with database.reading() as session:
+        entries = audit.newest(session, tenant="tenant-a", limit=2)
+    found = [(one.action, one.object_id, one.key_id) for one in entries]
+    actor = api_key.split("_")[1]
+    assert found == [("job.unshare", shared["id"], actor), ("job.share", shared["id"], actor)]
+
+
+# ---- every route
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    settings = settings_for(tmp_path_factory.mktemp("home"))
+    upgrade(settings)
+    database = connect(settings)
+    with world(settings, database) as found:
+        yield found
+    database.engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def reader(everything: World) -> Iterator[httpx.Client]:
+    """Of a link to the succeeded job."""
+    with everything.client("owner") as owner:
+        made = owner.post(f"{JOBS}/{everything.ids['succeeded']}/shares", json={}).raise_for_status().json()
+    with httpx.Client(base_url=everything.url, headers=headers_of(made), timeout=30) as client:
+        yield client
+
+
+def test_every_route_refuses_a_share_but_the_listed_ones_of_its_job(
+    everything: World, reader: httpx.Client
+) -> None:
+    contract = reader.get("/openapi.json").json()["paths"]
+    allowed, wrong = set(), {}
+    for call in calls_of(contract, everything):
+        answer = send(reader, call, everything.ids)
+        is_its_job = call.place.real == {"job_id": everything.ids["succeeded"]}
+        is_listed = call.method == "get" and call.template in SHARED_ROUTES and is_its_job
+        expected: Any = (200, None) if is_listed else (403, "shared_link")
+        if (answer.status_code, code_of(answer)) != expected:
+            wrong[str(call)] = (answer.status_code, answer.text)
+        if call.method == "get" and head(reader, call).status_code != expected[0]:
+            wrong[f"head of {call}"] = head(reader, call).status_code
+        if is_listed:
+            allowed.add(call.template)
+    assert wrong == {}
+    assert allowed == SHARED_ROUTES
+
+
+def test_a_share_sees_no_key_and_no_tenant(reader: httpx.Client) -> None:
+    contract = reader.get("/openapi.json").json()["paths"]
+    found = {}
+    for path, methods in contract.items():
+        for method in methods if re.match("/v1/(keys|tenants)", path) else ():
+            body = {"tenant": "tenant-a"} if method == "post" else None
+            answer = reader.request(method, path.format(key_id="x"), json=body)
+            found[f"{method} {path}"] = answer.status_code
+    assert found == {name: 200 if name == f"get {CURRENT_KEY}" else 403 for name in found}
+    assert len(found) == 5
+
+
+def test_no_query_makes_a_share_read_another_job(everything: World, reader: httpx.Client) -> None:
+    own, other = everything.ids["succeeded"], everything.ids["running"]
+    queries = ("", f"?parent={other}", f"?job_id={other}", f"?compare={other}", f"?after={other}")
+    for path in (f"{JOBS}/{own}", f"{JOBS}/{own}/metrics", f"{JOBS}/{own}/rollouts"):
+        for query in queries:
+            answer = reader.get(path + query)
+            assert answer.status_code == 404 or other not in answer.text
+    for path in (f"{JOBS}/{own}/../{other}", f"{JOBS}/{own}%2F..%2F{other}", f"{JOBS}/{other}/stream"):
+        assert reader.get(path).status_code in (403, 404)
+
+
+def test_routes_that_need_no_key_are_the_known_ones(reader: httpx.Client) -> None:
+    """All others pass the one check."""
+    contract = reader.get("/openapi.json").json()["paths"]
+    open_paths = {path for path in contract if "security" not in next(iter(contract[path].values()))}
+    assert open_paths == PUBLIC
