@@ -56,10 +56,11 @@ class Deployment:
     def key(self) -> str:
         return self.client.headers["Authorization"].removeprefix("Bearer ")
 
-    def new_key(self, tenant: str) -> str:
+    def new_key(self, tenant: str, *scopes: str) -> str:
+        """A key with these scopes (default: read and write)."""
         database = connect(self.api.settings)
         with database.transaction() as session:
-            key = create_key(session, tenant)
+            key = create_key(session, tenant, scopes=scopes or ("read", "write"))
         database.engine.dispose()
         return key
 

@@ -30,9 +30,10 @@ How a page is made
     console error fails the test; `shots("name")` checks accessibility and keeps light, dark and phone screenshots.
 */
 
+import { access, can, loadAccess } from "./access.js";
 import { key, unanswered } from "./api.js";
 import { installBanner } from "./connection.js";
-import { el, failed, heading, loading } from "./dom.js";
+import { el, failed, heading, loading, moment } from "./dom.js";
 import { loginForm } from "./login.js";
 import { ROUTES, matched } from "./routes.js";
 import { installTheme } from "./theme_button.js";
@@ -40,13 +41,16 @@ import { installTheme } from "./theme_button.js";
 const root = document.getElementById("main");
 const forget = document.getElementById("forget");
 const nav = document.getElementById("nav");
+const note = document.getElementById("access");
+const brand = document.querySelector(".brand");
 let current = new AbortController();
 let isFirst = true;
 let here = {}; // {page, id, moved} of the page that is shown
 
 async function moved() {
   const found = matched(location.hash);
-  const isSame = key.get() && found?.page === here.page && found?.params.id === here.id;
+  key.share(found?.params.secret ?? null);
+  const isSame = key.get() && found?.page === here.page && idIn(found) === here.id;
   if (!isSame || !here.moved?.(found.params)) await show();
 }
 
@@ -54,12 +58,18 @@ async function show() {
   current.abort(new DOMException("the page was left", "AbortError"));
   const mine = (current = new AbortController());
   const found = matched(location.hash);
-  const place = (here = { page: found?.page, id: found?.params.id });
-  mark(found);
+  const place = (here = { page: found?.page, id: idIn(found) });
+  key.share(found?.params.secret ?? null);
   root.replaceChildren();
   if (!key.get()) return showLogin();
-  forget.hidden = nav.hidden = false;
+  frame(found);
   try {
+    if (!access()) loading(root);
+    await loadAccess(mine.signal);
+    if (mine.signal.aborted) return;
+    frame(found);
+    if (found?.needs && !can[found.needs]) return notAllowed(found.needs);
+    if (key.isShared()) found.params.id = access().job_id;
     const page = await moduleOf(found);
     if (mine.signal.aborted) return;
     whenTitled(mine.signal);
@@ -72,9 +82,38 @@ async function show() {
   }
 }
 
+const idIn = (found) => found?.params.secret ?? found?.params.id;
+
+// Of what the key may do, before it is known only what every key may.
+function frame(found) {
+  nav.hidden = forget.hidden = key.isShared();
+  const routes = ROUTES.filter((route) => route.nav && (!route.needs || can[route.needs]));
+  const links = routes.map((route) => el("a", { href: `#${route.path}` }, route.nav));
+  if (nav.textContent !== routes.map((route) => route.nav).join("")) nav.replaceChildren(...links);
+  mark(found);
+  brand.toggleAttribute("href", !key.isShared());
+  if (!key.isShared()) brand.href = "#/jobs";
+  note.textContent = !access() || can.write ? "" : key.isShared() ? `Shared run, read-only until ${moment(access().expires_at)}` : "Read-only key";
+}
+
+function notAllowed(scope) {
+  const why = el("p", { role: "alert" }, `This key lacks the scope ${scope}.`);
+  root.replaceChildren(heading("Not allowed with this key", { below: why }), el("a", { class: "button", href: "#/jobs" }, "All jobs"));
+}
+
 function nothingThere(error) {
   const why = el("p", { role: "alert" }, error.message);
-  root.replaceChildren(heading("Not found", { below: why }), el("a", { class: "button", href: "#/jobs" }, "All jobs"));
+  const back = can.browse ? [el("a", { class: "button", href: "#/jobs" }, "All jobs")] : [];
+  root.replaceChildren(heading("Not found", { below: why }), ...back);
+}
+
+function showEnded({ code }) {
+  current.abort(new DOMException("the link has ended", "AbortError"));
+  note.textContent = "";
+  const isExpired = code === "expired_api_key";
+  const why = isExpired ? "This shared link has expired." : "This shared link is not valid: it was revoked, or its run was deleted.";
+  root.replaceChildren(heading(isExpired ? "Link expired" : "Link not valid",
+    { below: el("p", { role: "alert" }, why, " Request a new one from the person who sent it.") }));
 }
 
 async function moduleOf(found) {
@@ -107,9 +146,11 @@ function whenTitled(signal) {
 }
 
 function showLogin(error) {
+  if (key.isShared()) return showEnded(error);
   current.abort(new DOMException("the key is gone", "AbortError"));
   key.forget();
   forget.hidden = nav.hidden = true;
+  note.textContent = "";
   loginForm(root, error, show);
 }
 
@@ -124,9 +165,6 @@ function mark(found) {
 }
 
 function start() {
-  const links = ROUTES.filter((route) => route.nav).map((route) =>
-    Object.assign(document.createElement("a"), { href: `#${route.path}`, textContent: route.nav }));
-  nav.append(...links);
   document.querySelector(".skip").addEventListener("click", (event) => {
     event.preventDefault(); // its address would be read as a page's
     root.focus();

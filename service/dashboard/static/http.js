@@ -6,10 +6,14 @@ const BASE = new URL("./", document.baseURI);
 export const SERVICE = BASE.href.replace(/\/$/, "");
 const BUSY_TRIES = 3;
 
+let shared = null; // the secret of a shared link while its page is open; never stored
+
 export const key = {
-  get: () => localStorage.getItem(KEY),
+  get: () => shared ?? localStorage.getItem(KEY),
   set: (value) => localStorage.setItem(KEY, value),
   forget: () => localStorage.removeItem(KEY),
+  share: (secret) => { shared = secret?.replace(/\W/g, "-") ?? null; },
+  isShared: () => shared !== null,
 };
 
 // Errors in OpenAI's shape. `status` 0: the service did not respond.

@@ -1,5 +1,6 @@
 // What several pages show of a job: its name, status, progress, kind, and the links between its pages.
 
+import { can, placeOf } from "./access.js";
 import { duration, el } from "./dom.js";
 
 const OVER = new Set(["succeeded", "failed", "cancelled"]);
@@ -21,11 +22,16 @@ export const JOB_TABS = {
   history: "History",
 };
 
-// A supervised job samples nothing.
-export function jobPages({ id, method }, here) {
-  const tabs = Object.entries(JOB_TABS).filter(([tab]) => tab !== "rollouts" || method.type !== "supervised");
-  return el("nav", { class: "tabs", "aria-label": "Pages of this job" }, tabs.map(([tab, label]) =>
-    el("a", { href: `#/jobs/${id}/${tab}`, "data-tab": tab, "aria-current": tab === here && "page" }, label)));
+// A shared run is shown without the machine that ran it; a supervised job samples nothing.
+export function isTab(tab, { method }) {
+  if (!can.browse && ["logs", "system"].includes(tab)) return false;
+  return tab in JOB_TABS && (tab !== "rollouts" || method.type !== "supervised");
+}
+
+export function jobPages(job, here) {
+  const shown = Object.entries(JOB_TABS).filter(([tab]) => isTab(tab, job));
+  return el("nav", { class: "tabs", "aria-label": "Pages of this job" }, shown.map(([tab, label]) =>
+    el("a", { href: placeOf(job.id, tab), "data-tab": tab, "aria-current": tab === here && "page" }, label)));
 }
 
 // Stopping jobs have the status `running` too; the phase distinguishes them.

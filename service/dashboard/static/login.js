@@ -1,6 +1,7 @@
 // The form for the API key, with the reason if a key was refused.
 
-import { get, JOBS, key } from "./api.js";
+import { loadAccess } from "./access.js";
+import { key } from "./api.js";
 import { announce, button, el, heading } from "./dom.js";
 
 // `error`: the refusal that led here, if any; `done`: called with a valid key.
@@ -34,7 +35,7 @@ async function check(input, refusal, submit, done) {
   key.set(given);
   submit.disabled = true;
   try {
-    await get(JOBS, { query: { limit: 1 } });
+    await loadAccess();
     announce("Signed in.");
     done();
   } catch (error) {

@@ -1,5 +1,5 @@
 // Addresses and their pages: `#/jobs/<id>/rollouts` is `pages/rollouts/page.js` with {id}. The first match wins.
-// `nav`: the page's label in the bar at the top.
+// `nav`: the page's label in the bar at the top. `needs`: the scope without which it is not shown (`access.js`).
 
 export const ROUTES = [
   { path: "/jobs", page: "jobs", nav: "Jobs" },
@@ -10,10 +10,14 @@ export const ROUTES = [
   { path: "/compare", page: "compare" },
   { path: "/files", page: "files", nav: "Files" },
   { path: "/files/:id", page: "files" },
-  { path: "/new", page: "new", nav: "New job" },
+  { path: "/new", page: "new", nav: "New job", needs: "write" },
   { path: "/grader", page: "grader", nav: "Grader" },
   { path: "/models", page: "models", nav: "Models" },
   { path: "/try", page: "try", nav: "Try" },
+  { path: "/keys", page: "keys", nav: "Keys", needs: "admin" },
+  { path: "/shared/:secret", page: "job" },
+  { path: "/shared/:secret/rollouts", page: "rollouts" },
+  { path: "/shared/:secret/:tab", page: "job" },
 ];
 
 // `#/jobs/ftjob-1?a=b` → {page, params: {id, query: URLSearchParams}}; null if no page matches.

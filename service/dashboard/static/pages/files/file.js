@@ -1,5 +1,6 @@
 // One dataset: its rows as a table, and the lengths of its rows in tokens of a model.
 
+import { can } from "../../access.js";
 import { download, get } from "../../api.js";
 import { ago, announce, button, bytes, el, failed, heading, loading, number, section, table } from "../../dom.js";
 import { fileActions, filePath, rowsText } from "./actions.js";
@@ -32,8 +33,8 @@ function title(file, signal, onRenamed) {
     above: el("a", { class: "back", href: "#/files" }, "Files"),
     below: el("p", { class: "hint" }, count, `${bytes(file.bytes)} · `, ago(file.created_at), " · ", el("code", {}, file.id)),
     actions: [
-      el("a", { class: "button primary", href: `#/new?patch=${patch}` }, "New job"), save,
-      fileActions(file, { signal, onRenamed, onDeleted: () => { location.hash = "#/files"; } }),
+      can.write && el("a", { class: "button primary", href: `#/new?patch=${patch}` }, "New job"), save,
+      can.write && fileActions(file, { signal, onRenamed, onDeleted: () => { location.hash = "#/files"; } }),
     ],
   });
 }

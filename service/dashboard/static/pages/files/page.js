@@ -1,6 +1,7 @@
 // Files: datasets with their sizes; upload, rename, delete. `#/files/<id>` shows the rows of one (`file.js`).
 
 import { styled } from "../../address.js";
+import { can } from "../../access.js";
 import { paged } from "../../api.js";
 import { ago, button, bytes, el, empty, failed, heading, loading, number, table } from "../../dom.js";
 import { uploader } from "../../uploads.js";
@@ -16,7 +17,7 @@ export async function show(root, params, signal) {
   const load = () => showList(list, signal, load);
   root.append(
     heading("Files", { below: el("p", { class: "hint" }, "Datasets for training and evaluation. The same bytes are stored once.") }),
-    uploader({ id: "files-upload", signal, onUploaded: load }),
+    ...(can.write ? [uploader({ id: "files-upload", signal, onUploaded: load })] : []),
     list);
   return load();
 }
@@ -35,7 +36,7 @@ async function showList(box, signal, reload) {
       more.disabled = false;
       more.hidden = !pages.hasMore;
     }, { hidden: !pages.hasMore });
-    const listed = table("Files", ["Name", "Rows", "Size", "Uploaded", "Actions"], rows, "files");
+    const listed = table("Files", ["Name", "Rows", "Size", "Uploaded", ...(can.write ? ["Actions"] : [])], rows, "files");
     const body = listed.querySelector("tbody");
     box.replaceChildren(listed, more);
   } catch (error) {
@@ -49,6 +50,6 @@ function rowOf(file, signal, reload) {
     el("td", { class: "numeric" }, number(file.num_rows)),
     el("td", { class: "numeric" }, bytes(file.bytes)),
     el("td", {}, ago(file.created_at)),
-    el("td", {}, el("div", { class: "actions" },
+    can.write && el("td", {}, el("div", { class: "actions" },
       fileActions(file, { signal, kind: "small", onRenamed: reload, onDeleted: reload }))));
 }

@@ -1,5 +1,6 @@
 // A job's results: checkpoints, weights, metrics, rollouts, each with a download; and the commands that use them.
 
+import { can } from "../../access.js";
 import { get, jobPath } from "../../api.js";
 import { ago, bytes, decimals, el, empty, number, section, table } from "../../dom.js";
 import { downloadButton } from "../../download_button.js";
@@ -15,7 +16,8 @@ export class Checkpoints {
     this.rows = new Map();
     this.files = el("div", { class: "row files" });
     this.use = new Use(id, signal);
-    this.root = el("div", { class: "pile" }, section("Checkpoints", this.box), section("Downloads", this.files), this.use.root);
+    this.root = el("div", { class: "pile" }, section("Checkpoints", this.box),
+      can.browse && [section("Downloads", this.files), this.use.root]);
   }
 
   // Reads the list again if there is a new step; `job` determines the other files.
@@ -25,11 +27,11 @@ export class Checkpoints {
     [this.step, this.status] = [job.progress.step, job.status];
     const page = await get(jobPath(this.id, "/checkpoints"), { query: { limit: 100 }, signal: this.signal });
     this.show(page.data, job.eval);
-    await this.use.load(job);
+    if (can.browse) await this.use.load(job);
   }
 
   offer(job) {
-    const wanted = downloads(job);
+    const wanted = downloads(job).filter((one) => can.write || !one.isExport);
     const names = wanted.map((one) => one.label).join();
     if (names === this.offered) return;
     this.offered = names;
@@ -60,7 +62,7 @@ export class Checkpoints {
       el("th", { scope: "row" }, number(step, 7), checkpoint.is_best && [" ", el("span", { class: "badge succeeded" }, "best")]),
       measures.map((name) => el("td", {}, decimals(checkpoint.metrics[name]))),
       el("td", {}, ago(checkpoint.created_at)), el("td", {}, bytes(checkpoint.bytes)),
-      el("td", {}, downloadButton("Download",
+      el("td", {}, can.browse && downloadButton("Download",
         jobPath(this.id, `/checkpoints/${checkpoint.id}/content`), {}, this.signal, `Download the checkpoint of step ${step}`)));
   }
 }

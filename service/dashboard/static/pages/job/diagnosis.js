@@ -1,6 +1,7 @@
 // Why a job failed or learns poorly, by the service's rules. Errors are shown in full with the failure; other findings
 // and warnings are one line each, with their evidence and a retry on a click.
 
+import { can } from "../../access.js";
 import { get, jobPath, post } from "../../api.js";
 import { announce, button, confirmed, el, failed, number, section } from "../../dom.js";
 import { labelOf } from "../../metric_names.js";
@@ -66,14 +67,14 @@ export class Diagnosis {
       one.advice && el("p", {}, one.advice),
       one.field && el("p", { class: "small" }, el("code", {}, one.field), change(one)),
       el("div", { class: "row" },
-        one.patch && button(one.field ? "Run again with this change" : "Run again", (event) => this.clone(one, event.target), { kind: "small" }),
+        can.write && one.patch && button(one.field ? "Run again with this change" : "Run again", (event) => this.clone(one, event.target), { kind: "small" }),
         this.form(one),
-        one.field?.endsWith(".grader") && el("a", { class: "small", href: `#/grader?job=${this.id}` }, "Open in the grader bench")),
+        can.browse && one.field?.endsWith(".grader") && el("a", { class: "small", href: `#/grader?job=${this.id}` }, "Open in the grader bench")),
     ];
   }
 
   form({ field, patch }) {
-    if (!field && !patch) return null;
+    if (!can.write || (!field && !patch)) return null;
     const query = new URLSearchParams({ from: this.id, ...(field && patch && { patch: JSON.stringify(patch) }) });
     return el("a", { class: "small", href: `#/new?${query}` }, query.has("patch") ? "Change more in the form" : "Edit in the form");
   }

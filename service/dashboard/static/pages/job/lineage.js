@@ -1,5 +1,6 @@
 // Where a job's model comes from, base → job → job, and the names of its files; all as links.
 
+import { can } from "../../access.js";
 import { get, jobPath } from "../../api.js";
 import { el } from "../../dom.js";
 import { jobName } from "../../job_parts.js";
@@ -11,7 +12,7 @@ export class Lineage {
   constructor(job, signal) {
     this.signal = signal;
     this.root = el("span", { class: "lineage" }, el("span", {}, shortName(job.model)));
-    this.follow(job);
+    if (can.browse) this.follow(job);
   }
 
   async follow(job) {
@@ -51,6 +52,7 @@ const shortName = (model) => (jobOf(model) ? model.split(":")[3] || model : mode
 
 // A file's name as a link to the page of files.
 export function fileLink(id, signal) {
+  if (!can.browse) return id;
   const link = el("a", { href: `#/files/${encodeURIComponent(id)}`, title: id }, id);
   get(`/v1/files/${id}`, { signal }).then((file) => { link.textContent = file.filename; }, () => {});
   return link;

@@ -1,5 +1,6 @@
 // The meaning of the results and the next action: one sentence and its links. Boundary: a job and its findings in, elements out.
 
+import { can } from "../../access.js";
 import { el, number } from "../../dom.js";
 import { hasInterval } from "./strip.js";
 
@@ -14,7 +15,7 @@ function linksOf(job) {
   return {
     checkpoints: link("Checkpoints", `#/jobs/${job.id}/checkpoints`),
     rollouts: job.method.type === "supervised" ? null : link("Read rollouts", `#/jobs/${job.id}/rollouts`),
-    edit: link("Run again with changes", `#/new?from=${job.id}`),
+    edit: can.write && link("Run again with changes", `#/new?from=${job.id}`),
     try: job.fine_tuned_model && job.method.rule !== "training_free" && link("Try the model", `#/try?model=${encodeURIComponent(job.fine_tuned_model)}`),
   };
 }

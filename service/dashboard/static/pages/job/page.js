@@ -5,7 +5,7 @@ import { styled } from "../../address.js";
 import { ApiError, follow, get, jobPath, metricsOf, pause, serviceBack } from "../../api.js";
 import { plotly } from "../../charts.js";
 import { announce, el, failed, loading } from "../../dom.js";
-import { JOB_TABS, isOver, jobPages } from "../../job_parts.js";
+import { isOver, isTab, jobPages } from "../../job_parts.js";
 import { Charts } from "./charts.js";
 import { Checkpoints } from "./checkpoints.js";
 import { Configuration } from "./configuration.js";
@@ -21,10 +21,10 @@ const DIAGNOSIS_MS = 10_000;
 
 export async function show(root, params, signal, onMove) {
   const tab = params.tab ?? "metrics";
-  if (!JOB_TABS[tab]) throw new ApiError({ status: 404, message: "No page at this address." });
   const page = new JobPage(params.id, signal);
   loading(root, "Loading the job");
   await Promise.all([styled("job"), page.load()]);
+  if (!isTab(tab, page.job)) throw new ApiError({ status: 404, message: "No page at this address." });
   onMove((next) => page.move(next.tab ?? "metrics"));
   root.replaceChildren(...page.parts());
   await page.tabs.show(tab, page.job);
@@ -94,7 +94,7 @@ class JobPage {
   }
 
   move(tab) {
-    if (!JOB_TABS[tab]) return false;
+    if (!isTab(tab, this.job)) return false;
     this.tabs.show(tab, this.job);
     const { top, bottom } = this.tabs.nav.getBoundingClientRect();
     if (top < 0 || bottom > window.innerHeight) this.tabs.nav.scrollIntoView(); // the link was not one of the tabs

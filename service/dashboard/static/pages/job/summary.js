@@ -1,11 +1,13 @@
 // The top of a job's page: name, actions, results, what to do next, and why it failed.
 
+import { can } from "../../access.js";
 import { jobPath, post } from "../../api.js";
 import { announce, button, confirmed, el, failed, heading } from "../../dom.js";
 import { isOver, jobName, kindOf, labels } from "../../job_parts.js";
 import { editJob } from "./edit.js";
 import { Lineage } from "./lineage.js";
 import { nextStep } from "./next.js";
+import { shareJob } from "./share.js";
 import { strip } from "./strip.js";
 
 const ACTIONS = {
@@ -39,8 +41,9 @@ export class Summary {
     this.results = el("section", { class: "results", "aria-label": "Results" });
     const edit = () => editJob(this.job, { changed: (next) => this.changed(next) });
     this.heading = heading(jobName(job), {
-      above: el("a", { class: "small back", href: "#/jobs" }, "Jobs"), below: [this.about, this.notes],
-      actions: [button("Edit", edit), el("a", { class: "button", href: `#/new?from=${job.id}` }, "Run again…"), this.buttons],
+      above: can.browse && el("a", { class: "small back", href: "#/jobs" }, "Jobs"), below: [this.about, this.notes],
+      actions: [can.write && [button("Edit", edit), button("Share", () => shareJob(this.job, signal)),
+        el("a", { class: "button", href: `#/new?from=${job.id}` }, "Run again…")], this.buttons],
     });
     this.parts = [this.heading, this.problem, this.results];
     this.update(job);
@@ -49,7 +52,7 @@ export class Summary {
   update(job, { rows = this.rows, findings = this.findings } = {}) {
     Object.assign(this, { job, rows, findings });
     this.describe(job);
-    this.results.replaceChildren(strip(job, rows), nextStep(job, findings));
+    this.results.replaceChildren(strip(job, rows), ...(can.browse ? [nextStep(job, findings)] : []));
     this.offer(job);
   }
 
@@ -62,10 +65,10 @@ export class Summary {
 
   // Only the actions that the state allows; buttons are reused, so that a focused one keeps its focus.
   offer(job) {
-    const wanted = isOver(job) || job.phase === "cancelling" ? [] : ["cancel"];
-    if (job.status === "paused") wanted.unshift("resume");
+    const wanted = !can.write || isOver(job) || job.phase === "cancelling" ? [] : ["cancel"];
+    if (can.write && job.status === "paused") wanted.unshift("resume");
     else if (wanted.length && job.phase !== "pausing") wanted.unshift("pause");
-    const model = job.method.rule === "training_free" ? null : job.fine_tuned_model;
+    const model = job.method.rule === "training_free" || !can.browse ? null : job.fine_tuned_model;
     const offered = [...wanted, model].join();
     if (this.offered === offered) return;
     this.offered = offered;

@@ -1,6 +1,7 @@
 // The list of jobs, filtered and sorted by the service, live, with actions for several jobs.
 
 import { styled } from "../../address.js";
+import { can } from "../../access.js";
 import { get, JOBS, jobPath, paged, patch, pause } from "../../api.js";
 import { announce, button, confirmed, el, empty, failed, heading, loading } from "../../dom.js";
 import { isOver } from "../../job_parts.js";
@@ -25,7 +26,7 @@ export async function show(root, params, signal) {
   await list.stayFresh();
 }
 
-const newJob = () => el("a", { class: "button primary", href: "#/new" }, "New job");
+const newJob = () => can.write && el("a", { class: "button primary", href: "#/new" }, "New job");
 
 const STEPS = [
   ["Rows", "a CSV or JSONL file: a prompt each, and what a right answer is."],
@@ -49,7 +50,7 @@ class JobList {
     this.compare = button("Compare", () => this.goCompare());
     this.archive = button("Archive", () => this.archiveChosen());
     this.remove = button("Delete…", () => this.deleteChosen(), { kind: "danger" });
-    this.actions = el("div", { class: "actions", role: "group", "aria-label": "Selected jobs" }, this.compare, this.archive, this.remove);
+    this.actions = el("div", { class: "actions", role: "group", "aria-label": "Selected jobs" }, this.compare, can.write && [this.archive, this.remove]);
     this.filters = new Filters(query, () => this.reload(), signal);
     this.panel = this.table();
     this.count();

@@ -1,5 +1,6 @@
 // One job in the list. Updates replace its cells but keep its tick box and its place.
 
+import { can } from "../../access.js";
 import { metricsOf } from "../../api.js";
 import { changeCell } from "../../change.js";
 import { sparkline } from "../../charts.js";
@@ -18,7 +19,7 @@ export function jobRow(job, { signal, chosen, narrow, tagged, edit }) {
   const root = el("tr", { role: "row" }, el("td", { role: "cell", class: "tick" }, tick), cells);
   const row = { root, job, isChosen: () => tick.checked };
   const change = button("Edit", () => edit(row.job), { kind: "small quiet" });
-  action.append(change);
+  if (can.write) action.append(change);
   let drawn = null;
   let named = null;
   row.update = (next) => {

@@ -1,6 +1,7 @@
 // Base models and the tenant's fine-tuned ones: what they are, whether training them fits, and what to do with them.
 
 import { styled } from "../../address.js";
+import { can } from "../../access.js";
 import { get } from "../../api.js";
 import { ago, el, empty, heading, loading, number, section } from "../../dom.js";
 import { waysToAdd } from "./adding.js";
@@ -65,7 +66,7 @@ function actions(model) {
   const named = encodeURIComponent(model.id);
   const label = (words) => ({ "aria-label": `${words} ${model.id}` });
   return el("div", { class: "links" },
-    el("a", { href: `#/new?patch=${encodeURIComponent(JSON.stringify({ model: model.id }))}`, ...label("New job with") }, "New job"),
+    can.write && el("a", { href: `#/new?patch=${encodeURIComponent(JSON.stringify({ model: model.id }))}`, ...label("New job with") }, "New job"),
     el("a", { href: `#/try?model=${named}`, ...label("Try") }, "Try"));
 }
 

@@ -2,6 +2,7 @@
 // Boundary: requests the groups that the address selects; `group.js` renders one.
 
 import { replaceQuery, styled } from "../../address.js";
+import { can } from "../../access.js";
 import { follow, get, jobPath, paged } from "../../api.js";
 import { announce, button, el, empty, failed, heading, loading } from "../../dom.js";
 import { isOver, jobName, jobPages, statusBadge } from "../../job_parts.js";
@@ -52,11 +53,12 @@ class RolloutsPage {
     const exports = new Exports(this.job.id, () => this.controls.query(), this.signal);
     return [
       heading("Rollouts", {
-        above: el("a", { class: "small back", href: "#/jobs" }, "Jobs"),
+        above: can.browse && el("a", { class: "small back", href: "#/jobs" }, "Jobs"),
         below: el("div", { class: "row about" }, this.status, el("span", {}, name)),
-        actions: [exports.root],
+        actions: [can.browse && exports.root],
       }),
-      jobPages(this.job, "rollouts"), exports.problem, this.controls.root, this.pager, this.box, this.rescore.root,
+      jobPages(this.job, "rollouts"), exports.problem, this.controls.root, this.pager, this.box,
+      ...(can.browse ? [this.rescore.root] : []),
     ];
   }
 

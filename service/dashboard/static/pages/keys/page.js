@@ -1,0 +1,120 @@
+// Tenants and API keys of the deployment, for an admin key: create and revoke keys.
+
+import { styled } from "../../address.js";
+import { get, paged, post, remove } from "../../api.js";
+import { commands } from "../../copying.js";
+import { announce, ago, button, bytes, confirmed, el, failed, heading, loading, moment, number, section, table } from "../../dom.js";
+
+const KEYS = "/v1/keys";
+const PAGE = 50;
+const DAY_SECONDS = 24 * 3600;
+const EXPIRY = [["", "Never"], [7, "7 days"], [30, "30 days"], [90, "90 days"], [365, "1 year"]];
+const HINT = "Tenants see nothing of one another. A new name is a new tenant. Limits are the deployment's settings.";
+
+export async function show(root, params, signal) {
+  const page = new KeysPage(signal);
+  root.append(heading("Keys", { below: el("p", { class: "hint" }, HINT) }),
+    page.form(), section("Tenants", page.tenants), section("API keys", page.problem, page.keys, page.more));
+  await styled("keys");
+  await page.load();
+}
+
+class KeysPage {
+  constructor(signal) {
+    this.signal = signal;
+    this.tenants = el("div");
+    this.keys = el("div");
+    this.problem = el("div");
+    this.made = el("div");
+    this.names = el("datalist", { id: "key-tenants" });
+    this.more = button("More keys", () => this.grow(), { hidden: true });
+  }
+
+  async load() {
+    if (!this.keys.hasChildNodes()) loading(this.keys, "Loading keys");
+    const pages = paged(KEYS, { limit: PAGE }, { signal: this.signal });
+    try {
+      const [tenants, keys] = await Promise.all([get("/v1/tenants", { signal: this.signal }), pages.next()]);
+      this.names.replaceChildren(...tenants.data.map((one) => el("option", { value: one.id })));
+      this.tenants.replaceChildren(table("Use of tenants", ["Tenant", "Keys", "Unfinished jobs", "Stored"], tenants.data.map(tenantRow)));
+      const listed = table("Keys of all tenants", ["Key", "Tenant", "Name", "Scopes", "Created", "State", "Actions"], keys.map((one) => this.row(one)));
+      this.keys.replaceChildren(listed);
+      this.pages = pages;
+      this.more.hidden = !pages.hasMore;
+    } catch (error) {
+      if (!this.signal.aborted) failed(this.keys, error, () => this.load());
+    }
+  }
+
+  async grow() {
+    this.more.disabled = true;
+    try {
+      this.keys.querySelector("tbody").append(...(await this.pages.next()).map((one) => this.row(one)));
+    } catch (error) {
+      if (!this.signal.aborted) failed(this.problem, error);
+    }
+    this.more.disabled = false;
+    this.more.hidden = !this.pages.hasMore;
+  }
+
+  row(one) {
+    const isUsable = !one.revoked_at && !(one.expires_at && one.expires_at * 1000 <= Date.now());
+    return el("tr", {},
+      el("th", { scope: "row" }, el("code", {}, one.id)), el("td", {}, one.tenant), el("td", { class: "name" }, one.name || "–"),
+      el("td", {}, one.scopes.join(", ") || "none"), el("td", {}, ago(one.created_at)), el("td", {}, stateOf(one)),
+      el("td", {}, isUsable && button("Revoke", () => this.revoke(one), { kind: "small danger", "aria-label": `Revoke ${one.name || one.id}` })));
+  }
+
+  async revoke(one) {
+    const detail = `Requests with the key ${one.id} of ${one.tenant} are refused from then on. This cannot be undone.`;
+    if (!(await confirmed(`Revoke ${one.name || one.id}?`, { detail, yes: "Revoke", no: "Keep" }))) return;
+    this.problem.replaceChildren();
+    try {
+      await remove(`${KEYS}/${one.id}`, { signal: this.signal });
+      announce("Key revoked");
+      await this.load();
+    } catch (error) {
+      if (!this.signal.aborted) failed(this.problem, error);
+    }
+  }
+
+  form() {
+    const tenant = el("input", { id: "key-tenant", list: "key-tenants", required: true, maxlength: 64, autocomplete: "off" });
+    const name = el("input", { id: "key-name", maxlength: 128, autocomplete: "off" });
+    const scopes = el("select", { id: "key-scopes" }, el("option", { value: "read,write" }, "Read and write"), el("option", { value: "read" }, "Read only"));
+    const days = el("select", { id: "key-days" }, EXPIRY.map(([value, label]) => el("option", { value }, label)));
+    const refusal = el("p", { class: "problem", role: "alert" });
+    const create = async (event) => {
+      event.preventDefault();
+      refusal.textContent = "";
+      const body = { tenant: tenant.value.trim(), name: name.value.trim(), scopes: scopes.value.split(",") };
+      if (days.value) body.expires_in_seconds = days.value * DAY_SECONDS;
+      try {
+        const made = await post(KEYS, body, { signal: this.signal });
+        this.made.replaceChildren(commands(`Key of ${made.tenant}`, made.key), el("p", { class: "hint" }, "Copy it now: it is not shown again."));
+        announce("Key created");
+        await this.load();
+      } catch (error) {
+        if (!this.signal.aborted) refusal.textContent = error.message;
+      }
+    };
+    return section("New key", el("form", { class: "panel", onsubmit: create },
+      el("div", { class: "fields" }, field("Tenant", tenant), field("Name", name), field("Scopes", scopes), field("Expires after", days)),
+      this.names, refusal, button("Create key", null, { kind: "primary", type: "submit" }), this.made));
+  }
+}
+
+const field = (label, input) => el("div", { class: "field" }, el("label", { for: input.id }, label), input);
+const limited = (used, limit, show) => (limit === null ? show(used) : `${show(used)} of ${show(limit)}`);
+
+function tenantRow(one) {
+  return el("tr", {}, el("th", { scope: "row" }, one.id), el("td", {}, number(one.num_keys)),
+    el("td", {}, limited(one.unfinished_jobs, one.limits.unfinished_jobs, number)),
+    el("td", {}, limited(one.stored_bytes, one.limits.stored_bytes, bytes)));
+}
+
+function stateOf(one) {
+  if (one.revoked_at) return ["revoked ", ago(one.revoked_at)];
+  if (!one.expires_at) return "active";
+  return one.expires_at * 1000 <= Date.now() ? ["expired ", ago(one.expires_at)] : `until ${moment(one.expires_at)}`;
+}
