@@ -36,4 +36,6 @@ def share(
         print_table(shares, ("id", "created", "expires"), rows, as_json=as_json)
     else:
         made = client.post(path, {"expires_in_seconds": days * SECONDS_PER_DAY})
+        # at the address that this command uses: the service may be behind a proxy with another one
+        made["url"] = f"{client.url}/#{made['url'].partition('#')[2]}"
         print_line(made, made["url"], as_json=as_json)
