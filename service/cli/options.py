@@ -1,5 +1,6 @@
 """Options and arguments that several commands share, with their completion in a shell."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ from service.cli.operate.settings import settings_here
 from service.cli.terminal.errors import CommandError
 
 COMPLETION_SECONDS = 1.5
+_ID = re.compile(r"[A-Za-z0-9_-]+")
 COMPLETED_ITEMS = 100
 """The newest items are offered, at most one page of the list."""
 
@@ -57,11 +59,18 @@ def _completion(
     return complete
 
 
+def checked_id(value: str) -> str:
+    """The id. Raises BadParameter for text that would become another path of the API."""
+    if not _ID.fullmatch(value):
+        raise typer.BadParameter(f"{value!r} is not an id, such as ftjob-… in `grpo list`")
+    return value
+
+
 complete_jobs = _completion(JOBS, lambda job: f"{job['status']} {job['model']}")
 complete_files = _completion("/v1/files", lambda file: str(file["filename"]))
 complete_models = _completion("/v1/models", lambda model: str(model["owned_by"]))
 
-JobId = Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete_jobs)]
+JobId = Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete_jobs, callback=checked_id)]
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.json", exists=True, dir_okay=False)]
 Checkpoint = Annotated[str | None, typer.Option(help="best, or a checkpoint's id, instead of the final one.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Watch it to the end.")]

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from service.cli.http.client import JOBS, POLL_SECONDS, PROBES, TERMINAL, Client
-from service.cli.options import client_of, complete_jobs
+from service.cli.options import checked_id, client_of, complete_jobs
 from service.cli.terminal.output import JsonFlag, print_json, say
 
 LINES_AT_ONCE = 5000
@@ -15,7 +15,10 @@ LINES_AT_ONCE = 5000
 def logs(
     context: typer.Context,
     job_id: Annotated[
-        str, typer.Argument(metavar="JOB", autocompletion=complete_jobs, help="A job or probe.")
+        str,
+        typer.Argument(
+            metavar="JOB", autocompletion=complete_jobs, callback=checked_id, help="A job or probe."
+        ),
     ],
     export: Annotated[
         str | None, typer.Option(help="Id of one of the job's exports, instead of the job.")

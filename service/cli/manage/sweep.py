@@ -103,6 +103,9 @@ def _body(body: dict[str, Any], group: str, run: Run) -> dict[str, Any]:
     # importing it takes a quarter of a second, which other commands save
     from service.jobs.intake.cloning import merged
 
+    for name in ("method", "metadata"):
+        if not isinstance(body.get(name) or {}, dict):
+            raise CommandError(f"{name} must be an object", param=name)
     method = (body.get("method") or {}).get("type", "supervised")
     patch = patch_of([f"{field}={value}" for field, value in run.items()], method)
     shown = {field.rpartition(".")[2]: value for field, value in run.items()}

@@ -106,7 +106,10 @@ def _answers(items: list[Row], path: Path | None, template: str | None) -> Itera
     if template is not None:
         yield from (_filled(template, item, number) for number, item in enumerate(items, 1))
     elif path is not None:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        try:
+            lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except ValueError as error:
+            raise CommandError(f"{path} is not UTF-8: {error}", param="answers") from error
         if len(lines) < len(items):
             message = f"{path} has {len(lines)} answers for {len(items)} rows"
             raise CommandError(message, param="answers", hint=f"--limit {len(lines)} grades fewer rows")

@@ -76,7 +76,9 @@ def import_trl(
             sources=read_sources([*reward_names(fields, kind), *rewards], (config.parent, Path()))
             | (script.sources if script else {}),
         )
-    except (Unreadable, OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise CommandError(f"{config} or a file that it names is not UTF-8: {error}") from error
+    except (Unreadable, OSError) as error:
         raise CommandError(str(error)) from error
     found = imported(fields, options, kind)
     if script:
