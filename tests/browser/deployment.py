@@ -107,7 +107,7 @@ def deployment(home: Path, database_url: str) -> Iterator[Deployment]:
         engine_python=forking.engine_python(),
         engine_module="tests.browser.engine",
         poll_seconds=0.05,
-        heartbeat_seconds=0.1,
+        heartbeat_seconds=0.5,
         chat_module="tests.support.fake_serving",
     )
     with api_process(settings) as api:
@@ -141,7 +141,7 @@ def tell_stories(deployed: Deployment) -> None:
     jobs["supervised"] = deployed.create(lessons, suffix="warm-up", method=supervised)
     jobs["failed"] = deployed.create(upload_file(deployed.client, questions(fail_at=15)))
     jobs["guarded"] = deployed.create(upload_file(deployed.client, questions(guard_at=14)), suffix="guarded")
-    slow = upload_file(deployed.client, questions(step_seconds=0.2))
+    slow = upload_file(deployed.client, questions(step_seconds=0.7))
     jobs["running"] = deployed.create(
         slow, suffix="long", metadata={"team": "maths"}, method=reinforcement(n_steps=20_000)
     )

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from service.importing.dataset_formats import as_jsonl
 from service.platform.migrate import upgrade
-from tests.browser.conftest import log_in, profile
+from tests.browser.conftest import Tab, log_in, profile
 from tests.browser.deployment import Deployment, questions, reinforcement
 from tests.conftest import settings_for
 from tests.e2e.api import api_process
@@ -45,6 +45,11 @@ def context(browser: Browser, deployment: Deployment) -> Iterator[BrowserContext
     with profile(browser, deployment) as context:
         log_in(context, key)
         yield context
+
+
+@pytest.fixture
+def shared_tab(context: BrowserContext) -> Tab:
+    return Tab(context.new_page())
 
 
 def files(deployment: Deployment) -> list[dict[str, Any]]:

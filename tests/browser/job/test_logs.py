@@ -25,7 +25,7 @@ DRAW = """async (rows) => {
 
 
 def test_the_log_shows_its_newest_lines_as_text_and_filters_them(
-    page: Page, deployment: Deployment, tmp_path: Path
+    own_page: Page, deployment: Deployment, tmp_path: Path
 ) -> None:
     job_id = deployment.jobs["first"]
     database = connect(deployment.api.settings)
@@ -34,49 +34,49 @@ def test_the_log_shows_its_newest_lines_as_text_and_filters_them(
         lines = [*(f"line {n}" for n in range(50_000)), "<b>bold</b>"]
         logs.append(session, job_id, 2, [PrintedLines(0, lines)], after=last)
     database.engine.dispose()
-    page.goto("/")
-    page.evaluate(SHOW, [job_id, deployment.get(f"{JOBS}/{job_id}")])
-    box = page.get_by_role("log")
+    own_page.goto("/")
+    own_page.evaluate(SHOW, [job_id, deployment.get(f"{JOBS}/{job_id}")])
+    box = own_page.get_by_role("log")
     shown = box.locator("p:not(.attempt)")
     assert shown.count() == 3000
     assert shown.last.inner_text() == "<b>bold</b>"
     assert box.locator("b").count() == 0
     assert box.evaluate("box => box.scrollHeight - box.scrollTop - box.clientHeight") < 2
-    page.get_by_label("Filter lines").fill("LINE 4999")
+    own_page.get_by_label("Filter lines").fill("LINE 4999")
     assert shown.all_inner_texts() == [f"line {n}" for n in range(49_990, 50_000)]
-    with page.expect_download() as saved:
-        page.get_by_role("button", name="Download").click()
+    with own_page.expect_download() as saved:
+        own_page.get_by_role("button", name="Download").click()
     saved.value.save_as(tmp_path / "job.log")
     assert (tmp_path / "job.log").read_text().splitlines()[-50_001:] == lines
 
 
 def test_the_last_lines_are_shown_if_the_job_ends_while_the_log_is_read(
-    page: Page, deployment: Deployment
+    own_page: Page, deployment: Deployment
 ) -> None:
     job_id, held = deployment.jobs["supervised"], list[tuple[Route, APIResponse]]()
     job = deployment.get(f"{JOBS}/{job_id}")
-    page.goto("/")
-    page.evaluate(SHOW, [job_id, {**job, "status": "running"}])
-    page.route("**/logs?after=*", lambda route: held.append((route, route.fetch())), times=1)
+    own_page.goto("/")
+    own_page.evaluate(SHOW, [job_id, {**job, "status": "running"}])
+    own_page.route("**/logs?after=*", lambda route: held.append((route, route.fetch())), times=1)
     while not held:
-        page.wait_for_timeout(50)
+        own_page.wait_for_timeout(50)
     database = connect(deployment.api.settings)
     with database.transaction() as session:
         last = logs.last_sequence(session, job_id)
         logs.append(session, job_id, 1, [PrintedLines(0, ["the last line"])], after=last)
     database.engine.dispose()
-    page.evaluate("job => void window.view.load(job)", job)
+    own_page.evaluate("job => void window.view.load(job)", job)
     (route, answer) = held[0]
     route.fulfill(response=answer)
-    expect(page.get_by_role("log").locator("p").last).to_have_text("the last line")
+    expect(own_page.get_by_role("log").locator("p").last).to_have_text("the last line")
 
 
-def test_the_machine_s_use_is_drawn_with_its_peak(page: Page, deployment: Deployment) -> None:
-    page.goto("/")
+def test_the_machine_s_use_is_drawn_with_its_peak(own_page: Page, deployment: Deployment) -> None:
+    own_page.goto("/")
     rows = [{"step": n, "system/cpu_percent": 100 - n, "system/memory_gb": n / 2} for n in (1, 2, 3)]
-    page.evaluate(DRAW, rows)
-    assert page.locator(".system-now dd").all_inner_texts() == [
+    own_page.evaluate(DRAW, rows)
+    assert own_page.locator(".system-now dd").all_inner_texts() == [
         "97 % last, 99 % peak",
         "1.5 GB last, 1.5 GB peak",
     ]
-    assert page.locator(".system figcaption").all_inner_texts() == ["CPU\n97 %", "Memory\n1.5 GB"]
+    assert own_page.locator(".system figcaption").all_inner_texts() == ["CPU\n97 %", "Memory\n1.5 GB"]

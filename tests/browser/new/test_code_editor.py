@@ -8,9 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.deployment import Deployment
-from tests.browser.new.test_form import RUN_MS, context, deployment, open_with, request_shown, rows
-
-__all__ = ["context", "deployment", "rows"]
+from tests.browser.new.test_form import RUN_MS, open_with, request_shown
 
 ACE = "/dashboard/vendor/ace/"
 OFFERS = ".ace_autocomplete .ace_line"

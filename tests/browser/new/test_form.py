@@ -1,62 +1,20 @@
 """The new-job page: from an upload to a finished job, problems at their fields, a probe, a copy."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Browser, Page, expect
 
-from service.platform.migrate import upgrade
 from tests.browser.conftest import log_in, profile, watched
 from tests.browser.deployment import Deployment, questions, reinforcement
-from tests.conftest import settings_for
-from tests.e2e.api import api_process
 from tests.service.job_samples import MODEL, upload
-from tests.support.forking import client as forking
-from tests.worker.conftest import Processes
 
 RUN_MS = 60_000
 """Time for a worker to finish something on a busy machine."""
 JOBS = "/v1/fine_tuning/jobs"
 PROBES = "/v1/fine_tuning/probes"
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory, clean_environment: None) -> Iterator[Deployment]:
-    """A separate one, whose worker has no other jobs."""
-    home = tmp_path_factory.mktemp("new-job") / "home"
-    settings = settings_for(
-        home,
-        engine_python=forking.engine_python(),
-        engine_module="tests.browser.engine",
-        poll_seconds=0.05,
-        heartbeat_seconds=0.1,
-    )
-    upgrade(settings)
-    with api_process(settings) as api:
-        workers = Processes(settings)
-        try:
-            api.start()
-            workers.start_worker()
-            yield Deployment(api)
-        finally:
-            workers.close()
-
-
-@pytest.fixture(scope="module")
-def context(browser: Browser, deployment: Deployment) -> Iterator[BrowserContext]:
-    with profile(browser, deployment) as context:
-        log_in(context, deployment.key)
-        yield context
-
-
-@pytest.fixture
-def rows(tmp_path: Path) -> Path:
-    path = tmp_path / "sums.jsonl"
-    path.write_bytes(questions(step_seconds=0))
-    return path
 
 
 def open_with(page: Page, rows: Path) -> None:

@@ -11,9 +11,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.deployment import questions
 from tests.browser.new.test_code_editor import write
-from tests.browser.new.test_form import RUN_MS, context, deployment, open_with, request_shown, rows
-
-__all__ = ["context", "deployment", "rows"]
+from tests.browser.new.test_form import RUN_MS, open_with, request_shown
 
 
 def test_more_settings_are_part_of_the_request(
