@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.charts import drawn, figure
 from tests.browser.conftest import log_in
@@ -169,6 +169,21 @@ def test_the_first_tab_stop_skips_to_the_content(page: Page) -> None:
     page.keyboard.press("Enter")
     expect(page.get_by_role("main")).to_be_focused()
     heading(page, "Jobs")
+
+
+def test_a_page_that_is_left_while_it_loads_does_not_empty_the_next_one(own_page: Page) -> None:
+    held: list[Route] = []
+    own_page.goto("/#/jobs")
+    heading(own_page, "Jobs")
+    own_page.route("**/pages/files/page.js", lambda route: held.append(route))
+    with own_page.expect_request("**/pages/files/page.js"):
+        own_page.goto("/#/files")
+    own_page.goto("/#/jobs")
+    heading(own_page, "Jobs")
+    held[0].continue_()
+    own_page.evaluate("import('/dashboard/pages/files/page.js')")
+    heading(own_page, "Jobs")
+    expect(own_page.get_by_role("button", name="Edit first-try")).to_be_visible()
 
 
 def test_the_theme_follows_the_system_until_one_is_chosen(blank: Page) -> None:

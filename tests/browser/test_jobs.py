@@ -157,6 +157,15 @@ def test_a_name_that_the_service_refuses_is_explained_in_the_dialog(
     assert deployment.job("first")["tags"] == []
 
 
+def test_a_dialog_closes_with_its_page(page: Page) -> None:
+    page.goto("/#/jobs")
+    page.get_by_role("button", name="Edit first-try").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.go_back()
+    expect(page.get_by_role("heading", name="Not found")).to_be_visible()
+    expect(page.locator("dialog")).to_have_count(0)
+
+
 def test_more_jobs_are_loaded_page_by_page(page: Page, deployment: Deployment) -> None:
     def smaller(route: Route) -> None:
         route.continue_(url=route.request.url.replace("limit=20", "limit=3"))

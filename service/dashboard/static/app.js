@@ -60,6 +60,7 @@ async function show() {
   const found = matched(location.hash);
   const place = (here = { page: found?.page, id: idIn(found) });
   key.share(found?.params.secret ?? null);
+  for (const dialog of document.querySelectorAll("dialog")) dialog.close(); // the ones of the page that was left
   root.replaceChildren();
   if (!key.get()) return showLogin();
   frame(found);
@@ -72,6 +73,7 @@ async function show() {
     if (key.isShared()) found.params.id = access().job_id;
     const page = await moduleOf(found);
     if (mine.signal.aborted) return;
+    root.replaceChildren();
     whenTitled(mine.signal);
     await page.show(root, found.params, mine.signal, (handler) => (place.moved = handler));
   } catch (error) {
@@ -119,9 +121,7 @@ function showEnded({ code }) {
 async function moduleOf(found) {
   if (!found) throw Object.assign(new Error("No page at this address."), { status: 404 });
   loading(root);
-  const page = await import(`./pages/${found.page}/page.js`).catch(unloaded);
-  root.replaceChildren();
-  return page;
+  return import(`./pages/${found.page}/page.js`).catch(unloaded);
 }
 
 // Browsers remember a module that could not be loaded, so that only a reload of the page helps.

@@ -113,29 +113,29 @@ def test_tab_indents_and_leaves_the_editor_after_escape(page: Page, rows: Path) 
 
 
 def test_without_the_editor_the_code_is_a_text_area(
-    page: Page, rows: Path, expected_errors: list[str]
+    own_page: Page, rows: Path, expected_errors: list[str]
 ) -> None:
     expected_errors.append("ERR_FAILED")
-    page.route(f"**{ACE}*", lambda route: route.abort())
-    open_with(page, rows)
-    page.get_by_label("Grader", exact=True).select_option("python")
+    own_page.route(f"**{ACE}*", lambda route: route.abort())
+    open_with(own_page, rows)
+    own_page.get_by_label("Grader", exact=True).select_option("python")
     source = f'{HEAD}    return float(item["answer"] in sample["output_text"])\n'
-    page.get_by_label("Code").fill(source)
-    assert source_of(page) == source
-    page.get_by_label("Max completion tokens").fill("16")
-    page.get_by_role("button", name="Check").click()
-    expect(page.get_by_text("No problems found.")).to_be_visible(timeout=RUN_MS)
+    own_page.get_by_label("Code").fill(source)
+    assert source_of(own_page) == source
+    own_page.get_by_label("Max completion tokens").fill("16")
+    own_page.get_by_role("button", name="Check").click()
+    expect(own_page.get_by_text("No problems found.")).to_be_visible(timeout=RUN_MS)
 
 
-def test_the_editor_is_loaded_only_where_it_is_shown(page: Page) -> None:
+def test_the_editor_is_loaded_only_where_it_is_shown(own_page: Page) -> None:
     loaded: list[str] = []
-    page.on("request", lambda request: loaded.append(request.url) if ACE in request.url else None)
-    page.goto("/#/new")
-    page.get_by_role("button", name="Reset").click()
-    expect(page.get_by_label("Reference")).to_be_visible()
+    own_page.on("request", lambda request: loaded.append(request.url) if ACE in request.url else None)
+    own_page.goto("/#/new")
+    own_page.get_by_role("button", name="Reset").click()
+    expect(own_page.get_by_label("Reference")).to_be_visible()
     assert not loaded
-    page.get_by_label("Grader", exact=True).select_option("python")
-    expect(page.locator(".ace_content").first).to_be_visible()
+    own_page.get_by_label("Grader", exact=True).select_option("python")
+    expect(own_page.locator(".ace_content").first).to_be_visible()
     names = sorted(url.rpartition("/")[2] for url in loaded)
     assert names == ["ace.js", "ext-language_tools.js", "mode-python.js"]
 
