@@ -13,8 +13,8 @@ from tests.browser.conftest import log_in
 from tests.browser.deployment import JOBS, Deployment
 
 WRITING = re.compile(
-    r"^(New job|Edit|Copy|Share|Pause|Resume|Cancel job|Delete|Archive|Rename|Upload a file|Start|"
-    r"Clone with this change|Run again|Run again with changes|Merged model)"
+    r"^(New job|Edit|Run again|Share|Pause|Resume|Cancel job|Delete|Archive|Rename|Upload a file|Start|"
+    r"Change more in the form|Merged model)"
 )
 
 
@@ -74,7 +74,7 @@ def test_the_form_of_a_new_job_says_that_a_read_only_key_cannot_start_one(
 def test_a_key_that_may_write_sees_the_controls(page: Page, deployment: Deployment) -> None:
     page.goto(f"/#/jobs/{deployment.jobs['first']}")
     expect(page.get_by_role("button", name="Share")).to_be_visible()
-    assert {"New job", "Edit", "Share", "Copy"} <= set(controls(page))
+    assert {"New job", "Edit", "Share", "Run again…"} <= set(controls(page))
     expect(page.locator("#access")).to_have_text("")
 
 
