@@ -42,6 +42,9 @@ from service.platform.tables.core import File
 from service.platform.token_counting import ModelText, ModelTextError, load_model_text
 from service.settings import Settings
 
+FEWEST_TO_HOLD_OUT = 40
+"""Rows of a training file; the browser's form holds out rows from this number on."""
+
 
 @dataclass(frozen=True)
 class Preflight:
@@ -109,6 +112,7 @@ class Preflight:
         report.num_training_rows = found.num_rows["training_file"]
         held_out = ("validation_file", "validation_split")
         report.num_validation_rows = sum(found.num_rows.get(name, 0) for name in held_out)
+        _warn_of_no_held_out_rows(report)
 
     def _file_check(
         self, job: JobCreate, report: Report, entry: CatalogEntry | None, text: ModelText | None
@@ -151,6 +155,16 @@ def unknown_model(name: str) -> str:
     if is_hub_id(name):
         return f"{reason}. Add it on the service's machine: grpo models add {name}"
     return f"{reason} (see GET /v1/models)"
+
+
+def _warn_of_no_held_out_rows(report: Report) -> None:
+    """A warning if the training file has enough rows to hold some out, and the job holds out none."""
+    if report.num_validation_rows or report.num_training_rows < FEWEST_TO_HOLD_OUT:
+        return
+    message = (
+        "No held-out rows: there will be no verdict on unseen rows. validation_split: 0.1 holds out a tenth."
+    )
+    report.warn("no_held_out_rows", message)
 
 
 def _check_settings(job: JobCreate, report: Report) -> None:

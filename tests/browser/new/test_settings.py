@@ -53,6 +53,38 @@ def test_more_settings_are_part_of_the_request(
     expect(page.get_by_label("Reward plateau: action")).to_have_value("warn")
 
 
+def many_questions(path: Path, num_rows: int) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": f"What is {n} + 0?"}], "answer": str(n)}
+        for n in range(num_rows)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_part_of_the_training_file_is_held_out_unless_the_user_says_otherwise(
+    page: Page, rows: Path, shots: Callable[[Page, str], None]
+) -> None:
+    held_out = page.get_by_label("Held-out rows", exact=True)
+    open_with(page, rows)
+    expect(held_out).to_have_accessible_description(re.compile("^8 rows are too few to hold some out"))
+    assert "validation_split" not in request_shown(page)
+    for num_rows, split in ((40, 10), (200, 30), (400, 0.1), (5010, 500)):
+        many_questions(rows, num_rows)
+        page.get_by_label("Upload a file").set_input_files(rows)
+        expect(
+            page.get_by_text(re.compile(rf"uploaded\. {num_rows:,} rows".replace(",", r"\s")))
+        ).to_be_visible()
+        expect(held_out).to_have_value("split")
+        assert request_shown(page)["validation_split"] == split
+    shots(page, "new-held-out")
+    held_out.select_option("none")
+    expect(held_out).to_have_accessible_description("Without them there is no verdict on unseen rows.")
+    many_questions(rows, 300)
+    page.get_by_label("Upload a file").set_input_files(rows)
+    expect(page.get_by_text("sums.jsonl uploaded. 300 rows.")).to_be_visible()
+    assert "validation_split" not in request_shown(page)
+
+
 def test_a_probe_s_advice_is_taken_into_the_form(
     page: Page, tmp_path: Path, shots: Callable[[Page, str], None]
 ) -> None:

@@ -227,3 +227,15 @@ def test_jobs_of_before_these_fields_are_still_answered(client: TestClient, data
     job_id = add_job(database, JobState.SUCCEEDED, method=method, fine_tuned_model="ft:tiny:tenant-a::old")
     assert client.get(f"/v1/fine_tuning/jobs/{job_id}").json()["method"] == method
     assert METHOD.validate_python(method).reinforcement.retention == ()
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("num_rows", "split", "is_warned"), [(39, None, False), (40, None, True), (40, 0.1, False)]
+)
+def test_a_file_with_enough_rows_and_none_held_out_causes_a_warning(
+    client: TestClient, num_rows: int, split: float | None, is_warned: bool
+) -> None:
+    rows = jsonl(*(row(f"What is {n} + {n}?", str(2 * n)) for n in range(num_rows)))
+    report = validated(client, training_file=upload(client, rows), validation_split=split)
+    assert (report["valid"], "no_held_out_rows" in warnings(report)) == (True, is_warned)

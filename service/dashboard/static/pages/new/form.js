@@ -7,7 +7,7 @@ import { uploader } from "../../uploads.js";
 import { methodOf } from "./draft.js";
 import { field, idOf, input, select } from "./fields.js";
 import { beginning, graderForm, suit } from "./grader.js";
-import { heldOutParts } from "./held_out.js";
+import { heldOutParts, holdOut } from "./held_out.js";
 import { settingsPart } from "./settings.js";
 import { taskField } from "./tasks.js";
 import { graderTrial } from "./trial.js";
@@ -35,8 +35,13 @@ export function modelPart(draft, models) {
 export function dataPart(draft, files, signal) {
   const rows = el("div", { class: "stack" });
   const fields = el("datalist", { id: "row-fields" });
-  const training = select(draft, "training_file", [["", files.length ? "Choose a file" : "No file yet. Upload one."], ...files.map(named)]);
+  const known = (id) => files.find((file) => file.id === id);
+  const training = select(draft, "training_file", [["", files.length ? "Choose a file" : "No file yet. Upload one."], ...files.map(named)], (id) => {
+    holdOut(draft, known(id), known(draft.body.training_file));
+    return id || undefined;
+  });
   const add = (file) => {
+    if (!known(file.id)) files.push(file);
     for (const control of training.form.querySelectorAll("select[data-files]")) {
       if (![...control.options].some((option) => option.value === file.id)) control.options[0].after(el("option", { value: file.id }, named(file)[1]));
     }
@@ -44,6 +49,7 @@ export function dataPart(draft, files, signal) {
   training.dataset.files = "";
   const use = (param) => (file) => {
     add(file);
+    if (param === "training_file") holdOut(draft, file, known(draft.body.training_file));
     draft.set(param, file.id);
   };
   let peeked;

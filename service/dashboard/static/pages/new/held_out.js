@@ -1,14 +1,35 @@
 // Held-out rows: none, a part of the training file, or a file of their own.
 
-import { el } from "../../dom.js";
+import { el, number } from "../../dom.js";
 import { uploader } from "../../uploads.js";
 import { field, select } from "./fields.js";
 
 const WAYS = [["none", "None"], ["split", "Part of the training file"], ["file", "Own file"]];
 const FIRST_SPLIT = 0.1;
 const UNITS = [["%", "% of the rows"], ["rows", "rows"]];
+const FEWEST_ROWS = 40; // as the service's warning
+const HELD_OUT = { fewest: 30, most: 500, largestShare: 0.25 };
+const HINT = "Rows that are not used for training. They show whether the model generalizes.";
 
-// `use(file)` makes an uploaded file the validation file.
+// The part of a file that the form holds out: a tenth, at least 30 and at most 500 rows, and at most a quarter of the
+// file. undefined: the file has too few rows, or their number is unknown.
+function usualSplit(rows) {
+  if (!(rows >= FEWEST_ROWS)) return undefined;
+  const { fewest, most, largestShare } = HELD_OUT;
+  const tenth = FIRST_SPLIT * rows;
+  if (tenth >= fewest && tenth <= most) return FIRST_SPLIT;
+  return Math.floor(Math.min(Math.max(tenth, fewest), most, largestShare * rows));
+}
+
+// Gives the training file `file` its usual held-out rows, unless the user has chosen others for `before`, the file
+// before it. Both may be undefined.
+export function holdOut(draft, file, before) {
+  const { validation_file: own, validation_split: part } = draft.body;
+  if (own !== undefined || part !== usualSplit(before?.num_rows)) return;
+  draft.set("validation_split", usualSplit(file?.num_rows));
+}
+
+// `files`: those that the form offers; `use(file)` makes an uploaded file the validation file.
 export function heldOutParts(draft, files, signal, use) {
   const way = el("select", {}, WAYS.map(([value, text]) => el("option", { value }, text)));
   const split = splitField(draft);
@@ -18,18 +39,25 @@ export function heldOutParts(draft, files, signal, use) {
     way.value = part !== undefined ? "split" : own !== undefined ? "file" : "none";
     split.hidden = way.value !== "split";
     file.hidden = way.value !== "file";
+    hint.textContent = hintOf(draft, files);
   };
   way.addEventListener("change", () => {
     const { validation_file: _file, validation_split: _split, ...rest } = draft.body;
     const chosen = { none: {}, split: { validation_split: FIRST_SPLIT }, file: { validation_file: "" } };
     draft.replace({ ...rest, ...chosen[way.value] });
   });
+  const chosen = field("held_out", "Held-out rows", HINT, way);
+  const hint = chosen.querySelector(".hint");
   draft.listen(draw);
   draw();
-  return [
-    field("held_out", "Held-out rows", "Rows that are not used for training. They show whether the model generalizes.", way),
-    split, file,
-  ];
+  return [chosen, split, file];
+}
+
+function hintOf({ body }, files) {
+  if (body.validation_file !== undefined || body.validation_split !== undefined) return HINT;
+  const rows = files.find((file) => file.id === body.training_file)?.num_rows;
+  if (typeof rows === "number" && rows < FEWEST_ROWS) return `${number(rows)} rows are too few to hold some out, so there is no verdict on unseen rows.`;
+  return body.training_file ? "Without them there is no verdict on unseen rows." : HINT;
 }
 
 function fileField(draft, files, signal, use) {

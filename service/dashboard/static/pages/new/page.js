@@ -8,6 +8,7 @@ import { actions } from "./actions.js";
 import { waysToAdd } from "../models/adding.js";
 import { blank, changed, draftOf, keptDraft, requestOf } from "./draft.js";
 import { dataPart, methodParts, modelPart } from "./form.js";
+import { holdOut } from "./held_out.js";
 
 const SHOWN_FILES = 100;
 
@@ -28,7 +29,9 @@ export async function show(root, params, signal) {
     from ? get(`${JOBS}/${from}`, { signal }) : null,
   ]);
   if (models.data.length === 0) return noModels(box);
-  draft = draftOf(changed(job ? requestOf(job) : keptDraft() ?? { ...blank(), model: models.data[0].id }, patch));
+  const start = job ? requestOf(job) : keptDraft() ?? { ...blank(), model: models.data[0].id };
+  draft = draftOf(changed(start, patch));
+  if (patch.training_file) holdOut(draft, ...[patch, start].map((one) => files.find((file) => file.id === one.training_file)));
   const form = el("form", { class: "parts", onsubmit: (event) => event.preventDefault() },
     modelPart(draft, models.data), dataPart(draft, files, signal), methodParts(draft, signal));
   box.replaceChildren(form, actions(draft, form, signal));
