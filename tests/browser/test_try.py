@@ -18,10 +18,14 @@ def test_from_the_job_s_page_base_and_adapter_answer_side_by_side(
     page.get_by_role("link", name="Try it").click()
     expect(page.get_by_label("Left")).to_have_value("tiny")
     expect(page.get_by_label("Right")).to_have_value(tuned(deployment))
+    page.get_by_text("System prompt and settings").click()
+    temperature = page.get_by_label("Temperature")
+    expect(temperature).to_have_value("0")
+    temperature.fill("1")
     page.get_by_label("Prompt", exact=True).fill("random <b>17 + 25</b>?")
     page.get_by_label("Prompt", exact=True).press("Control+Enter")
     base = page.get_by_role("region", name="Answer of tiny")
-    adapter = page.get_by_role("region", name=f"Answer of {tuned(deployment)}")
+    adapter = page.get_by_role("region", name="Answer of first-try")
     expect(base).to_contain_text("Base: random <b>17 + 25</b>? (1)")
     expect(adapter).to_contain_text("Adapter: random <b>17 + 25</b>?! (1)")
     expect(base.locator("b")).to_have_count(0)
@@ -108,8 +112,8 @@ def test_two_checkpoints_of_a_job_are_compared(page: Page, deployment: Deploymen
     page.get_by_label("Left").select_option(earlier)
     page.get_by_label("Prompt", exact=True).fill("hello")
     page.get_by_role("button", name="Send").click()
-    expect(page.get_by_role("region", name=f"Answer of {earlier}")).to_contain_text("Adapter: hello!")
-    expect(page.get_by_role("region", name=f"Answer of {model}", exact=True)).to_contain_text(
+    expect(page.get_by_role("region", name="Answer of first-try, step 40")).to_contain_text("Adapter: hello!")
+    expect(page.get_by_role("region", name="Answer of first-try", exact=True)).to_contain_text(
         "Adapter: hello!"
     )
 
@@ -120,3 +124,27 @@ def test_a_checkpoint_is_compared_with_the_model_that_training_started_from(
     page.goto(f"/#/try?model={tuned(deployment)}:ckpt-step-40")
     expect(page.get_by_label("Left")).to_have_value("tiny")
     expect(page.get_by_label("Right")).to_have_value(f"{tuned(deployment)}:ckpt-step-40")
+
+
+def test_held_out_rows_of_the_job_are_offered_as_prompts(page: Page, deployment: Deployment) -> None:
+    page.goto(f"/#/try?model={tuned(deployment)}")
+    expect(page.get_by_text("Held-out rows:")).to_be_visible()
+    page.get_by_role("button", name="What is 3 + 3?").click()
+    expect(page.get_by_label("Prompt", exact=True)).to_have_value("What is 3 + 3?")
+    expect(page.get_by_role("button", name="Send")).to_be_focused()
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.keyboard.press("Enter")
+    assert sent.value.post_data_json["temperature"] == 0
+    expect(page.get_by_role("region", name="Answer of first-try")).to_contain_text("Adapter: What is 3 + 3?!")
+
+
+def test_the_seconds_until_the_first_word_are_shown(page: Page) -> None:
+    page.route("**/v1/chat/completions", lambda route: None)
+    page.goto("/#/try")
+    page.get_by_label("Right").select_option("")
+    page.get_by_label("Prompt", exact=True).fill("hello")
+    page.get_by_role("button", name="Send").click()
+    answer = page.get_by_role("region", name="Answer of tiny")
+    expect(answer).to_contain_text("The model is loading… 1 s")
+    page.get_by_role("button", name="Stop").click()
+    expect(answer).to_contain_text("Stopped")

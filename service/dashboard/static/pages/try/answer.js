@@ -35,6 +35,7 @@ export class Answer {
       const { reason, usage } = await streamChat({ ...wanted, turns }, { signal, onText: (piece) => this.grow(piece) });
       this.end(turn, reason, usage, (performance.now() - began) / 1000);
       this.turns.push({ prompt: wanted.prompt, text: this.text.data });
+      this.answered = wanted.model;
       isComplete = true;
     } catch (error) {
       this.broke(turn, error, () => {
@@ -42,26 +43,37 @@ export class Answer {
         this.stream(wanted, signal);
       });
     }
+    clearInterval(this.waiting);
     this.root.setAttribute("aria-busy", "false");
     return isComplete;
   }
 
-  begin({ model, prompt }) {
-    this.title.textContent = model;
+  begin({ model, title, prompt }) {
+    this.title.textContent = title;
     this.title.title = model;
     this.root.hidden = false;
-    this.root.setAttribute("aria-label", `Answer of ${model}`);
+    this.root.setAttribute("aria-label", `Answer of ${title}`);
     this.root.setAttribute("aria-busy", "true");
     this.text = document.createTextNode("");
     const turn = el("div", { class: "turn" },
       el("p", { class: "text asked" }, el("span", { class: "unseen" }, "You: "), prompt),
       el("p", { class: "text" }, this.text));
     this.body.append(turn);
-    this.foot.textContent = "Waiting for the first word…";
+    this.wait(this.answered === model ? "Waiting for the first word" : "The model is loading");
     return turn;
   }
 
+  // Shows the seconds until the first word; a model that has answered is loaded.
+  wait(reason) {
+    const began = performance.now();
+    const show = () => { this.foot.textContent = `${reason}… ${duration(Math.round((performance.now() - began) / 1000))}`; };
+    clearInterval(this.waiting);
+    this.waiting = setInterval(show, 1000);
+    show();
+  }
+
   grow(piece) {
+    clearInterval(this.waiting);
     this.text.appendData(piece);
     this.foot.textContent = "Answering…";
   }

@@ -6,16 +6,18 @@ import { announce, button, el, empty, failed, heading, loading } from "../../dom
 import { jobName } from "../../job_parts.js";
 import { waysToAdd } from "../models/adding.js";
 import { Answer } from "./answer.js";
+import { samplesOf } from "./samples.js";
 
 const SIDES = ["left", "right"];
 const NAMES = { left: "Left", right: "Right" };
 const MOST_CHECKPOINTS = 100;
 const MOST_NAMED = 100;
+const CHECKPOINT = /:ckpt-step-(\d+)$/;
 
 export async function show(root, params, signal) {
   const box = el("div");
   root.append(heading("Try a model", {
-    below: el("p", { class: "hint" }, "Chat with two models side by side, with the same seed."),
+    below: el("p", { class: "hint" }, "Chat with two models side by side, with the same seed. Temperature 0 is greedy, as evaluations are by default."),
   }), box);
   loading(box, "Loading the models");
   const [{ data }, names] = await Promise.all([get("/v1/models", { signal }), namesOfJobs(signal), styled("try")]);
@@ -24,7 +26,7 @@ export async function show(root, params, signal) {
   const models = named && !data.some((model) => model.id === named) ? [...data, await found(named, signal)] : data;
   const page = new TryPage(models, names, params.query, signal);
   box.replaceChildren(...page.parts());
-  await page.addCheckpoints();
+  await Promise.all([page.addCheckpoints(), page.offerSamples()]);
 }
 
 // Job id → name, of the newest jobs that have one. Names are a help only: without them the ids remain.
@@ -67,6 +69,7 @@ class TryPage {
     this.prompt = el("textarea", { id: "prompt", rows: 4, required: true, spellcheck: "false", autofocus: true,
       onkeydown: (event) => this.pressed(event) });
     this.system = el("textarea", { id: "system", rows: 2, spellcheck: "false" });
+    this.samples = el("div", { class: "row samples" });
     this.send = button("Send", null, { kind: "primary", type: "submit" });
     this.stop = button("Stop", () => this.running?.abort(), { disabled: true });
     this.restart = button("New conversation", () => this.forget(), { kind: "quiet", disabled: true });
@@ -79,19 +82,19 @@ class TryPage {
       this.generate();
     } },
     el("div", { class: "choices" }, SIDES.map((side) => field(NAMES[side], this.chosen[side]))),
-    field("Prompt", this.prompt), more,
+    field("Prompt", this.prompt), this.samples, more,
     el("div", { class: "row" }, this.send, this.stop, this.restart,
       el("span", { class: "hint" }, "Ctrl + Enter sends. The first answer waits until the model is loaded.")));
   }
 
   settings() {
     const numeric = (id, props) => el("input", { id, type: "number", ...props });
-    this.temperature = numeric("temperature", { min: 0, max: 2, step: "any", value: 1, required: true });
+    this.temperature = numeric("temperature", { min: 0, max: 2, step: "any", value: 0, required: true });
     this.maxTokens = numeric("max-tokens", { min: 1, step: 1, value: 256, required: true });
     this.seed = numeric("seed", { min: 0, step: 1, value: 1, required: true });
     this.isPlain = el("input", { id: "plain", type: "checkbox" });
     return el("div", { class: "settings" },
-      field("Temperature", this.temperature), field("Max tokens", this.maxTokens), field("Seed", this.seed),
+      field("Temperature (0 = greedy)", this.temperature), field("Max tokens", this.maxTokens), field("Seed", this.seed),
       el("label", { class: "row", for: "plain" }, this.isPlain, "Plain text, no chat template"));
   }
 
@@ -109,12 +112,38 @@ class TryPage {
     return name ? `${name} · ${id}` : id;
   }
 
+  // "sort letters, step 40"; the id of a model of a job without a name.
+  titleOf(id) {
+    const name = this.names.get(this.jobOf(id));
+    const step = CHECKPOINT.exec(id)?.[1];
+    return name ? `${name}${step ? `, step ${step}` : ""}` : id;
+  }
+
   // Another model has not said what the earlier one said: the conversation starts again.
   rechosen() {
     replaceQuery({ base: this.chosen.left.value, model: this.chosen.right.value });
     this.running?.abort();
     this.forget();
     this.addCheckpoints();
+    this.offerSamples();
+  }
+
+  // Rows of the data of the right model's job, or of the left one's.
+  async offerSamples() {
+    const job = this.jobOf(this.chosen.right.value) ?? this.jobOf(this.chosen.left.value);
+    if (job === this.sampled) return;
+    this.sampled = job;
+    const buttons = job ? await samplesOf(job, (sample) => this.use(sample), this.signal) : [];
+    if (job === this.sampled) this.samples.replaceChildren(...buttons);
+  }
+
+  // A row is a question of its own, so the conversation starts again.
+  use({ system, prompt }) {
+    if (this.running) return;
+    this.forget();
+    this.system.value = system;
+    this.prompt.value = prompt;
+    this.send.focus();
   }
 
   forget() {
@@ -136,7 +165,8 @@ class TryPage {
   }
 
   jobOf(id) {
-    return this.models.find((model) => model.id === id)?.job_id;
+    const find = (wanted) => this.models.find((model) => model.id === wanted);
+    return (find(id) ?? find(id.replace(CHECKPOINT, "")))?.job_id;
   }
 
   offer(job, ids) {
@@ -180,6 +210,7 @@ class TryPage {
   requestFor(model) {
     return {
       model,
+      title: this.titleOf(model),
       prompt: this.prompt.value,
       system: this.isPlain.checked ? "" : this.system.value,
       isPlain: this.isPlain.checked,
