@@ -197,6 +197,7 @@ def test_the_json_and_the_form_are_the_same_request(page: Page) -> None:
     body = request_shown(page)
     body["method"]["reinforcement"]["hyperparameters"]["group_size"] = 16
     body["method"]["reinforcement"]["grader"] = {"type": "format", "tags": ["a", "b"]}
+    page.get_by_text("Request as JSON").click()
     page.get_by_label("Request as JSON").fill(str(body).replace("'", '"'))
     expect(page.get_by_label("Completions per prompt")).to_have_value("16")
     expect(page.get_by_label("Tags in order")).to_have_value("a, b")

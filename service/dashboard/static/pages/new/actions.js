@@ -44,7 +44,7 @@ export function actions(draft, form, signal) {
       el("p", { class: "hint" }, "Check reads every row and tests the grader. Probe samples a few prompts before training."),
       changed, found),
     page.past.root,
-    el("details", { class: "panel", open: window.matchMedia("(min-width: 900px)").matches }, el("summary", {}, "Request as JSON"), json, complaint));
+    el("details", { class: "panel" }, el("summary", {}, "Request as JSON"), json, complaint));
 }
 
 // Pages without TLS have no randomUUID.
