@@ -34,6 +34,16 @@ def test_every_example_scores(page: Page, shots: Callable[[Page, str], None]) ->
     shots(page, "grader")
 
 
+def test_a_result_out_of_view_is_scrolled_into_view(page: Page) -> None:
+    page.set_viewport_size({"width": 1280, "height": 400})
+    page.goto("/#/grader")
+    result = page.get_by_role("region", name="Result")
+    page.get_by_role("button", name="Run").scroll_into_view_if_needed()
+    expect(result.get_by_role("heading")).not_to_be_in_viewport()
+    page.get_by_role("button", name="Run").click()
+    expect(result.get_by_role("heading", name="Scored")).to_be_in_viewport()
+
+
 def test_a_job_s_own_rule_is_tried_on_the_first_row_of_its_dataset(
     page: Page, deployment: Deployment
 ) -> None:

@@ -101,6 +101,7 @@ class Bench {
     loading(this.result, "Loading");
     try {
       show(await post(`${GRADERS}${path}`, body, { signal: this.signal }));
+      this.reveal();
       announce(done);
     } catch (error) {
       if (this.signal.aborted) return;
@@ -109,10 +110,17 @@ class Bench {
     for (const each of this.buttons) each.disabled = false;
   }
 
+  // Scrolls to the result if its beginning is not visible. The focus stays, so that Enter runs it again.
+  reveal() {
+    const { top } = this.result.getBoundingClientRect();
+    if (top < 0 || top > 0.7 * window.innerHeight) this.result.scrollIntoView({ block: "start" });
+  }
+
   refused(error) {
     const field = [this.code, this.grader, this.item].find((one) => one.owns(error.param));
     field?.refuse(error.message);
     failed(this.result, error);
+    if (!field) this.reveal();
     if (error.param) {
       this.result.firstElementChild.append(el("p", { class: "hint" }, "Field ", el("code", {}, error.param)));
     }
