@@ -83,7 +83,7 @@ export class Charts {
   }
 
   showNothing() {
-    const hint = isOver(this.job) ? "The job ended before its first step." : "Metrics appear with the first step.";
+    const hint = isOver(this.job) ? "The job ended before its first step." : null;
     empty(this.main, "No metrics yet", hint);
   }
 }

@@ -150,7 +150,7 @@ class RolloutsPage {
   nothingYet() {
     const hint = this.job.method.type === "supervised"
       ? "Supervised jobs do not sample completions."
-      : "Metrics appear with the first step.";
+      : "They appear with the first step.";
     this.replaceGroup(() => empty(this.box, "No rollouts yet", hint));
   }
 
