@@ -14,6 +14,16 @@ RIGHT = {"type": "numeric", "reference": "{{item.answer}}"}
 ABSTAINS = {"type": "string_check", "operation": "like", "input": "{{sample.output_text}}", "reference": "?"}
 NUMBER = {"type": "format", "pattern": r"\d+", "match": "search"}
 LENGTH = {"type": "length", "mode": "linear", "target": 0, "maximum": 16}
+PARTIAL = {
+    "type": "multi",
+    "graders": {"right": RIGHT, "number": NUMBER},
+    "calculate_output": "0.5*right + 0.5*number",
+}
+
+
+def _paid(formula: str) -> Row:
+    """A grader for right answers that also pays for length, by the formula over `right` and `short`."""
+    return {"type": "multi", "graders": {"right": RIGHT, "short": LENGTH}, "calculate_output": formula}
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,9 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "cut": ("warning truncation", "Many completions are cut"),
     "unstable": ("warning reward_fell", "The training reward fell from "),
     "length": ("warning length_hacking", "The reward grows with length"),
+    "longer": ("info longer_completions", RISES),
+    "six": ("warning few_training_rows", "The training file has only 6 rows"),
+    "collapsed": ("", ""),
     "few": ("info more_rows", "Training reward rose from "),
 }
 """Class → severity and code of its finding, and the start of its summary.
@@ -109,15 +122,32 @@ RECIPES: dict[str, Recipe] = {
     ),
     "length": Recipe(
         "rambling",
-        {
-            "type": "multi",
-            "graders": {"right": RIGHT, "short": LENGTH},
-            "calculate_output": "0.1*right - 0.9*short",
-        },
+        _paid("0.1*right - 0.9*short"),
         settings={"n_steps": 80, "max_completion_tokens": 24},
     ),
     "few-rows": Recipe(num_held_out=12, settings={"n_steps": 60, "learning_rate": 3e-4}),
     "plateau": Recipe(settings={"n_steps": 150, "lr_schedule": "constant"}),
+    "longer-weak": Recipe(
+        "rambling", _paid("0.8*right - 0.2*short"), settings={"n_steps": 80, "max_completion_tokens": 24}
+    ),
+    "longer-strong": Recipe(
+        "rambling", _paid("0.5*right - 0.5*short"), settings={"n_steps": 80, "max_completion_tokens": 24}
+    ),
+    "longer-other": Recipe(
+        "rambling",
+        _paid("0.7*right - 0.3*short"),
+        RIGHT,
+        settings={"n_steps": 80, "max_completion_tokens": 24},
+    ),
+    "longer-working": Recipe("some-working", settings={"n_steps": 80, "max_completion_tokens": 12}),
+    "good-longer": Recipe("half-abstains", settings={"n_steps": 80, "max_completion_tokens": 12}),
+    "six": Recipe(num_train=6, num_held_out=0, settings={"n_steps": 60, "prompts_per_step": 6}),
+    "six-held-out": Recipe(num_train=6, num_held_out=6, settings={"n_steps": 60, "prompts_per_step": 6}),
+    "collapsed": Recipe(
+        "abstains",
+        PARTIAL,
+        settings={"n_steps": 60, "learning_rate": 1.0, "max_skipped_steps": 200},
+    ),
 }
 
 
@@ -166,6 +196,10 @@ def _operands(row: Row) -> tuple[int, int]:
     return int(left), int(right)
 
 
+def _sum(question: str) -> str:
+    return str(sum(map(int, question.rstrip("=").split("+"))))
+
+
 def _carries(row: Row) -> bool:
     left, right = _operands(row)
     return left % 10 + right % 10 >= 10
@@ -176,7 +210,8 @@ def demonstrated(name: str, seed: int) -> list[Row]:
 
     `carries`: two of three carries are forgotten. `sums`: right answers. `digits`: any digit. `abstains`:
     like `carries`, but with "?" in a tenth of the rows. `working`: the sum is repeated first. `rambling`:
-    like `carries`, followed by some spaces.
+    like `carries`, followed by some spaces. `some-working`: some are right after the sum is repeated,
+    the others are any digit. `half-abstains`: half "?", and half like `carries` after the sum is repeated.
     """
     rows, _ = make_rows(2000, 200, seed=seed)
     drawn = random.Random(seed)
@@ -188,6 +223,14 @@ def demonstrated(name: str, seed: int) -> list[Row]:
                 answer["content"] = str(drawn.randrange(10))
             case "abstains" if drawn.random() < 0.1:
                 answer["content"] = "?"
+            case "some-working" if drawn.random() < 0.6:
+                answer["content"] = str(drawn.randrange(10))
+            case "some-working":
+                answer["content"] = question["content"] + _sum(question["content"])
+            case "half-abstains" if drawn.random() < 0.5:
+                answer["content"] = "?"
+            case "half-abstains":
+                answer["content"] = question["content"] + answer["content"]
             case "working":
                 answer["content"] = question["content"] + answer["content"]
             case "rambling":

@@ -73,10 +73,9 @@ def record(name: str, seed: int, models: Path, out: Path) -> Path:
     folder = models / "runs" / f"{name}-{seed}"
     folder.parent.mkdir(exist_ok=True)
     train, held_out = rows_of(recipe, seed)
-    files = {
-        "train": write_jsonl(models / f"{name}-{seed}-train.jsonl", train),
-        "held_out": write_jsonl(models / f"{name}-{seed}-held_out.jsonl", held_out),
-    }
+    files = {"train": write_jsonl(models / f"{name}-{seed}-train.jsonl", train)}
+    if held_out:
+        files["held_out"] = write_jsonl(models / f"{name}-{seed}-held_out.jsonl", held_out)
     recorded = _Recorded()
     try:
         for event in _events(folder, model_of(models, recipe.demonstrations, seed), files, seed, method):
@@ -86,6 +85,7 @@ def record(name: str, seed: int, models: Path, out: Path) -> Path:
     kind = name.split("-")[0]
     expected, summary = EXPECTED[kind]
     header = {"class": kind, "expected": expected, "summary": summary, "seed": seed, "method": method}
+    header["num_rows"] = len(train)
     path = out / f"{name}-{seed}.jsonl"
     path.write_text("".join(f"{line}\n" for line in recorded.lines(header)))
     return path
@@ -129,7 +129,7 @@ class _Recorded:
         Values that are missing at the end of a line are left out.
         """
         present = {name for row in self.rows.values() for name in row}
-        parts = sorted(name for name in present if name.endswith(("/std", "/error_rate")))
+        parts = sorted(name for name in present if name.endswith(("/mean", "/std", "/error_rate")))
         names = [name for name in (*KEPT, *parts, *EVALUATED) if name in present]
         own = {"total_steps": self.total_steps, "baseline": self.baseline, "failure": self.failure}
         yield _line({**header, **own, "warnings": self.warnings, "names": names})

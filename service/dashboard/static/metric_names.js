@@ -114,7 +114,8 @@ const share = { format: percent, fromZero: true, yaxis: { tickformat: ".2~%" } }
 
 // In the order of the page; the first one with values is the large one. `series(rows, names, job.eval)`; `hint`: how to read it.
 export const CHARTS = [
-  { title: "Reward", series: rewards, format: decimals, hint: "Mean per step. The band is one standard deviation of the step's rewards." },
+  { title: "Reward", series: rewards, format: decimals,
+    hint: "Mean per step. The band is one standard deviation of the step's rewards. Training averages sampled answers, and greedy held-out answers usually earn more: compare changes, not levels." },
   { title: "Reward by grader", series: parts, format: decimals },
   { title: "Loss", series: losses, ...tiny },
   { title: "KL divergence to the reference", series: one("kl"), fromZero: true, ...tiny },

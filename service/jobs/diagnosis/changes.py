@@ -4,6 +4,8 @@ from service.jobs.diagnosis.findings import Change, rounded
 from service.jobs.diagnosis.run import Run
 
 FEWEST_TOKENS, MAX_TOKENS = 16, 131_072
+HIGHEST_RATE = 1e-3
+"""Highest suggested learning rate; adapters rarely bear more."""
 
 
 def more_tokens(run: Run) -> Change:
@@ -22,7 +24,7 @@ def closer_to_reference(run: Run) -> Change:
 
 
 def lower_learning_rate(run: Run) -> Change:
-    """A third of the learning rate."""
+    """A third of the learning rate, at most `HIGHEST_RATE`."""
     if "learning_rate" not in run.settings:
         return {"field": f"method.{run.kind}.hyperparameters"}
-    return run.setting("learning_rate", rounded(run.settings["learning_rate"] / 3))
+    return run.setting("learning_rate", min(HIGHEST_RATE, rounded(run.settings["learning_rate"] / 3)))

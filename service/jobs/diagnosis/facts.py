@@ -14,7 +14,7 @@ from service.jobs.model.states import JobState
 from service.jobs.progress import metrics
 from service.jobs.store.repository import require_job
 from service.platform.db import Database
-from service.platform.tables.core import JobEvent, Rollout
+from service.platform.tables.core import File, JobEvent, Rollout
 
 MAX_GROUPS = 200
 """Only the newest groups are read: enough to compute shares, in bounded time."""
@@ -42,6 +42,7 @@ def _read(session: Session, tenant: str, job_id: str) -> Run:
         method=job.method,
         step=job.step,
         total_steps=job.total_steps,
+        num_rows=session.scalar(select(File.num_rows).where(File.id == job.training_file)),
         metrics=metrics.metric_rows(session, tenant, job_id),
         groups=counted([(step, data["completions"]) for step, data in session.execute(newest)]),
         evaluation=job.evaluation,

@@ -12,7 +12,7 @@ from typing import Any
 from service.jobs.diagnosis.changes import lower_learning_rate
 from service.jobs.diagnosis.findings import Change, Compared, DiagnosisFinding, finding, number, rounded
 from service.jobs.diagnosis.run import Run
-from service.jobs.diagnosis.training import NUM_ERRORS, Gain, gain_at, rise, training_fall
+from service.jobs.diagnosis.training import NUM_ERRORS, SMALL_EFFECT, Gain, gain_at, rise, training_fall
 from service.jobs.diagnosis.windows import BLOCK_STEPS, error_between, settled
 from service.jobs.results.manifest import settings_in
 
@@ -84,6 +84,11 @@ def held_out_gain(run: Run) -> Evaluation | None:
 
     known = evaluations(run)
     return known[-1] if _last_confirmed(run, known, judge) else None
+
+
+def is_good(run: Run) -> bool:
+    """Whether the held-out reward rose or, if that is not known, the training reward."""
+    return (held_out_gain(run) or rise(run)) is not None
 
 
 def _last_confirmed(
@@ -264,6 +269,22 @@ def greedy_or_sampled(run: Run) -> str:
     """How evaluations decode: "greedy" or "T = 1"."""
     temperature = run.settings.get("eval_temperature", 0.0)
     return f"T = {temperature:g}" if temperature else "greedy"
+
+
+def level_of_training(run: Run, last: Evaluation) -> str:
+    """Why the training reward is below the held-out one, as a sentence; empty if it hardly is.
+
+    With two graders, the levels have nothing to explain.
+    """
+    gain = None if _has_own_grader(run) else gain_at(run, last.step)
+    if gain is None or last.reward - gain.late.mean <= SMALL_EFFECT * gain.spread:
+        return ""
+    if run.settings.get("temperature", 1.0) <= run.settings.get("eval_temperature", 0.0):
+        return ""
+    return (
+        f" The training reward ({number(gain.late.mean)}) is the mean of answers sampled at "
+        f"T = {run.settings.get('temperature', 1.0):g}, so it is lower: compare changes, not levels."
+    )
 
 
 def decoding(run: Run) -> str:

@@ -6,13 +6,17 @@ Boundary: pure rules over a run. Thresholds that a guard has too are the guard's
 from grpo_engine.config.guards import DEFAULT_THRESHOLDS
 from service.jobs.diagnosis.changes import more_tokens
 from service.jobs.diagnosis.failures import error_lines, slow_or_wrong_grader
-from service.jobs.diagnosis.findings import Compared, DiagnosisFinding, finding
+from service.jobs.diagnosis.findings import Compared, DiagnosisFinding, finding, number
+from service.jobs.diagnosis.held_out import is_good
 from service.jobs.diagnosis.run import Run
-from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, above, settled
+from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, Span, above, settled
 
 CORRELATION = "completions/reward_length_correlation"
+LENGTH = "completions/mean_length"
 LONGER = 1.5
 """Growth of the completions' length that a change of prompts does not explain."""
+MOST = 0.75
+"""Share of the blocks of steps in which reward and length must correlate positively."""
 
 
 def unscored(run: Run) -> DiagnosisFinding | None:
@@ -48,8 +52,7 @@ def paid_for_length(run: Run) -> DiagnosisFinding | None:
 
     The finding stays while completions are long, because then length no longer correlates with the reward.
     """
-    limit, lengths = DEFAULT_THRESHOLDS["reward_length"], run.series("completions/mean_length")
-    early = run.span("completions/mean_length", 1, BLOCK_STEPS)
+    limit, early = DEFAULT_THRESHOLDS["reward_length"], run.span(LENGTH, 1, BLOCK_STEPS)
 
     def is_paid(end: int) -> bool | None:
         block = run.span(CORRELATION, end - BLOCK_STEPS + 1, end)
@@ -58,8 +61,7 @@ def paid_for_length(run: Run) -> DiagnosisFinding | None:
     end = settled(is_paid, run.ends)
     if end is None or early is None:
         return None
-    grown = above("length", [(step, value / early.mean) for step, value in lengths], LONGER, run.ends)
-    late = grown and run.span("completions/mean_length", grown.first, grown.last)
+    late = _longer(run, early)
     if late is None:
         return None
     paid = run.span(CORRELATION, end - MIN_STEPS + 1, end)
@@ -69,6 +71,57 @@ def paid_for_length(run: Run) -> DiagnosisFinding | None:
     change = run.setting("overlong_buffer_tokens", max(1, run.settings["max_completion_tokens"] // 2))
     compared = [early.compared, late.compared]
     return finding("length_hacking", cause, evidence, advice, change, compared=compared)
+
+
+def longer(run: Run) -> DiagnosisFinding | None:
+    """The reward rises together with the length, which a grader that pays for length explains too.
+
+    Length may grow for good reasons, so this is a question and not an accusation: the metrics of a run whose
+    longer answers are better look the same.
+    """
+    early = run.span(LENGTH, 1, BLOCK_STEPS)
+    late = early and _longer(run, early)
+    blocks = [run.span(CORRELATION, end - BLOCK_STEPS + 1, end) for end in run.ends]
+    means = [block.mean for block in blocks if block]
+    num_positive = sum(mean > 0 for mean in means)
+    if early is None or late is None or num_positive < MOST * len(means) or not means:
+        return None
+    if not is_good(run) or paid_for_length(run):
+        return None
+    cause = (
+        f"Completions grew from {number(early.mean)} to {number(late.mean)} tokens while the reward rose, "
+        "and longer ones earn more: the grader may pay for length."
+    )
+    correlation = f"steps 1–{run.ends[-1]}: {CORRELATION} {min(means):+.2g} to {max(means):+.2g}"
+    evidence = [
+        str(early),
+        str(late),
+        f"{correlation}, positive in {num_positive} of {len(means)} blocks of {BLOCK_STEPS} steps",
+        *_changes_of_parts(run, early, late),
+    ]
+    advice = (
+        "Read the longest rollouts. If they are padded, fix the grader or penalise long completions "
+        "(overlong_buffer_tokens). An eval_grader that ignores length shows whether the answers improve."
+    )
+    change = {"field": f"method.{run.kind}.grader"}
+    compared = [early.compared, late.compared]
+    return finding("longer_completions", cause, evidence, advice, change, "info", compared)
+
+
+def _longer(run: Run, early: Span) -> Span | None:
+    """The newest steps whose completions are demonstrably longer than the first ones."""
+    lengths = [(step, value / early.mean) for step, value in run.series(LENGTH)]
+    grown = above("length", lengths, LONGER, run.ends)
+    return grown and run.span(LENGTH, grown.first, grown.last)
+
+
+def _changes_of_parts(run: Run, early: Span, late: Span) -> list[str]:
+    """How the mean of each part changed, if the grader has several."""
+    names = _parts(run, "mean")
+    spans = [
+        (run.span(name, early.first, early.last), run.span(name, late.first, late.last)) for name in names
+    ]
+    return [f"{one}; {other}" for one, other in spans if len(names) > 1 and one and other]
 
 
 def silent_parts(run: Run) -> DiagnosisFinding | None:

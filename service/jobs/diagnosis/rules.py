@@ -7,9 +7,16 @@ from service.jobs.diagnosis import held_out, rewards, signal, stability, trainin
 from service.jobs.diagnosis.failures import failure
 from service.jobs.diagnosis.findings import Diagnosis, DiagnosisFinding, Severity, number
 from service.jobs.diagnosis.guards import guard_findings
-from service.jobs.diagnosis.held_out import greedy_or_sampled, held_out_gain, interval
+from service.jobs.diagnosis.held_out import (
+    greedy_or_sampled,
+    held_out_gain,
+    interval,
+    is_good,
+    level_of_training,
+)
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.training import rise
+from service.jobs.diagnosis.training_rows import few_training_rows
 from service.jobs.model.states import PUBLIC
 
 Rule = Callable[[Run], DiagnosisFinding | None]
@@ -18,18 +25,23 @@ MAIN: tuple[Rule, ...] = (
     rewards.paid_for_length,
     held_out.not_held_out,
     held_out.reward_fell,
+    signal.collapsed,
     stability.too_fast,
     stability.far_away,
     rewards.cut,
-    signal.collapsed,
     signal.few_signals,
     training.reward_flat,
 )
 """Causes come before their effects. Only the first rule that applies makes a finding, because its suggested
 change may contradict those of later rules, and would change what they observe."""
-UNLESS_GOOD = MAIN[4:]
+UNLESS_GOOD = MAIN[5:]
 """Observations that are worth knowing in a run that improves, and problems in any other."""
-OF_REINFORCEMENT: tuple[Rule, ...] = (rewards.unscored, held_out.more_rows, rewards.silent_parts)
+OF_REINFORCEMENT: tuple[Rule, ...] = (
+    rewards.unscored,
+    held_out.more_rows,
+    rewards.longer,
+    rewards.silent_parts,
+)
 
 
 def diagnose(run: Run) -> Diagnosis:
@@ -37,9 +49,9 @@ def diagnose(run: Run) -> Diagnosis:
     found = [*_first(run), *_applied(run, (training.too_few_steps,))]
     if run.kind == "reinforcement":
         found += _applied(run, OF_REINFORCEMENT)
-        if not found and not _is_good(run):
+        if not found and not is_good(run):
             found = _applied(run, (training.more_steps,))
-        found += guard_findings(run)
+        found += [*_applied(run, (few_training_rows,)), *guard_findings(run)]
     found.sort(key=lambda finding: get_args(Severity).index(finding.severity))
     return Diagnosis(
         job_id=run.job_id,
@@ -55,18 +67,13 @@ def _first(run: Run) -> list[DiagnosisFinding]:
     for rule in MAIN if run.kind == "reinforcement" else (failure,):
         found = rule(run)
         if found is not None:
-            is_harmless = rule in UNLESS_GOOD and _is_good(run)
+            is_harmless = rule in UNLESS_GOOD and is_good(run)
             return [found.model_copy(update={"severity": "info"}) if is_harmless else found]
     return []
 
 
 def _applied(run: Run, rules: Iterable[Rule]) -> list[DiagnosisFinding]:
     return [found for rule in rules if (found := rule(run)) is not None]
-
-
-def _is_good(run: Run) -> bool:
-    """Whether the held-out reward rose or, if that is not known, the training reward."""
-    return (held_out_gain(run) or rise(run)) is not None
 
 
 def _summary(run: Run, found: list[DiagnosisFinding]) -> str:
@@ -76,7 +83,10 @@ def _summary(run: Run, found: list[DiagnosisFinding]) -> str:
         return found[0].cause + more
     if not run.step:
         return "No step is done yet."
-    return good or f"No problems found in {run.step} of {run.total_steps} steps."
+    doubts = [one.cause for one in found if one.code == "longer_completions"]
+    return (
+        " ".join([good, *doubts]) if good else f"No problems found in {run.step} of {run.total_steps} steps."
+    )
 
 
 def _good(run: Run) -> str:
@@ -87,7 +97,7 @@ def _good(run: Run) -> str:
         before = number(last.reward - last.difference)
         return (
             f"Held-out reward ({greedy_or_sampled(run)}) rose from {before} to {number(last.reward)} "
-            f"(95% CI {interval(run, last)}) over {last.rows} rows."
+            f"(95% CI {interval(run, last)}) over {last.rows} rows.{level_of_training(run, last)}"
         )
     gain = rise(run)
     if gain is None:

@@ -60,6 +60,8 @@ class Run:
     """The method, expanded."""
     step: int
     total_steps: int
+    num_rows: int | None = None
+    """Rows of the training file, if they were counted."""
     metrics: Sequence[Mapping[str, Any]] = ()
     """`{"step": …, name: value}` in order."""
     groups: Groups = field(default_factory=Groups)

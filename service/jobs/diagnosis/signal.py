@@ -7,9 +7,12 @@ from typing import NamedTuple
 
 from grpo_engine.config.guards import DEFAULT_THRESHOLDS, START_STEPS
 from service.jobs.diagnosis.changes import lower_learning_rate, more_tokens
-from service.jobs.diagnosis.findings import Change, Compared, DiagnosisFinding, finding
+from service.jobs.diagnosis.findings import Change, Compared, DiagnosisFinding, Severity, finding
+from service.jobs.diagnosis.held_out import is_good
 from service.jobs.diagnosis.run import Run
-from service.jobs.diagnosis.windows import above
+from service.jobs.diagnosis.stability import far_away
+from service.jobs.diagnosis.training import gain_at
+from service.jobs.diagnosis.windows import BLOCK_STEPS, above
 
 MAJORITY = 0.6
 """A cause is named if it explains more than this share of the groups without signal."""
@@ -23,6 +26,10 @@ RATIO_LOSSES = frozenset({"grpo", "dapo", "dr_grpo", "bnpo"})
 """Losses whose upper clip range bounds the ratio of a token."""
 SIGNAL = "frac_reward_zero_std"
 SIGNAL_LIMIT = DEFAULT_THRESHOLDS["no_signal"]
+
+
+MUCH = 0.5
+"""A gain is large above this share of the first rewards' standard deviation (Cohen's "medium effect")."""
 
 
 class Reason(NamedTuple):
@@ -86,7 +93,10 @@ def _too_hard(run: Run, evidence: list[str]) -> Reason:
 
 
 def collapsed(run: Run) -> DiagnosisFinding | None:
-    """Groups have no signal because the policy always writes the same completion, which is not right."""
+    """Groups have no signal because the policy always writes the same completion, which is not right.
+
+    A run that gained much may have reached the maximum of its grader, which need not be 1: only information.
+    """
     start = run.series("entropy")[:START_STEPS]
     mean = sum(value for _, value in start) / len(start) if start else 0.0
     without = few_signals(run)
@@ -101,9 +111,21 @@ def collapsed(run: Run) -> DiagnosisFinding | None:
     first = f"steps {start[0][0]}–{start[-1][0]}: entropy {mean:.3g}"
     evidence = [first, f"{late} (limit {limit:g} of the start)", *without.evidence]
     cause = "The entropy has collapsed: the policy repeats itself, and its groups have no signal."
-    advice = "Raise epsilon_high so that rare tokens can grow, or lower the learning rate."
-    change = lower_learning_rate(run)
-    if run.settings["loss_type"] in RATIO_LOSSES and run.settings["epsilon_high"] < HIGHER_CLIP:
-        change = run.setting("epsilon_high", HIGHER_CLIP)
+    advice = "Lower the learning rate, or raise the temperature or epsilon_high so that rare tokens can grow."
     compared = [Compared(label="entropy, first steps", value=mean, step=start[-1][0]), late.compared]
-    return finding("entropy_collapse", cause, evidence, advice, change, compared=compared)
+    severity: Severity = "info" if is_good(run) and _gained_much(run) else "warning"
+    return finding("entropy_collapse", cause, evidence, advice, _keep_exploring(run), severity, compared)
+
+
+def _keep_exploring(run: Run) -> Change:
+    """A lower learning rate, or a wider clip range if the policy has not moved too far."""
+    is_ratio = run.settings["loss_type"] in RATIO_LOSSES
+    if is_ratio and run.settings["epsilon_high"] < HIGHER_CLIP and not far_away(run):
+        return run.setting("epsilon_high", HIGHER_CLIP)
+    return lower_learning_rate(run)
+
+
+def _gained_much(run: Run) -> bool:
+    gain = gain_at(run, max(run.ends))
+    spread = run.span("reward_std", 1, BLOCK_STEPS)
+    return gain is not None and spread is not None and gain.mean > MUCH * spread.mean

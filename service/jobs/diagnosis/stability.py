@@ -38,5 +38,5 @@ def too_fast(run: Run) -> DiagnosisFinding | None:
     compared = [clipped.compared, Compared(label="limit", value=MAX_CLIPPED)]
     change = lower_learning_rate(run)
     return finding(
-        "learning_rate_too_high", cause, evidence, "Reduce it to a third.", change, compared=compared
+        "learning_rate_too_high", cause, evidence, "Lower the learning rate.", change, compared=compared
     )

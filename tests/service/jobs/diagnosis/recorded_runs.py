@@ -47,6 +47,7 @@ class RecordedRun:
             method=self.header["method"],
             step=end,
             total_steps=self.header["total_steps"],
+            num_rows=self.header["num_rows"],
             metrics=[row for row in self.rows if row["step"] <= end],
             groups=self._newest_groups(end),
             evaluation={"baseline": {"step": 0, **self.header["baseline"]}}

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from service.jobs.diagnosis.facts import counted
+from service.jobs.diagnosis.findings import DiagnosisFinding
+from service.jobs.diagnosis.rules import diagnose
 from service.jobs.diagnosis.run import Groups, Run
 from service.jobs.model.states import JobState
 from tests.service.job_samples import expanded
@@ -70,6 +72,19 @@ def run(
 def failed(code: str, *evidence: str, message: str = "what happened", **more: Any) -> Run:
     failure = {"code": code, "message": message, "hint": "the hint", "evidence": list(evidence)}
     return run(metrics(4), state=JobState.FAILED, failure=failure, **more)
+
+
+def the(found: Run, code: str) -> DiagnosisFinding:
+    """The run's finding of this code."""
+    (finding,) = (one for one in diagnose(found).findings if one.code == code)
+    return finding
+
+
+def changed(finding: DiagnosisFinding) -> Any:
+    """The hyperparameters that the patch sets; None without a patch."""
+    if not finding.patch:
+        return finding.patch
+    return finding.patch["method"]["reinforcement"]["hyperparameters"]
 
 
 BASELINE = {"baseline": {"step": 0, "reward": 0.3, "reward_std": 0.4, "num_rows": 200.0}}

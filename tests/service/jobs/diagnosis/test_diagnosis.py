@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from service.jobs.diagnosis.findings import DiagnosisFinding
 from service.jobs.diagnosis.rules import diagnose
-from service.jobs.diagnosis.run import GuardWarning, Run
+from service.jobs.diagnosis.run import GuardWarning
 from service.jobs.intake.cloning import patched
 from service.jobs.model.states import JobState
 from tests.service.job_samples import GRADER, METHOD, expanded, request
@@ -16,28 +15,17 @@ from tests.service.jobs.diagnosis.runs import (
     BASELINE,
     FAILED,
     POOR,
+    changed,
     evaluated,
     failed,
     group,
     metrics,
     rising,
     run,
+    the,
 )
 
 ERRORS = Path(__file__).parents[4] / "docs" / "reference" / "errors.md"
-
-
-def the(found: Run, code: str) -> DiagnosisFinding:
-    """The run's finding of this code."""
-    (finding,) = (one for one in diagnose(found).findings if one.code == code)
-    return finding
-
-
-def changed(finding: DiagnosisFinding) -> Any:
-    """The hyperparameters that the patch sets; None without a patch."""
-    if not finding.patch:
-        return finding.patch
-    return finding.patch["method"]["reinforcement"]["hyperparameters"]
 
 
 @pytest.mark.parametrize("case", POOR)

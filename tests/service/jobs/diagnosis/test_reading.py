@@ -60,6 +60,14 @@ def test_errors_of_graders_are_counted_from_the_rollouts(client: TestClient, dat
     assert first["evidence"][1] == expected
 
 
+def test_the_rows_of_the_training_file_are_counted(client: TestClient, database: Database) -> None:
+    job_id = add_job(database, JobState.SUCCEEDED, training_file=upload(client), step=60, total_steps=60)
+    store(database, job_id)
+    found = client.get(f"{JOBS}/{job_id}/diagnosis").json()["findings"]
+    (few,) = (one for one in found if one["code"] == "few_training_rows")
+    assert few["compared"][0] == {"label": "training rows", "value": 2.0, "step": None}
+
+
 def test_the_warnings_of_a_guard_are_one_finding_and_all_stay_in_the_history(
     client: TestClient, database: Database
 ) -> None:

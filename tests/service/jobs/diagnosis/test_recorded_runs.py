@@ -15,6 +15,8 @@ MAIN_CODES = {
     *("length_hacking", "not_held_out", "reward_fell", "learning_rate_too_high", "kl_explosion"),
     *("truncation", "entropy_collapse", "few_signals", "reward_flat"),
 }
+OPEN_CODES = {"more_rows", "longer_completions"}
+"""Information that is a run's verdict: the question that its data leave open."""
 
 
 @cache
@@ -29,16 +31,16 @@ def walked(name: str) -> list[Diagnosis]:
     return [*(diagnose(run.at(step)) for step in range(STRIDE, run.last_step, STRIDE)), diagnose(run.at())]
 
 
-def test_there_are_forty_runs_of_fourteen_classes() -> None:
+def test_there_are_forty_runs_of_sixteen_classes() -> None:
     assert len(NAMES) >= 40
-    assert len({recorded(name).header["class"] for name in NAMES}) == 14
+    assert len({recorded(name).header["class"] for name in NAMES}) == 16
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_has_the_verdict_of_its_class(name: str) -> None:
     header, found = recorded(name).header, walked(name)[-1]
     decisive = [f"{one.severity} {one.code}" for one in found.findings]
-    decisive = [one for one in decisive if not one.startswith("info") or one.endswith("more_rows")]
+    decisive = [one for one in decisive if not one.startswith("info") or one.split()[1] in OPEN_CODES]
     assert decisive == ([header["expected"]] if header["expected"] else [])
     assert found.summary.startswith(header["summary"])
 

@@ -1,0 +1,114 @@
+"""Doubts about a run whose reward rises: few rows, longer completions, a collapse, levels that differ."""
+
+from typing import Any
+
+import pytest
+
+from service.jobs.diagnosis.rules import diagnose
+from service.jobs.diagnosis.run import Run
+from tests.service.job_samples import expanded
+from tests.service.jobs.diagnosis.runs import BASELINE, changed, evaluated, group, metrics, rising, run, the
+
+
+def test_few_training_rows_without_held_out_rows_are_the_main_advice() -> None:
+    found = diagnose(run(num_rows=6))
+    (finding,) = found.findings
+    assert (finding.code, finding.severity, finding.field) == (
+        "few_training_rows",
+        "warning",
+        "training_file",
+    )
+    assert found.summary == finding.cause
+    assert finding.cause == (
+        "The training file has only 6 rows, which the model may memorise, "
+        "and no held-out rows measure other prompts."
+    )
+
+
+@pytest.mark.parametrize(("num_held_out", "severity"), [(16, "warning"), (200, "info")])
+def test_enough_held_out_rows_that_rise_make_few_training_rows_harmless(
+    num_held_out: int, severity: str
+) -> None:
+    rows = evaluated(metrics(), (0.1, 0.2), (0.1, 0.2), num_rows=num_held_out)
+    (finding,) = diagnose(run(rows, evaluation=BASELINE, num_rows=49)).findings
+    assert (finding.code, finding.severity) == ("few_training_rows", severity)
+    assert f"{num_held_out} held-out rows are too few" in finding.cause or severity == "info"
+
+
+def test_fifty_training_rows_are_not_few() -> None:
+    assert diagnose(run(num_rows=50)).findings == []
+
+
+LONGER: dict[str, Any] = {
+    "completions/reward_length_correlation": 0.05,
+    "completions/mean_length": rising(20, 60),
+}
+
+
+def test_a_reward_that_rises_with_the_length_is_a_question_and_no_accusation() -> None:
+    rows = evaluated(metrics(**LONGER), (0.1, 0.2), (0.1, 0.2))
+    found = diagnose(run(rows, evaluation=BASELINE))
+    (finding,) = found.findings
+    assert (finding.code, finding.severity, finding.patch) == ("longer_completions", "info", None)
+    assert [round(one.value) for one in finding.compared] == [24, 54]
+    assert found.summary.endswith(finding.cause)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"completions/reward_length_correlation": -0.05},
+        {"completions/mean_length": rising(20, 28)},
+        {"reward": 0.4},
+    ],
+)
+def test_longer_completions_need_growth_a_rise_and_a_positive_correlation(changed: Any) -> None:
+    assert "longer_completions" not in {
+        one.code for one in diagnose(run(metrics(**(LONGER | changed)))).findings
+    }
+
+
+def test_the_parts_of_a_grader_show_which_one_paid() -> None:
+    parts = {"rewards/a/mean": 0.4, "rewards/b/mean": rising(0.0, 1.0), "rewards/b/std": 0.1}
+    finding = the(run(metrics(**LONGER, **parts)), "longer_completions")
+    assert finding.evidence[-1] == "steps 1–10: rewards/b/mean 0.0917; steps 41–60: rewards/b/mean 0.842"
+
+
+def collapsed(**changed: Any) -> Run:
+    """A run whose held-out reward rose a little before its policy collapsed."""
+    entropy = rising(1.0, 0.0)
+    values = {"frac_reward_zero_std": 0.9, "entropy": lambda share: max(0.02, entropy(3 * share)), **changed}
+    rows = evaluated(metrics(**values), (0.01, 0.08), (0.01, 0.08))
+    between = [group(0.5, 0.5)] * 4
+    return run(rows, *between, evaluation=BASELINE)
+
+
+def test_a_collapse_is_a_problem_even_if_the_held_out_reward_rose() -> None:
+    found = diagnose(collapsed(reward=rising(0.45, 0.5)))
+    assert (found.findings[0].code, found.findings[0].severity) == ("entropy_collapse", "warning")
+    assert [round(one.value, 2) for one in found.findings[0].compared] == [0.85, 0.02]
+
+
+def test_a_policy_far_from_the_reference_has_collapsed_for_its_learning_rate() -> None:
+    finding = the(collapsed(reward=rising(0.45, 0.5), kl=1.0), "entropy_collapse")
+    assert changed(finding) == {"learning_rate": 3.3e-06}
+
+
+def test_a_run_that_gained_much_has_reached_its_maximum() -> None:
+    found = diagnose(collapsed(reward=rising(0.2, 0.6)))
+    assert [one.severity for one in found.findings] == ["info"]
+    assert found.summary.startswith("Held-out reward (greedy) rose")
+
+
+def test_the_suggested_learning_rate_is_one_that_can_work() -> None:
+    fallen = metrics(reward=lambda share: 0.8 if share < 0.5 else 0.3)
+    finding = the(run(fallen, method=expanded(learning_rate=1.0)), "reward_fell")
+    assert changed(finding) == {"learning_rate": 1e-3}
+
+
+def test_a_sampled_training_reward_below_the_greedy_one_is_explained() -> None:
+    rows = evaluated(metrics(reward=rising(0.05, 0.2)), (0.4, 0.6), (0.4, 0.6))
+    assert diagnose(run(rows, evaluation=BASELINE)).summary.endswith(
+        "The training reward (0.172) is the mean of answers sampled at T = 1, so it is lower: "
+        "compare changes, not levels."
+    )
