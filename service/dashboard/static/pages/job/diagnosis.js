@@ -5,6 +5,7 @@ import { can } from "../../access.js";
 import { get, jobPath, post } from "../../api.js";
 import { announce, button, confirmed, el, failed, number, section } from "../../dom.js";
 import { labelOf } from "../../metric_names.js";
+import { settingLabel } from "../../setting_names.js";
 
 const KINDS = { error: "bad", warning: "warn", info: "" };
 
@@ -65,7 +66,7 @@ export class Diagnosis {
     return [
       one.evidence.length > 0 && el("ul", { class: "small" }, one.evidence.map((line) => el("li", { class: "text" }, line))),
       one.advice && el("p", {}, one.advice),
-      one.field && el("p", { class: "small" }, el("code", {}, one.field), change(one)),
+      one.field && el("p", { class: "small" }, el("span", { title: one.field }, settingLabel(one.field)), change(one)),
       el("div", { class: "row" },
         can.write && one.patch && button(one.field ? "Run again with this change" : "Run again", (event) => this.clone(one, event.target), { kind: "small" }),
         this.form(one),

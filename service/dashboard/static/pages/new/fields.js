@@ -3,6 +3,7 @@
 
 import { codeEditor, markLine } from "../../code_editor.js";
 import { el } from "../../dom.js";
+import { settingLabel } from "../../setting_names.js";
 
 // One field. `control` has the id that the label refers to; `param` is the request's field.
 export function field(param, label, hint, control, ...more) {
@@ -17,8 +18,8 @@ export function field(param, label, hint, control, ...more) {
 
 export const idOf = (param) => `new-${param.replaceAll(".", "-")}`;
 
-// The label of the form's field for `param`; the last name of the path if the form has none.
-export const labelOf = (param) => document.querySelector(`label[for="${idOf(param)}"]`)?.textContent ?? param.split(".").at(-1);
+// The label of the form's field for `param`, or its usual one if the form does not show it.
+export const labelOf = (param) => document.querySelector(`label[for="${idOf(param)}"]`)?.textContent ?? settingLabel(param);
 
 // A text or number input for the value at `param`; empty: the field is left out of the request. A number input shows
 // nothing for a word such as "auto".

@@ -5,6 +5,7 @@ import { ago, bytes, duration, el, number, percent } from "../../dom.js";
 import { logButton } from "../../download_button.js";
 import { between, expectedTime } from "../job/cost.js";
 import { adviceButton } from "./advice.js";
+import { settingLabel } from "../../setting_names.js";
 import { labelOf } from "./fields.js";
 
 const TONES = { yes: "good", maybe: "warn", no: "bad" };
@@ -20,7 +21,7 @@ export function showProblems(problems, go) {
   return el("div", { class: "note bad", role: "alert" },
     el("h3", {}, groups.length === 1 ? "1 problem to fix" : `${groups.length} problems to fix`),
     el("ul", { class: "problems" }, groups.slice(0, SHOWN).map(([one, ...others]) => el("li", {},
-      one.field ? fieldLink(one.field, placeOf(one), go) : el("code", {}, one.param), " ", text(one),
+      one.field ? fieldLink(one.field, placeOf(one), go) : one.param && el("span", { title: one.param }, settingLabel(one.param)), " ", text(one),
       others.length > 0 && ` (and ${number((one.alike ?? others.length + 1) - 1)} similar)`))),
     groups.length > SHOWN && el("p", { class: "small" }, `And ${groups.length - SHOWN} more.`));
 }

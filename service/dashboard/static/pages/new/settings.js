@@ -1,19 +1,20 @@
 // The settings of a method: the usual ones, and more of them folded.
 
 import { el, section } from "../../dom.js";
+import { settingLabel } from "../../setting_names.js";
 import { field, input, select } from "./fields.js";
 import { guardsPart } from "./guards.js";
 import { metadataPart } from "./metadata.js";
 
-// [hyperparameter, label, hint, more attributes of the input]
-const GROUP = ["group_size", "Completions per prompt", "Compared with each other. More completions give a clearer signal and take proportionally longer."];
-const LONGEST = ["max_completion_tokens", "Max completion tokens", "Longer completions are cut off and rarely score. Memory and time grow with this limit."];
-const RATE = ["learning_rate", "Learning rate", "Higher is faster but less stable."];
-const RANK = ["lora.rank", "LoRA rank", "Size of the adapter. 8 to 32 is usual."];
-const EVALUATIONS = ["eval_interval", "Evaluate every", "Steps between evaluations of the held-out rows.", { placeholder: "auto", min: 1 }];
-const TEMPERATURE = ["temperature", "Temperature", "Of sampling. 1 learns from the model's own distribution.", { placeholder: "1" }];
-const DYNAMIC = ["dynamic_sampling", "Replacement rounds", "Rounds that replace groups without signal with new prompts. 0 = off.", { placeholder: "0", step: 1 }];
-const EVAL_TEMPERATURE = ["eval_temperature", "Evaluation temperature", "0 = greedy.", { placeholder: "0" }];
+// [hyperparameter, hint, more attributes of the input]
+const GROUP = ["group_size", "Compared with each other. More completions give a clearer signal and take proportionally longer."];
+const LONGEST = ["max_completion_tokens", "Longer completions are cut off and rarely score. Memory and time grow with this limit."];
+const RATE = ["learning_rate", "Higher is faster but less stable."];
+const RANK = ["lora.rank", "Size of the adapter. 8 to 32 is usual."];
+const EVALUATIONS = ["eval_interval", "Steps between evaluations of the held-out rows.", { placeholder: "auto", min: 1 }];
+const TEMPERATURE = ["temperature", "Of sampling. 1 learns from the model's own distribution.", { placeholder: "1" }];
+const DYNAMIC = ["dynamic_sampling", "Rounds that replace groups without signal with new prompts. 0 = off.", { placeholder: "0", step: 1 }];
+const EVAL_TEMPERATURE = ["eval_temperature", "0 = greedy.", { placeholder: "0" }];
 const RECIPES = [
   ["", "GRPO"], ["dr_grpo", "Dr. GRPO"], ["dapo", "DAPO"], ["gspo", "GSPO"], ["cispo", "CISPO"], ["sapo", "SAPO"],
   ["rloo", "RLOO"], ["reinforce_plus_plus", "REINFORCE++"],
@@ -21,24 +22,24 @@ const RECIPES = [
 const SETTINGS = {
   reinforcement: [
     GROUP,
-    ["prompts_per_step", "Prompts per step", "Larger steps are more stable and slower."],
-    ["n_steps", "Steps", "Number of weight updates. 50 is enough to see whether it learns."],
+    ["prompts_per_step", "Larger steps are more stable and slower."],
+    ["n_steps", "Number of weight updates. 50 is enough to see whether it learns."],
     LONGEST,
     RATE,
-    ["beta", "KL coefficient (β)", "0 follows the reward alone; 0.04 keeps the model close to the base model."],
+    ["beta", "0 follows the reward alone; 0.04 keeps the model close to the base model."],
     RANK,
   ],
   supervised: [
-    ["n_epochs", "Epochs", "Passes over the data. Many passes memorize the rows."],
-    ["batch_size", "Rows per step", "Larger steps are more stable and slower."],
+    ["n_epochs", "Passes over the data. Many passes memorize the rows."],
+    ["batch_size", "Larger steps are more stable and slower."],
     RATE,
-    ["max_tokens", "Max tokens per row", "Longer rows are rejected, never truncated."],
+    ["max_tokens", "Longer rows are rejected, never truncated."],
     RANK,
   ],
   training_free: [
     GROUP,
-    ["prompts_per_step", "Rows per step", "The lessons change once per step."],
-    ["n_epochs", "Epochs", "Passes over the data."],
+    ["prompts_per_step", "The lessons change once per step."],
+    ["n_epochs", "Passes over the data."],
     LONGEST,
   ],
 };
@@ -50,9 +51,9 @@ const MORE = {
 
 export function settingsPart(draft, type) {
   const at = `method.${type}.hyperparameters`;
-  const number = ([name, label, hint, props]) => field(`${at}.${name}`, label, hint,
+  const number = ([name, hint, props]) => field(`${at}.${name}`, settingLabel(name), hint,
     input(draft, `${at}.${name}`, { kind: "number", min: 0, inputmode: "decimal", ...props }));
-  const recipe = type === "reinforcement" && field(`${at}.recipe`, "Recipe",
+  const recipe = type === "reinforcement" && field(`${at}.recipe`, settingLabel("recipe"),
     "Fills in the loss, the advantage, and what the settings leave open.", select(draft, `${at}.recipe`, RECIPES));
   const seed = field("seed", "Seed", "The same seed repeats the job. Empty = random.",
     input(draft, "seed", { kind: "number", min: 0, step: 1, placeholder: "random" }));
