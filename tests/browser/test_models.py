@@ -31,7 +31,7 @@ def test_base_and_fine_tuned_models_are_listed_with_their_facts(
         expect(known).to_contain_text(text)
     unknown = bases.get_by_role("row").filter(has_text="tiny")
     expect(unknown).to_contain_text("64 tokens")
-    expect(unknown).to_contain_text("LoRA unknown")
+    expect(unknown).not_to_contain_text("LoRA")
     tuned = str(deployment.job("first")["fine_tuned_model"])
     row = page.get_by_role("table", name="Fine-tuned models").get_by_role("row").filter(has_text=tuned)
     expect(row).to_contain_text("from tiny")
@@ -39,7 +39,7 @@ def test_base_and_fine_tuned_models_are_listed_with_their_facts(
         "grpo models add Qwen/Qwen3-0.6B"
     )
     shots(page, "models")
-    row.get_by_role("link", name="Job", exact=True).click()
+    row.get_by_role("link", name="first-try", exact=True).click()
     expect(page).to_have_url(f"{deployment.url}/#/jobs/{deployment.jobs['first']}")
 
 

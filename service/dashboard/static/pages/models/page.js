@@ -4,23 +4,25 @@ import { styled } from "../../address.js";
 import { can } from "../../access.js";
 import { get } from "../../api.js";
 import { ago, el, empty, heading, loading, number, section } from "../../dom.js";
+import { namesOfJobs } from "../../job_names.js";
 import { waysToAdd } from "./adding.js";
 
 const COLUMNS = ["Model", "Size", "Context", "Family", "Training", "Added", "Actions"];
 const WORDS = { true: "fits", false: "does not fit", null: "unknown" };
+const UNKNOWN = "–";
 const HINT = "Whether it fits compares an estimate for default settings with the memory of the workers.";
 
 export async function show(root, params, signal) {
   const box = el("div", { class: "page-models" });
   root.append(heading("Models", { below: el("p", { class: "hint" }, HINT) }), box);
   loading(box, "Loading models");
-  const [{ data }] = await Promise.all([get("/v1/models", { signal }), styled("models")]);
+  const [{ data }, names] = await Promise.all([get("/v1/models", { signal }), namesOfJobs(signal), styled("models")]);
   const base = data.filter((model) => !model.job_id);
   const tuned = data.filter((model) => model.job_id);
   box.replaceChildren(
-    section("Base models", base.length ? list("Base models", base) : none("No model yet", "Add one as shown below.")),
+    section("Base models", base.length ? list("Base models", base, names) : none("No model yet", "Add one as shown below.")),
     section("Your fine-tuned models", tuned.length
-      ? list("Fine-tuned models", tuned)
+      ? list("Fine-tuned models", tuned, names)
       : none("No fine-tuned model yet", "A job that succeeds makes one.")),
     section("Add a model", waysToAdd()));
 }
@@ -32,30 +34,36 @@ function none(title, hint) {
 }
 
 // The roles keep the table a table for screen readers when a phone shows its rows as blocks.
-function list(caption, models) {
+function list(caption, models, names) {
   return el("div", { class: "panel flush" }, el("table", { class: "list models", role: "table" },
     el("caption", { class: "unseen" }, caption),
     el("thead", { role: "rowgroup" }, el("tr", { role: "row" },
       COLUMNS.map((name) => el("th", { scope: "col", role: "columnheader" }, name)))),
-    el("tbody", { role: "rowgroup" }, models.map(row))));
+    el("tbody", { role: "rowgroup" }, models.map((model) => row(model, names)))));
 }
 
-function row(model) {
+function row(model, names) {
   return el("tr", { role: "row" },
-    el("td", { role: "cell", class: "name" }, model.id, model.parent && origin(model)),
-    cell("Size", size(model.size_bytes)),
-    cell("Context", model.context_length ? `${number(model.context_length, 7)} tokens` : "–"),
-    cell("Family", model.family ?? "–"),
-    cell("Training", el("div", { class: "fits" }, fit("LoRA", model.fits.lora), fit("Full", model.fits.full))),
-    cell("Added", ago(model.created)),
-    cell("Actions", actions(model)));
+    el("td", { role: "cell", class: "name" }, model.id, model.parent && origin(model, names)),
+    cell(size(model.size_bytes)),
+    cell(model.context_length ? `${number(model.context_length, 7)} tokens` : UNKNOWN),
+    cell(model.family ?? UNKNOWN),
+    cell(fits(model.fits)),
+    cell(ago(model.created)),
+    cell(actions(model)));
 }
 
-const cell = (label, ...children) => el("td", { role: "cell", "data-label": label }, el("div", {}, children));
+// A phone leaves out unknown facts.
+const cell = (content) =>
+  el("td", { role: "cell", class: content === UNKNOWN ? "unknown" : "fact" }, content);
 
-function origin(model) {
+function origin(model, names) {
   return el("div", { class: "small hint" }, "from ", model.parent, " · ",
-    el("a", { href: `#/jobs/${model.job_id}` }, "Job"));
+    el("a", { href: `#/jobs/${model.job_id}` }, names.get(model.job_id) ?? "Job"));
+}
+
+function fits({ lora, full }) {
+  return lora === null && full === null ? UNKNOWN : el("div", { class: "fits" }, fit("LoRA", lora), fit("Full", full));
 }
 
 function fit(kind, fits) {
@@ -72,7 +80,7 @@ function actions(model) {
 
 // 10^9 bytes, as model pages and cards of GPUs count.
 function size(bytes) {
-  if (!bytes) return "–";
+  if (!bytes) return UNKNOWN;
   const [unit, one] = bytes >= 1e8 ? ["GB", 1e9] : bytes >= 1e5 ? ["MB", 1e6] : ["kB", 1e3];
   return `${number(bytes / one, 2)} ${unit}`;
 }

@@ -1,9 +1,9 @@
 // Try a model: one conversation with two models side by side, the same seed. Their output is untrusted text.
 
 import { replaceQuery, styled } from "../../address.js";
-import { get, JOBS, jobPath } from "../../api.js";
+import { get, jobPath } from "../../api.js";
 import { announce, button, el, empty, failed, heading, loading } from "../../dom.js";
-import { jobName } from "../../job_parts.js";
+import { namesOfJobs } from "../../job_names.js";
 import { waysToAdd } from "../models/adding.js";
 import { Answer } from "./answer.js";
 import { samplesOf } from "./samples.js";
@@ -11,7 +11,6 @@ import { samplesOf } from "./samples.js";
 const SIDES = ["left", "right"];
 const NAMES = { left: "Left", right: "Right" };
 const MOST_CHECKPOINTS = 100;
-const MOST_NAMED = 100;
 const CHECKPOINT = /:ckpt-step-(\d+)$/;
 
 export async function show(root, params, signal) {
@@ -27,12 +26,6 @@ export async function show(root, params, signal) {
   const page = new TryPage(models, names, params.query, signal);
   box.replaceChildren(...page.parts());
   await Promise.all([page.addCheckpoints(), page.offerSamples()]);
-}
-
-// Job id → name, of the newest jobs that have one. Names are a help only: without them the ids remain.
-async function namesOfJobs(signal) {
-  const page = await get(JOBS, { query: { limit: MOST_NAMED }, signal }).catch(() => ({ data: [] }));
-  return new Map(page.data.filter((job) => jobName(job) !== job.id).map((job) => [job.id, jobName(job)]));
 }
 
 // A checkpoint is in no list. If it does not exist, the first answer says so.
