@@ -131,6 +131,7 @@ def test_rows_that_cannot_be_scored_show_the_graders_error(page: Page, rows: Pat
     ("task", "kind"),
     [
         ("Maths, answer in tags", "multi"),
+        ("Exact text", "string_check"),
         ("Code with tests", "code_tests"),
         ("Classification", "string_check"),
         ("Output format", "format"),
@@ -151,3 +152,46 @@ def test_a_task_fills_in_a_request_that_is_accepted(page: Page, tmp_path: Path, 
     method = request_shown(page)["method"]["reinforcement"]
     assert method["grader"]["type"] == kind
     assert ("tools" in method) == (task == "Maths with a Python tool")
+
+
+def test_another_grader_ends_a_task_and_takes_its_settings_back(page: Page, rows: Path) -> None:
+    open_with(page, rows)
+    task, grader = page.get_by_label("Task"), page.get_by_label("Grader", exact=True)
+    longest, group = page.get_by_label("Max completion tokens"), page.get_by_label("Completions per prompt")
+    task.select_option("Classification")
+    expect(longest).to_have_value("16")
+    group.fill("4")
+    grader.select_option("math")
+    expect(task).to_have_value("")
+    expect(longest).to_have_value("256")
+    expect(group).to_have_value("4")
+    task.select_option("Maths with a Python tool")
+    assert "tools" in request_shown(page)["method"]["reinforcement"]
+    grader.select_option("python")
+    expect(task).to_have_value("")
+    method = request_shown(page)["method"]["reinforcement"]
+    assert "tools" not in method
+    assert "max_turns" not in method["hyperparameters"]
+
+
+def test_a_reference_of_text_is_graded_as_exact_text(
+    page: Page, tmp_path: Path, shots: Callable[[Page, str], None]
+) -> None:
+    path = tmp_path / "sums.jsonl"
+    asked = [{"role": "user", "content": "What is 0 + 0?"}]
+    grader = page.get_by_label("Grader", exact=True)
+    for answer, kind in (("It is 0.\n#### 0", "numeric"), ("nought", "string_check"), ("1,200", "numeric")):
+        path.write_text(json.dumps({"messages": asked, "answer": answer}) + "\n")
+        open_with(page, path)
+        expect(grader).to_have_value(kind)
+        page.get_by_role("button", name="Reset").click()
+        page.goto("/#/jobs")
+    page.goto("/#/new")
+    grader.select_option("text_similarity")
+    measure = page.get_by_label("Measure")
+    expect(measure).to_have_accessible_description(re.compile("^The longest sequence of words"))
+    measure.select_option("fuzzy_match")
+    expect(measure).to_have_accessible_description(
+        "Similar characters: tolerates typing errors. Score from 0 to 1."
+    )
+    shots(page, "new-measure")

@@ -79,6 +79,7 @@ export function draftOf(body) {
   };
   const draft = {
     body,
+    guessed: "numeric", // the rule that the form chose; null: it chooses none
     listen: (listener) => listeners.push(listener),
     get type() { return draft.body.method?.type; },
     get: (path) => path.split(".").reduce((value, name) => value?.[name], draft.body),

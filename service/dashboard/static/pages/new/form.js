@@ -23,7 +23,7 @@ export function modelPart(draft, models) {
   const options = [...(draft.body.model ? [] : [["", "Choose a model"]]), ...bases, ...own];
   const method = select(draft, "method.type", METHODS, (type) => {
     draft.set("method", methodOf(type));
-    if (type !== "supervised") draft.set(`method.${type}.grader`, beginning("numeric", draft.answer));
+    if (type !== "supervised") draft.set(`method.${type}.grader`, beginning(draft.guessed ?? "numeric", draft.answer));
     return type;
   });
   return section("Model", el("div", { class: "panel stack" },

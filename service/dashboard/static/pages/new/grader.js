@@ -8,6 +8,15 @@ const PYTHON = `def grade(sample, item):
     return 1.0 if item["answer"] in sample["output_text"] else 0.0
 `;
 
+// Each similarity measure in one line. All score from 0 to 1.
+const MEASURES = {
+  rouge_l: "The longest sequence of words that both texts have in this order, with gaps (F1).",
+  bleu: "Shared phrases of up to four words, as in machine translation; strict with short texts.",
+  gleu: "Shared phrases of up to four words; suits single sentences better than bleu.",
+  meteor: "Shared words and word stems, with a penalty for another order.",
+  fuzzy_match: "Similar characters: tolerates typing errors.",
+};
+
 // Each rule's initial value, and the fields of its form.
 const RULES = {
   numeric: {
@@ -34,8 +43,7 @@ const RULES = {
     label: "Text similarity",
     start: { input: OUTPUT, reference: "{{item.answer}}", evaluation_metric: "rouge_l" },
     parts: (draft, at) => [reference(draft, at, "Reference"),
-      field(`${at}.evaluation_metric`, "Measure", "Score from 0 to 1.",
-        select(draft, `${at}.evaluation_metric`, ["rouge_l", "bleu", "gleu", "meteor", "fuzzy_match"].map((name) => [name, name])))],
+      measure(draft, `${at}.evaluation_metric`)],
   },
   format: {
     label: "Output format",
@@ -60,6 +68,15 @@ function reference(draft, at, label) {
     input(draft, `${at}.reference`, { list: "row-fields" }));
 }
 
+function measure(draft, param) {
+  const box = field(param, "Measure", "Score from 0 to 1.", select(draft, param, Object.keys(MEASURES).map((name) => [name, name])));
+  const hint = box.querySelector(".hint");
+  const draw = () => { hint.textContent = `${MEASURES[draft.get(param)] ?? ""} Score from 0 to 1.`.trim(); };
+  draft.listen(draw);
+  draw();
+  return box;
+}
+
 function tag(draft, at) {
   return field(`${at}.tag`, "Only inside this tag", "Empty = the whole answer",
     input(draft, `${at}.tag`, { placeholder: "answer" }));
@@ -71,14 +88,21 @@ export function beginning(type, name = "answer") {
   return JSON.parse(text.replace("item.answer", `item.${name}`).replace("item[\\\"answer\\\"]", `item[\\\"${name}\\\"]`));
 }
 
-// If the rows have other fields than assumed, an unchanged rule uses one of theirs.
+// If the rows have other fields than assumed, an unchanged rule uses one of theirs; and if their reference is text, the
+// form's own choice of a rule is exact text.
 export function suit(draft, row) {
   const at = `method.${draft.type}.grader`;
   const grader = draft.get(at);
   const isUntouched = JSON.stringify(grader) === JSON.stringify(beginning(grader?.type, draft.answer));
   draft.answer = answerOf(row);
-  if (isUntouched) draft.set(at, beginning(grader.type, draft.answer));
+  if (!isUntouched) return;
+  const isGuess = grader.type === draft.guessed;
+  if (isGuess) draft.guessed = isNumber(row[draft.answer]) ? "numeric" : "string_check";
+  draft.set(at, beginning(isGuess ? draft.guessed : grader.type, draft.answer));
 }
+
+// Also of a solution that ends with its number, such as "… #### 72". A missing reference may be one.
+const isNumber = (value) => typeof value !== "string" || /(^|[^\p{L}\d])\d[\d.,/]*\s*[%.)]?\s*$/u.test(value);
 
 // The field that most likely contains the reference.
 function answerOf(row) {

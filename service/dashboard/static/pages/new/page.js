@@ -31,6 +31,7 @@ export async function show(root, params, signal) {
   if (models.data.length === 0) return noModels(box);
   const start = job ? requestOf(job) : keptDraft() ?? { ...blank(), model: models.data[0].id };
   draft = draftOf(changed(start, patch));
+  if (start.training_file) draft.guessed = null; // its grader was chosen for these rows
   if (patch.training_file) holdOut(draft, ...[patch, start].map((one) => files.find((file) => file.id === one.training_file)));
   const form = el("form", { class: "parts", onsubmit: (event) => event.preventDefault() },
     modelPart(draft, models.data), dataPart(draft, files, signal), methodParts(draft, signal));
