@@ -14,11 +14,6 @@ RIGHT = {"type": "numeric", "reference": "{{item.answer}}"}
 ABSTAINS = {"type": "string_check", "operation": "like", "input": "{{sample.output_text}}", "reference": "?"}
 NUMBER = {"type": "format", "pattern": r"\d+", "match": "search"}
 LENGTH = {"type": "length", "mode": "linear", "target": 0, "maximum": 16}
-PARTIAL = {
-    "type": "multi",
-    "graders": {"right": RIGHT, "number": NUMBER},
-    "calculate_output": "0.5*right + 0.5*number",
-}
 
 
 def _paid(formula: str) -> Row:
@@ -58,7 +53,6 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "length": ("warning length_hacking", "The reward grows with length"),
     "longer": ("info longer_completions", RISES),
     "six": ("warning few_training_rows", "The training file has only 6 rows"),
-    "collapsed": ("", ""),
     "few": ("info more_rows", "Training reward rose from "),
 }
 """Class → severity and code of its finding, and the start of its summary.
@@ -142,12 +136,6 @@ RECIPES: dict[str, Recipe] = {
     "longer-working": Recipe("some-working", settings={"n_steps": 80, "max_completion_tokens": 12}),
     "good-longer": Recipe("half-abstains", settings={"n_steps": 80, "max_completion_tokens": 12}),
     "six": Recipe(num_train=6, num_held_out=0, settings={"n_steps": 60, "prompts_per_step": 6}),
-    "six-held-out": Recipe(num_train=6, num_held_out=6, settings={"n_steps": 60, "prompts_per_step": 6}),
-    "collapsed": Recipe(
-        "abstains",
-        PARTIAL,
-        settings={"n_steps": 60, "learning_rate": 1.0, "max_skipped_steps": 200},
-    ),
 }
 
 
