@@ -134,6 +134,9 @@ RECIPES: dict[str, Recipe] = {
         settings={"n_steps": 80, "max_completion_tokens": 24},
     ),
     "longer-working": Recipe("some-working", settings={"n_steps": 80, "max_completion_tokens": 12}),
+    "longer-slow": Recipe(
+        "some-working", settings={"n_steps": 100, "max_completion_tokens": 12, "learning_rate": 2e-4}
+    ),
     "good-longer": Recipe("half-abstains", settings={"n_steps": 80, "max_completion_tokens": 12}),
     "six": Recipe(num_train=6, num_held_out=0, settings={"n_steps": 60, "prompts_per_step": 6}),
 }

@@ -15,6 +15,8 @@ CORRELATION = "completions/reward_length_correlation"
 LENGTH = "completions/mean_length"
 LONGER = 1.5
 """Growth of the completions' length that a change of prompts does not explain."""
+GRADED = 0.9
+"""Rewards are graded if their variance is below this share of that of zeros and ones."""
 MOST = 0.75
 """Share of the blocks of steps in which reward and length must correlate positively."""
 
@@ -50,6 +52,7 @@ def cut(run: Run) -> DiagnosisFinding | None:
 def paid_for_length(run: Run) -> DiagnosisFinding | None:
     """Longer completions earned more, and completions have become longer.
 
+    Rewards of all or nothing accuse nothing: they correlate as much with length if right answers are long.
     The finding stays while completions are long, because then length no longer correlates with the reward.
     """
     limit, early = DEFAULT_THRESHOLDS["reward_length"], run.span(LENGTH, 1, BLOCK_STEPS)
@@ -59,7 +62,7 @@ def paid_for_length(run: Run) -> DiagnosisFinding | None:
         return (block is not None and block.mean >= limit) or None
 
     end = settled(is_paid, run.ends)
-    if end is None or early is None:
+    if end is None or early is None or not _is_graded(run):
         return None
     late = _longer(run, early)
     if late is None:
@@ -71,6 +74,16 @@ def paid_for_length(run: Run) -> DiagnosisFinding | None:
     change = run.setting("overlong_buffer_tokens", max(1, run.settings["max_completion_tokens"] // 2))
     compared = [early.compared, late.compared]
     return finding("length_hacking", cause, evidence, advice, change, compared=compared)
+
+
+def _is_graded(run: Run) -> bool:
+    """Whether rewards have other values than 0 and 1, whose variance is mean × (1 − mean)."""
+    means = dict(run.series("reward"))
+    steps = [(means[step], spread) for step, spread in run.series("reward_std") if step in means]
+    variance = sum(spread**2 for _, spread in steps)
+    return variance < GRADED * sum(mean * (1 - mean) for mean, _ in steps) or any(
+        not 0 <= mean <= 1 for mean, _ in steps
+    )
 
 
 def longer(run: Run) -> DiagnosisFinding | None:
@@ -88,10 +101,9 @@ def longer(run: Run) -> DiagnosisFinding | None:
         return None
     if not is_good(run) or paid_for_length(run):
         return None
-    cause = (
-        f"Completions grew from {number(early.mean)} to {number(late.mean)} tokens while the reward rose, "
-        "and longer ones earn more: the grader may pay for length."
-    )
+    grew = f"Completions grew from {number(early.mean)} to {number(late.mean)} tokens while the reward rose"
+    paid = "longer ones earn more: the grader may pay for length"
+    cause = f"{grew}, and {paid if _is_graded(run) else 'longer ones earn the full reward more often'}."
     correlation = f"steps 1–{run.ends[-1]}: {CORRELATION} {min(means):+.2g} to {max(means):+.2g}"
     evidence = [
         str(early),

@@ -68,6 +68,13 @@ def test_longer_completions_need_growth_a_rise_and_a_positive_correlation(change
     }
 
 
+def test_rewards_of_all_or_nothing_that_correlate_with_length_are_a_question_too() -> None:
+    rows = metrics(**(LONGER | {"completions/reward_length_correlation": 0.9}))
+    for row in rows:
+        row["reward_std"] = (row["reward"] * (1 - row["reward"])) ** 0.5
+    assert the(run(rows), "longer_completions").severity == "info"
+
+
 def test_the_parts_of_a_grader_show_which_one_paid() -> None:
     parts = {"rewards/a/mean": 0.4, "rewards/b/mean": rising(0.0, 1.0), "rewards/b/std": 0.1}
     finding = the(run(metrics(**LONGER, **parts)), "longer_completions")
