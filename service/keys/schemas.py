@@ -2,16 +2,16 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from service.web.auth import MAX_NAME_LENGTH, TENANT_PATTERN
+from service.web.auth import MAX_NAME_LENGTH, TENANT_PATTERN, checked_name
 from service.web.validation import RequestBody, UnixSeconds
 
 DAY = 24 * 3600
 MAX_SHARE_SECONDS = 90 * DAY
 MAX_KEY_SECONDS = 36_500 * DAY
 Tenant = Annotated[str, StringConstraints(pattern=f"^{TENANT_PATTERN.pattern}$")]
-KeyName = Annotated[str, StringConstraints(max_length=MAX_NAME_LENGTH, pattern=r"^[^\x00-\x1f\x7f]*$")]
+KeyName = Annotated[str, StringConstraints(max_length=MAX_NAME_LENGTH), AfterValidator(checked_name)]
 
 
 class KeyRead(BaseModel):

@@ -81,8 +81,7 @@ def create_key(
     """
     if not TENANT_PATTERN.fullmatch(tenant):
         raise ValueError("a tenant has 1 to 64 letters, digits, '.', '_' and '-', and starts with no sign")
-    if len(name) > MAX_NAME_LENGTH or not name.isprintable():
-        raise ValueError(f"a key's name has at most {MAX_NAME_LENGTH} printable characters")
+    checked_name(name)
     if unknown := set(scopes) - SCOPES:
         raise ValueError(f"unknown scopes: {', '.join(sorted(unknown))}")
     public_id, secret = random_text(PUBLIC_ID_LENGTH), random_text(SECRET_LENGTH)
@@ -100,6 +99,13 @@ def create_key(
     session.flush()
     _record(session, actor, tenant, "job.share" if job_id else "key.create", public_id)
     return f"grpo_{public_id}_{secret}"
+
+
+def checked_name(name: str) -> str:
+    """The name of a key. Raises ValueError for one that lists could not show."""
+    if len(name) > MAX_NAME_LENGTH or not name.isprintable():
+        raise ValueError(f"a key's name has at most {MAX_NAME_LENGTH} printable characters")
+    return name
 
 
 def list_keys(session: Session, tenant: str | None = None) -> list[ApiKey]:

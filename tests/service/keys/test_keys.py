@@ -100,6 +100,7 @@ def test_a_created_key_works_and_its_creation_is_audited_with_the_admin_key(
         ({"tenant": "x\n"}, "tenant"),
         ({"tenant": "x" * 65}, "tenant"),
         ({"tenant": "x", "name": "a\nb"}, "name"),
+        ({"tenant": "x", "name": "a\u202eb"}, "name"),
         ({"tenant": "x", "scopes": ["admin"]}, "scopes[0]"),
         ({"tenant": "x", "scopes": []}, "scopes"),
         ({"tenant": "x", "expires_in_seconds": 0}, "expires_in_seconds"),

@@ -13,7 +13,7 @@ from service.jobs.model.states import JobState
 from service.platform import audit
 from service.platform.db import Database, connect
 from service.platform.migrate import upgrade
-from service.platform.tables.core import ApiKey
+from service.platform.tables.core import ApiKey, Job
 from service.web.auth import CURRENT_KEY, SHARED_ROUTES
 from tests.conftest import settings_for
 from tests.service.job_samples import add_job
@@ -59,6 +59,22 @@ def test_a_share_says_which_job_it_may_read(
     about = anonymous.get(CURRENT_KEY, headers=headers_of(shared)).json()
     assert (about["id"], about["job_id"], about["scopes"]) == (shared["id"], job_id, ["read"])
     assert about["expires_at"] == shared["expires_at"]
+
+
+def test_a_share_shows_no_header_of_graders_and_tools(
+    client: TestClient, anonymous: TestClient, database: Database, job_id: str, shared: dict[str, Any]
+) -> None:
+    headers = {"authorization": "Bearer of-the-endpoint"}
+    grader = {"type": "endpoint", "name": "e", "url": "https://grader.example/score", "headers": headers}
+    with database.transaction() as session:
+        method = {"type": "reinforcement", "reinforcement": {"grader": grader}}
+        session.get_one(Job, job_id).method = method
+    mine = client.get(f"{JOBS}/{job_id}").json()["method"]["reinforcement"]["grader"]
+    assert mine["headers"] == headers
+    for path in ("", "/diagnosis", "/events"):
+        assert "of-the-endpoint" not in anonymous.get(f"{JOBS}/{job_id}{path}", headers=headers_of(shared)).text
+    seen = anonymous.get(f"{JOBS}/{job_id}", headers=headers_of(shared)).json()["method"]
+    assert seen["reinforcement"]["grader"]["headers"] == {"authorization": "…"}
 
 
 @pytest.mark.parametrize("seconds", [0, 90 * DAY + 1, "7", 1.5])
