@@ -38,7 +38,7 @@ class Endpoint(RewardGrader):
     endpoint: str | None = Field(None, min_length=1, max_length=128)
     """Name of one of the operator's endpoints, instead of url."""
     headers: Annotated[dict[str, str], Field(max_length=16), AfterValidator(check_headers)] = {}
-    """Headers of each request; visible to everyone who can see the job."""
+    """Headers of each request; visible to the tenant's keys, hidden from shared links."""
     timeout_seconds: float = Field(60.0, gt=0, le=600)
     """Time limit for one completion, retries included."""
 

@@ -16,6 +16,7 @@ from service.jobs.intake import cloning, creation
 from service.jobs.model.editing import JobDeleted, JobEdit
 from service.jobs.model.schemas import MAX_LABELS, CheckpointRead, EventRead, JobCreate, JobRead
 from service.jobs.model.validation import ProblemRead, RowCounts, ValidationRead
+from service.jobs.results.manifest import without_secrets
 from service.jobs.results.weights import Which as WhichWeights
 from service.jobs.store.lineage import StoredWeights
 from service.jobs.store.listing import JobFilter, Sort, Status
@@ -157,8 +158,12 @@ def _labels(request: Request) -> dict[str, str] | None:
 
 @router.get("/jobs/{job_id}")
 def retrieve_job(job_id: JobId, principal: Reader, jobs: JobsDep) -> JobRead:
-    """The job's status, phase, progress, evaluation, artifacts, and why it failed."""
-    return jobs.read(principal.tenant, job_id)
+    """The job's status, phase, progress, evaluation, artifacts, and why it failed.
+
+    To a shared link, the values of the headers of graders are hidden.
+    """
+    job = jobs.read(principal.tenant, job_id)
+    return job if principal.job_id is None else job.model_copy(update={"method": without_secrets(job.method)})
 
 
 @router.patch("/jobs/{job_id}")

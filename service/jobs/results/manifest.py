@@ -86,7 +86,7 @@ def document(facts: Facts) -> Document:
         },
         "graders": {name: {"type": rule["type"], "sha256": sha256(rule)} for name, rule in graders.items()},
         "configuration_sha256": sha256(configuration),
-        **_without_secrets(configuration),
+        **without_secrets(configuration),
         "engine": dict(facts.engine),
         "service": {"version": facts.service_version},
         "evaluation": dict(facts.evaluation),
@@ -113,16 +113,16 @@ def _named_by_content(facts: Facts) -> Document:
     return method
 
 
-def _without_secrets(value: Any) -> Any:
+def without_secrets(value: Any) -> Any:
     """Hides the headers of graders and tools, which may contain keys."""
     if isinstance(value, Mapping):
         return {
             name: dict.fromkeys(part, HIDDEN)
             if name == "headers" and isinstance(part, Mapping)
-            else _without_secrets(part)
+            else without_secrets(part)
             for name, part in value.items()
         }
-    return [_without_secrets(part) for part in value] if isinstance(value, list | tuple) else value
+    return [without_secrets(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def hides_secrets(manifest: Mapping[str, Any]) -> bool:

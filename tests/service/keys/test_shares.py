@@ -72,7 +72,9 @@ def test_a_share_shows_no_header_of_graders_and_tools(
     mine = client.get(f"{JOBS}/{job_id}").json()["method"]["reinforcement"]["grader"]
     assert mine["headers"] == headers
     for path in ("", "/diagnosis", "/events"):
-        assert "of-the-endpoint" not in anonymous.get(f"{JOBS}/{job_id}{path}", headers=headers_of(shared)).text
+        assert (
+            "of-the-endpoint" not in anonymous.get(f"{JOBS}/{job_id}{path}", headers=headers_of(shared)).text
+        )
     seen = anonymous.get(f"{JOBS}/{job_id}", headers=headers_of(shared)).json()["method"]
     assert seen["reinforcement"]["grader"]["headers"] == {"authorization": "…"}
 
