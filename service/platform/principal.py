@@ -16,3 +16,8 @@ class Principal:
     job_id: str | None = None
     """The only job that the key of a shared link may read; None: an ordinary key."""
     request_id: str = ""
+
+    @property
+    def spender(self) -> str:
+        """Whose limits of requests and streams count; viewers of a shared job have their own."""
+        return self.job_id or self.tenant

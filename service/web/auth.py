@@ -188,7 +188,7 @@ def _requires(*scopes: str) -> Callable[..., Principal]:
         found = authenticate(database, request.headers.get("authorization"))
         principal = replace(found, request_id=request.state.request_id)
         request.state.principal = principal
-        rate.spend(principal.tenant)
+        rate.spend(principal.spender)
         if principal.job_id is not None and not _is_shared(request, principal.job_id):
             raise Forbidden("This shared link may only read its own job.", code="shared_link")
         if missing := set(scopes) - principal.scopes:

@@ -60,9 +60,10 @@ def check_chats(num_open: int, settings: Settings) -> None:
 
 
 class RequestRate:
-    """Requests per second of each tenant to this process: a bucket that holds one second's worth.
+    """Requests per second of each tenant, or of a shared job's viewers, to this process.
 
-    For each tenant, only the time at which the bucket will be full again is stored (GCRA).
+    A bucket holds one second's worth. For each, only the time at which the bucket will be full again is
+    stored (GCRA).
     """
 
     def __init__(self, per_second: float | None, clock: Callable[[], float] = time.monotonic) -> None:

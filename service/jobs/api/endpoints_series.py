@@ -93,7 +93,7 @@ async def _open_feed(request: Request, principal: Reader) -> AsyncIterator[JobFe
     """The feed that all streams of the process share. Counts the stream until its response ends."""
     state = request.app.state
     feed: JobFeed = state.job_feed
-    with state.stream_limit.slot(principal.tenant):
+    with state.stream_limit.slot(principal.spender):
         yield feed
 
 

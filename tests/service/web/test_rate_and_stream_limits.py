@@ -16,6 +16,7 @@ from service.jobs.model.states import JobState
 from service.platform.db import Database
 from service.platform.errors import TooManyRequests
 from service.settings import Settings
+from service.web.auth import create_key
 from service.web.limits import RequestRate
 from tests.service.files.file_samples import ROWS
 from tests.service.job_samples import add_job
@@ -39,6 +40,12 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def link_to(database: Database, job_id: str) -> str:
+    """The key of a shared link."""
+    with database.transaction() as session:
+        return create_key(session, "tenant-a", scopes=["read"], job_id=job_id)
 
 
 def num_allowed(rate: RequestRate, tenant: str = "a", most: int = 100) -> int:
@@ -118,6 +125,17 @@ def test_a_wrong_key_spends_nothing_of_a_tenants_rate(settings: Settings, api_ke
         assert client.get("/v1/files").status_code == 200
 
 
+def test_viewers_of_a_shared_link_use_up_nothing_of_the_tenants_rate(
+    settings: Settings, api_key: str, database: Database
+) -> None:
+    job_id = add_job(database, JobState.SUCCEEDED)
+    with limited(settings, api_key, max_requests_per_second=0.001) as client:
+        viewer = {"authorization": f"Bearer {link_to(database, job_id)}"}
+        path = f"{JOBS}/{job_id}"
+        assert [client.get(path, headers=viewer).status_code for _ in range(3)] == [200, 429, 429]
+        assert client.get(path).status_code == 200
+
+
 @pytest.fixture
 def app(settings: Settings) -> FastAPI:
     limits = {"max_streams": 2, "max_stored_bytes": len(ROWS)}
@@ -187,6 +205,18 @@ def test_a_tenant_opens_as_many_streams_as_allowed(
         first.close()
         wait_until(lambda: app.state.stream_limit.num_running == 2, what="the place is free")
         assert opened(job_id, mine).status_code == 200
+
+
+def test_streams_of_a_shared_link_take_no_place_of_the_tenant(
+    server_url: str, api_key: str, database: Database
+) -> None:
+    job_id = add_job(database, JobState.RUNNING)
+    mine, viewer = ({"authorization": f"Bearer {key}"} for key in (api_key, link_to(database, job_id)))
+    path = f"{JOBS}/{job_id}/stream"
+    with httpx.Client(base_url=server_url, timeout=30) as http, ExitStack() as open_:
+        for headers in (viewer, viewer, mine):
+            assert open_.enter_context(http.stream("GET", path, headers=headers)).status_code == 200
+        assert refusal(http.get(path, headers=viewer)) == (429, "too_many_streams")
 
 
 def test_a_request_that_opens_no_stream_does_not_count(
