@@ -24,6 +24,7 @@ class KeyRead(BaseModel):
     tenant: str
     name: str
     scopes: list[str]
+    """Empty for the key of a shared link."""
     job_id: str | None
     """The only job that the key of a shared link may read."""
     created_at: UnixSeconds

@@ -26,7 +26,7 @@ from service.platform.errors import Conflict, NotFound
 from service.platform.pages import newest_page
 from service.platform.principal import Principal
 from service.platform.tables.core import ApiKey
-from service.web.auth import KEY_PATTERN, create_key, revoke_key
+from service.web.auth import KEY_PATTERN, create_key, require_good_key, revoke_key
 from service.web.dependencies import DatabaseDep, SettingsDep
 
 MAX_SHARES = 50
@@ -41,16 +41,16 @@ class Shares:
     database: DatabaseDep
 
     def create(self, principal: Principal, job_id: str, body: ShareCreate, base_url: str) -> ShareWithUrl:
-        """A new link. Raises NotFound, and Conflict at the limit of active links."""
+        """A new link. Raises NotFound, Conflict at the limit of active links, Unauthorized."""
         with self.database.transaction() as session:
             lock_tenant(session, principal.tenant)
+            require_good_key(session, principal)
             require_job(session, principal.tenant, job_id)
             if len(_shares(session, principal.tenant, job_id)) >= MAX_SHARES:
                 raise Conflict(f"Limit of {MAX_SHARES} active links of a job reached. Revoke one.")
             key = create_key(
                 session,
                 principal.tenant,
-                scopes=["read"],
                 expires_at=_now(session) + body.expires_in_seconds,
                 job_id=job_id,
                 actor=principal,
@@ -94,9 +94,10 @@ class Keys:
             return [KeyRead.model_validate(row) for row in found]
 
     def create(self, principal: Principal, body: KeyCreate) -> KeyWithSecret:
-        """A new key, which only this response contains."""
+        """A new key, which only this response contains. Raises Unauthorized."""
         seconds = body.expires_in_seconds
         with self.database.transaction() as session:
+            require_good_key(session, principal)
             expires_at = None if seconds is None else _now(session) + seconds
             key = create_key(
                 session,

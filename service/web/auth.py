@@ -75,7 +75,8 @@ def create_key(
 ) -> str:
     """Create a key of a tenant and return it in full, this once. `expires_at`: Unix seconds; None: never.
 
-    With `job_id` it is a share: it may only read this job of the tenant.
+    With `job_id` it is a share: it may only read this job of the tenant. It has no scopes, so that an API
+    process of an older version refuses it.
 
     Raises ValueError for an invalid tenant, name or scope.
     """
@@ -91,7 +92,7 @@ def create_key(
             tenant=tenant,
             secret_sha256=_digest(secret),
             name=name,
-            scopes=sorted(set(scopes)),
+            scopes=[] if job_id else sorted(set(scopes)),
             expires_at=expires_at,
             job_id=job_id,
         )
@@ -189,9 +190,10 @@ def _requires(*scopes: str) -> Callable[..., Principal]:
         principal = replace(found, request_id=request.state.request_id)
         request.state.principal = principal
         rate.spend(principal.spender)
-        if principal.job_id is not None and not _is_shared(request, principal.job_id):
-            raise Forbidden("This shared link may only read its own job.", code="shared_link")
-        if missing := set(scopes) - principal.scopes:
+        if principal.job_id is not None:
+            if not _is_shared(request, principal.job_id):
+                raise Forbidden("This shared link may only read its own job.", code="shared_link")
+        elif missing := set(scopes) - principal.scopes:
             given = ", ".join(sorted(principal.scopes)) or "none"
             raise Forbidden(f"This API key lacks the scope {missing.pop()}; its scopes: {given}.")
         return principal

@@ -6,9 +6,14 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from service.keys.schemas import KeyCreate
+from service.keys.service import Keys
 from service.platform import audit
 from service.platform.db import Database
-from service.web.auth import CURRENT_KEY, create_key
+from service.platform.errors import Unauthorized
+from service.platform.principal import Principal
+from service.settings import Settings
+from service.web.auth import CURRENT_KEY, create_key, revoke_key
 from tests.service.job_samples import upload
 
 KEYS, TENANTS = "/v1/keys", "/v1/tenants"
@@ -90,6 +95,16 @@ def test_a_created_key_works_and_its_creation_is_audited_with_the_admin_key(
     with database.reading() as session:
         (entry,) = audit.newest(session, tenant="new", limit=5)
     assert (entry.action, entry.object_id, entry.key_id) == ("key.create", made["id"], public_id(admin_key))
+
+
+def test_an_admin_key_revoked_after_its_check_creates_no_key(
+    database: Database, settings: Settings, admin_key: str
+) -> None:
+    actor = Principal("operators", public_id(admin_key), frozenset({"admin"}))
+    with database.transaction() as session:
+        revoke_key(session, actor.key_id)
+    with pytest.raises(Unauthorized):
+        Keys(database, settings).create(actor, KeyCreate(tenant="tenant-a"))
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ class Clock:
 def link_to(database: Database, job_id: str) -> str:
     """The key of a shared link."""
     with database.transaction() as session:
-        return create_key(session, "tenant-a", scopes=["read"], job_id=job_id)
+        return create_key(session, "tenant-a", job_id=job_id)
 
 
 def num_allowed(rate: RequestRate, tenant: str = "a", most: int = 100) -> int:
