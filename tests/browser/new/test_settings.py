@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.deployment import questions
+from tests.browser.deployment import JOBS, Deployment, questions
 from tests.browser.new.test_code_editor import write
 from tests.browser.new.test_form import RUN_MS, open_with, request_shown
+from tests.service.job_samples import upload
 
 
 def test_more_settings_are_part_of_the_request(
@@ -83,6 +84,19 @@ def test_a_part_of_the_training_file_is_held_out_unless_the_user_says_otherwise(
     page.get_by_label("Upload a file").set_input_files(rows)
     expect(page.get_by_text("sums.jsonl uploaded. 300 rows.")).to_be_visible()
     assert "validation_split" not in request_shown(page)
+
+
+@pytest.mark.parametrize("held_out", [{}, {"validation_split": 12}])
+def test_a_copy_keeps_the_held_out_rows_of_its_job(
+    page: Page, deployment: Deployment, rows: Path, held_out: dict[str, int]
+) -> None:
+    many_questions(rows, 60)
+    job_id = deployment.create(upload(deployment.client, rows.read_bytes()), **held_out)
+    deployment.client.post(f"{JOBS}/{job_id}/cancel")
+    page.goto(f"/#/new?from={job_id}")
+    expect(page.get_by_text("What is 0 + 0?")).to_be_visible()
+    body = request_shown(page)
+    assert {name: body[name] for name in body if name.startswith("validation")} == held_out
 
 
 def test_a_probe_s_advice_is_taken_into_the_form(
