@@ -153,6 +153,14 @@ def test_an_unknown_address_shows_an_error(page: Page) -> None:
     heading(page, "Jobs")
 
 
+def test_a_link_that_was_cut_off_within_an_escape_shows_an_error(
+    page: Page, expected_errors: list[str]
+) -> None:
+    expected_errors.append("404")
+    page.goto("/#/jobs/%E0")
+    heading(page, "Not found")
+
+
 def test_navigation_focuses_the_title_and_sets_the_document_title(page: Page, deployment: Deployment) -> None:
     page.goto("/")
     page.get_by_role("link", name="first-try").press("Enter")

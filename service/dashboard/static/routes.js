@@ -20,6 +20,15 @@ export const ROUTES = [
   { path: "/shared/:secret/:tab", page: "job" },
 ];
 
+// A broken escape, as in a link that was cut off, stays as it is: the service then finds nothing by that name.
+const decoded = (text) => {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+};
+
 // `#/jobs/ftjob-1?a=b` → {page, params: {id, query: URLSearchParams}}; null if no page matches.
 export function matched(hash) {
   const [path, query] = (hash.replace(/^#/, "") || "/jobs").split("?");
@@ -29,7 +38,7 @@ export function matched(hash) {
     const fits = (part, at) => (part.startsWith(":") ? names[at] !== "" : part === names[at]);
     if (parts.length !== names.length || !parts.every(fits)) continue;
     const named = parts.flatMap((part, at) =>
-      part.startsWith(":") ? [[part.slice(1), decodeURIComponent(names[at])]] : []);
+      part.startsWith(":") ? [[part.slice(1), decoded(names[at])]] : []);
     return { ...route, params: { ...Object.fromEntries(named), query: new URLSearchParams(query) } };
   }
   return null;
