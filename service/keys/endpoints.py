@@ -16,7 +16,7 @@ from service.keys.schemas import (
     TenantList,
 )
 from service.keys.service import Keys, Shares
-from service.web.auth import CURRENT_KEY, JOB, Admin, KeyHolder, Reader, Writer
+from service.web.auth import CURRENT_KEY, JOB, Admin, KeyHolder, Reader, Sharer, Writer
 from service.web.pagination import After, Limit, Page, page_of
 
 router = APIRouter()
@@ -64,11 +64,11 @@ def list_tenants(principal: Admin, keys: KeysDep) -> TenantList:
 
 @router.post(SHARES, tags=["fine-tuning"])
 def create_share(
-    job_id: JobId, body: ShareCreate, principal: Writer, shares: SharesDep, request: Request
+    job_id: JobId, body: ShareCreate, principal: Sharer, shares: SharesDep, request: Request
 ) -> ShareWithUrl:
     """Create a link to the job's page that may only read this job, its rollouts included, until it expires.
 
-    Only this response contains the link's secret.
+    Needs the scopes read and write. Only this response contains the link's secret.
     """
     return shares.create(principal, job_id, body, str(request.base_url))
 

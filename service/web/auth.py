@@ -195,7 +195,7 @@ def _requires(*scopes: str) -> Callable[..., Principal]:
                 raise Forbidden("This shared link may only read its own job.", code="shared_link")
         elif missing := set(scopes) - principal.scopes:
             given = ", ".join(sorted(principal.scopes)) or "none"
-            raise Forbidden(f"This API key lacks the scope {missing.pop()}; its scopes: {given}.")
+            raise Forbidden(f"This API key lacks the scope {min(missing)}; its scopes: {given}.")
         return principal
 
     return check
@@ -205,4 +205,6 @@ KeyHolder = Annotated[Principal, Depends(_requires())]
 """Of any valid key."""
 Reader = Annotated[Principal, Depends(_requires("read"))]
 Writer = Annotated[Principal, Depends(_requires("write"))]
+Sharer = Annotated[Principal, Depends(_requires("read", "write"))]
+"""Of a key that may let others read what it reads."""
 Admin = Annotated[Principal, Depends(_requires("admin"))]

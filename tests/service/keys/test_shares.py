@@ -18,7 +18,7 @@ from service.platform.errors import Unauthorized
 from service.platform.migrate import upgrade
 from service.platform.principal import Principal
 from service.platform.tables.core import ApiKey, Job
-from service.web.auth import CURRENT_KEY, SHARED_ROUTES, revoke_key
+from service.web.auth import CURRENT_KEY, SHARED_ROUTES, create_key, revoke_key
 from tests.conftest import settings_for
 from tests.service.job_samples import add_job
 from tests.service.web.tenancy import JOBS, World, world
@@ -86,6 +86,17 @@ def test_an_older_api_that_ignores_the_job_of_a_share_refuses_it(
     """It only compares scopes."""
     with database.reading() as session:
         assert session.get_one(ApiKey, shared["id"]).scopes == []
+
+
+@pytest.mark.parametrize("scope", ["read", "write"])
+def test_only_a_key_that_reads_and_writes_makes_a_share(
+    anonymous: TestClient, database: Database, job_id: str, scope: str
+) -> None:
+    with database.transaction() as session:
+        key = create_key(session, "tenant-a", scopes=[scope])
+    headers = {"authorization": f"Bearer {key}"}
+    answer = anonymous.post(f"{JOBS}/{job_id}/shares", json={}, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "insufficient_scope")
 
 
 def test_a_key_revoked_after_its_check_makes_no_share(
