@@ -41,6 +41,7 @@ EDITED = {
     "tags": ["maths", "keep"],
     "archived": True,
 }
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 @pytest.fixture
@@ -53,6 +54,7 @@ def shown(job: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("state", list(JobState))
+@on_sqlite
 def test_a_job_is_edited_in_every_state(client: TestClient, database: Database, state: JobState) -> None:
     job_id = add_job(database, state)
     assert shown(client.patch(f"{JOBS}/{job_id}", json=EDITED).json()) == EDITED
@@ -88,6 +90,7 @@ def test_a_change_is_audited(client: TestClient, database: Database) -> None:
         ({"seed": 1}, "seed"),
     ],
 )
+@on_sqlite
 def test_an_invalid_change_names_the_field_and_changes_nothing(
     client: TestClient, database: Database, change: dict[str, Any], param: str
 ) -> None:
@@ -185,6 +188,7 @@ def test_the_datasets_of_a_deleted_job_stay(client: TestClient, model: Path) -> 
 
 
 @pytest.mark.parametrize("state", [JobState.QUEUED, JobState.RUNNING, JobState.PAUSED, JobState.CANCELLING])
+@on_sqlite
 def test_an_unfinished_job_cannot_be_deleted(client: TestClient, database: Database, state: JobState) -> None:
     job_id = add_job(database, state)
     answer = client.delete(f"{JOBS}/{job_id}")

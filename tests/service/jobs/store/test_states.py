@@ -16,6 +16,7 @@ from tests.service.job_samples import METHOD, add_artifact, add_job
 
 JOBS = "/v1/fine_tuning/jobs"
 ADDED = {"queue", "progress", "phase", "attempt", "warnings", "eval", "artifacts", "failure"}
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def read(client: TestClient, job_id: str) -> dict[str, Any]:
@@ -25,6 +26,7 @@ def read(client: TestClient, job_id: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("state", list(JobState))
+@on_sqlite
 def test_strict_parsers_accept_the_answer_in_every_state(
     client: TestClient, settings: Settings, database: Database, state: JobState
 ) -> None:
@@ -40,6 +42,7 @@ def test_strict_parsers_accept_the_answer_in_every_state(
     FineTuningJob.model_validate(answer)
 
 
+@on_sqlite
 def test_strict_parsers_accept_a_supervised_job(client: TestClient, database: Database) -> None:
     method = METHOD.dump_python(METHOD.validate_python({"type": "supervised"}), mode="json")
     answer = read(client, add_job(database, JobState.SUCCEEDED, method=method, fine_tuned_model="ft:a:b::c"))
@@ -49,6 +52,7 @@ def test_strict_parsers_accept_a_supervised_job(client: TestClient, database: Da
 
 
 @pytest.mark.parametrize("state", [JobState.CANCELLING, JobState.PAUSING])
+@on_sqlite
 def test_a_request_to_a_running_job_becomes_its_phase(
     client: TestClient, database: Database, state: JobState
 ) -> None:
@@ -133,6 +137,7 @@ def test_a_job_accepts_a_request(
         ("pause", JobState.CANCELLING, "A job that is cancelling cannot be paused."),
     ],
 )
+@on_sqlite
 def test_what_the_state_does_not_allow_is_a_400(
     client: TestClient, database: Database, verb: str, state: JobState, message: str
 ) -> None:
@@ -190,6 +195,7 @@ def test_jobs_are_found_by_metadata(client: TestClient, database: Database, name
         ("GET", "/checkpoints/ftckpt_1/content"),
     ],
 )
+@on_sqlite
 def test_a_foreign_job_does_not_exist(
     client: TestClient, other_client: TestClient, database: Database, method: str, path: str
 ) -> None:
@@ -226,6 +232,7 @@ SEVENTEEN = "&".join(f"metadata[k{number}]=x" for number in range(17))
         SEVENTEEN,
     ],
 )
+@on_sqlite
 def test_a_malformed_metadata_filter_is_refused(client: TestClient, query: str) -> None:
     answer = client.get(f"{JOBS}?{query}")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "metadata")
