@@ -108,6 +108,10 @@ def postgres_url(postgres_server: Postgres, postgres_template: str) -> Iterator[
     postgres_server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest) -> str:
     """The same test on both databases."""

@@ -17,15 +17,13 @@ from service.platform.db import Database, connect
 from service.platform.storage import open_storage
 from service.platform.tables.core import Job
 from service.settings import Settings
-from tests.conftest import settings_for
+from tests.conftest import on_postgresql, on_sqlite, settings_for
 from tests.support.servers import Postgres, find_program, wait_until
 from tests.worker.jobs import insert_dataset, insert_job
 
 ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "docs" / "operate" / "operations.md").read_text()
 BLOCKS = {block.splitlines()[0]: block for block in re.findall(r"```sh\n# (.*?)```", GUIDE, re.DOTALL)}
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
 def run_block(title: str, settings: Settings, backup: Path) -> None:

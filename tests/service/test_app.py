@@ -12,10 +12,8 @@ from fastapi.testclient import TestClient
 
 from service.app import create_app
 from service.platform.errors import NotFound
-from tests.conftest import settings_for
+from tests.conftest import on_sqlite, settings_for
 from tests.service.web.error_samples import error_of
-
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 @pytest.mark.parametrize("program", ["service.app", "worker.__main__"])

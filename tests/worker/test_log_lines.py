@@ -14,6 +14,7 @@ from service.platform.clock import db_now
 from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.support.servers import wait_until
 from worker.attempt.attempt import Worker
 from worker.attempt.lease import Lease
@@ -23,7 +24,6 @@ from worker.sweeper import sweep_once
 
 Submit = Callable[..., str]
 ABOUT = ("tenant", "job", "attempt", "fence", "worker")
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 class Lines:

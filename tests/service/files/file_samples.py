@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
@@ -21,7 +20,6 @@ def other_rows(number: int) -> bytes:
     return ROWS + b'{"number": %d}\n' % number
 
 
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 """For refusals before the database is queried."""
 
 

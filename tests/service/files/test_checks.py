@@ -10,7 +10,8 @@ from fastapi.testclient import TestClient
 from service.app import create_app
 from service.files.contents import check_dataset
 from service.settings import Settings
-from tests.service.files.file_samples import ROWS, expires_after, on_sqlite, refusal, stored, upload
+from tests.conftest import on_sqlite
+from tests.service.files.file_samples import ROWS, expires_after, refusal, stored, upload
 
 
 @on_sqlite

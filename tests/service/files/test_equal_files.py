@@ -10,16 +10,8 @@ from sqlalchemy import update
 from service.platform.db import Database
 from service.platform.tables.core import File
 from service.settings import Settings
-from tests.service.files.file_samples import (
-    ROWS,
-    expire,
-    expires_after,
-    on_sqlite,
-    other_rows,
-    stored,
-    upload,
-    uploaded,
-)
+from tests.conftest import on_sqlite
+from tests.service.files.file_samples import ROWS, expire, expires_after, other_rows, stored, upload, uploaded
 
 
 def ids(client: TestClient) -> list[str]:

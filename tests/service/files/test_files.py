@@ -12,13 +12,13 @@ from sqlalchemy import select
 from service.platform.db import Database, lock_tenant
 from service.platform.tables.core import Artifact, AuditEntry
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.files.file_samples import (
     ROWS,
     add_job,
     expire,
     expires_after,
     job_row,
-    on_sqlite,
     other_rows,
     refusal,
     stored,

@@ -11,7 +11,8 @@ from service.jobs.model.states import JobState
 from service.platform.db import Database
 from service.platform.tables.core import File
 from service.settings import Settings
-from tests.service.files.file_samples import on_sqlite, refusal, uploaded
+from tests.conftest import on_sqlite
+from tests.service.files.file_samples import refusal, uploaded
 from tests.service.job_samples import add_artifact, add_job, chat, jsonl, make_model, row, store_file
 
 

@@ -19,15 +19,13 @@ from service.ops.doctor.model import model as model_check
 from service.platform.db import Database
 from service.platform.tables.workers import WorkerHost
 from service.settings import Settings
-from tests.conftest import settings_for
+from tests.conftest import on_postgresql, on_sqlite, settings_for
 from tests.engine.realistic import write_model
 from tests.service.embedded import call_grpo, environment
 from tests.support.forking import client as forking
 from tests.support.servers import Redis
 from tests.worker.jobs import insert_job
 
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 NO_SERVER = "postgresql://grpo:hidden@127.0.0.1:1/none"
 
 

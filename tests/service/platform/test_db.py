@@ -11,11 +11,9 @@ from service.jobs.model.states import JobState
 from service.platform.db import Database, connect
 from service.platform.tables.core import Job
 from service.settings import Settings
-from tests.conftest import settings_for
+from tests.conftest import on_postgresql, settings_for
 from tests.service.job_samples import add_job
 from tests.support.servers import Postgres, free_port
-
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
 def test_a_transaction_is_committed_unless_it_raises(database: Database) -> None:

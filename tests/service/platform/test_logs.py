@@ -14,9 +14,7 @@ from fastapi.testclient import TestClient
 from service.app import create_app
 from service.platform import logs
 from service.settings import Settings
-from tests.conftest import settings_for
-
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+from tests.conftest import on_sqlite, settings_for
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from service.platform.tables.core import Job
 from service.platform.tables.serving import Generation
 from service.settings import Settings
 from service.web.auth import create_key, revoke_key
+from tests.conftest import on_sqlite
 from tests.service.job_samples import (
     add_artifact,
     add_checkpoint,
@@ -31,7 +32,6 @@ from tests.service.serving.answering import answering, num_generations
 from tests.support.servers import wait_until
 from worker.attempt.attempt import Worker
 
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 HELLO: Any = [{"role": "user", "content": "hello there"}]
 
 

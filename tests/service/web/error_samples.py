@@ -2,10 +2,7 @@
 
 from typing import Any
 
-import pytest
-
 JOBS = "/v1/fine_tuning/jobs"
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def error_of(answer: Any, status: int = 400) -> dict[str, Any]:

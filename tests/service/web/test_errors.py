@@ -14,10 +14,9 @@ from service.platform import logs
 from service.platform.db import Database
 from service.platform.storage import StorageError, StorageFull
 from service.settings import Settings
-from tests.service.web.error_samples import JOBS, error_of, on_sqlite
+from tests.conftest import on_postgresql, on_sqlite
+from tests.service.web.error_samples import JOBS, error_of
 from tests.support.servers import Postgres
-
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
 @pytest.fixture

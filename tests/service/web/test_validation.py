@@ -8,7 +8,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.web.validation import field_path
-from tests.service.web.error_samples import JOBS, error_of, on_sqlite
+from tests.conftest import on_sqlite
+from tests.service.web.error_samples import JOBS, error_of
 
 AT = "method.reinforcement"
 GRADER = {

@@ -14,8 +14,9 @@ from service.jobs.model.states import JobState
 from service.platform.db import Database
 from service.settings import Settings
 from service.webhooks import sending
+from tests.conftest import on_sqlite
 from tests.service.job_samples import add_job
-from tests.service.web.error_samples import error_of, on_sqlite
+from tests.service.web.error_samples import error_of
 from tests.service.webhooks.webhook_samples import WEBHOOKS, create
 from tests.support.chat_server import Recorded, Reply, ScriptedServer
 from tests.support.webhook_receiver import ALLOWED, deliveries, verified

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from tests.conftest import on_sqlite
 from tests.service.job_samples import reinforcement
-from tests.service.web.error_samples import error_of, on_sqlite
+from tests.service.web.error_samples import error_of
 from tests.support.hostile_urls import REFUSED
 
 GRADERS = "/v1/fine_tuning/alpha/graders"

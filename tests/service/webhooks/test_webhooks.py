@@ -21,7 +21,8 @@ from service.settings import Settings
 from service.web.auth import create_key
 from service.webhooks import sending
 from service.webhooks.outbox import Claimed
-from tests.service.web.error_samples import error_of, on_sqlite
+from tests.conftest import on_sqlite
+from tests.service.web.error_samples import error_of
 from tests.service.webhooks.webhook_samples import NOWHERE, SUCCEEDED, WEBHOOKS, create
 from tests.support.chat_server import Reply, ScriptedServer
 from tests.support.hostile_urls import REFUSED

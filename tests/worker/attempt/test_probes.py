@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
@@ -18,6 +17,7 @@ from service.platform.tables.core import Artifact, Checkpoint, File
 from service.platform.tables.webhooks import WebhookDelivery
 from service.settings import Settings
 from service.web.auth import create_key
+from tests.conftest import on_postgresql, on_sqlite
 from tests.support.servers import wait_until
 from tests.support.webhook_receiver import ALLOWED, register
 from tests.worker.conftest import engine_pids
@@ -29,8 +29,6 @@ from worker.attempt.runner import run_job
 
 Submit = Callable[..., str]
 PROBE = {"prompts": 3}
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
 def read(settings: Settings, database: Database, path: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from service.platform.tables.serving import ChatWorker, Generation, GenerationSt
 from service.serving import repository
 from service.settings import Settings
 from service.web.auth import create_key
+from tests.conftest import on_sqlite
 from tests.service.serving.answering import FAKE, answering, num_generations, num_workers
 from tests.service.serving.processes import serving
 from tests.support.servers import wait_until
@@ -28,7 +29,6 @@ from tests.worker.conftest import Process, Processes
 from tests.worker.jobs import insert_job
 from worker.serving.chat import only_one
 
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 CHAT = "/v1/chat/completions"
 
 

@@ -22,6 +22,7 @@ from service.platform.principal import Principal
 from service.platform.storage import open_storage
 from service.platform.tables.core import AuditEntry, Base, IdempotencyKey, Job, Metric, Rollout
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.job_samples import (
     MODEL,
     add_artifact,
@@ -41,7 +42,6 @@ EDITED = {
     "tags": ["maths", "keep"],
     "archived": True,
 }
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 @pytest.fixture

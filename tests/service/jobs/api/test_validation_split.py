@@ -11,7 +11,8 @@ from service.jobs.results.manifest import differences, request_of
 from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.settings import Settings
-from tests.service.files.file_samples import on_sqlite, refusal
+from tests.conftest import on_sqlite
+from tests.service.files.file_samples import refusal
 from tests.service.job_samples import GRADER, create, jsonl, make_model, num_jobs, reinforcement, request, row
 from tests.service.job_samples import upload as uploaded
 

@@ -14,6 +14,7 @@ from service.jobs.store import queue
 from service.platform.db import Database, lock_tenant
 from service.platform.tables.core import AuditEntry, IdempotencyKey, Job, JobEvent
 from service.settings import Settings
+from tests.conftest import on_postgresql
 from tests.service.job_samples import (
     add_artifact,
     add_job,
@@ -29,7 +30,6 @@ from tests.service.job_samples import (
 )
 
 JOBS = "/v1/fine_tuning/jobs"
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,8 @@ from service.jobs.model.dataset import Row
 from service.jobs.model.states import JobState
 from service.platform.db import Database
 from service.settings import Settings
-from tests.service.files.file_samples import on_sqlite, refusal
+from tests.conftest import on_sqlite
+from tests.service.files.file_samples import refusal
 from tests.service.job_samples import (
     CONTEXT_TOKENS,
     GRADER,

@@ -20,7 +20,7 @@ from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.platform.tables.workers import WorkerHost
 from service.settings import Settings
-from tests.service.files.file_samples import on_sqlite
+from tests.conftest import on_sqlite
 from tests.service.job_samples import GRADER, create, jsonl, make_model, reinforcement, request, row, upload
 from tests.support.chat_server import ChatServer
 

@@ -15,7 +15,7 @@ from service.jobs.store.machines import SANDBOX, Machine, announce
 from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.settings import Settings
-from tests.service.files.file_samples import on_sqlite
+from tests.conftest import on_sqlite
 from tests.service.job_samples import create, jsonl, make_model, num_jobs, reinforcement, request, row, upload
 from tests.support.capable_model import GRADER as NUMERIC
 from tests.support.capable_model import on_endpoint

@@ -15,7 +15,7 @@ from service.jobs.store import machines
 from service.platform.db import Database
 from service.settings import Settings
 from service.web.auth import create_key, list_keys, revoke_key
-from tests.service.files.file_samples import on_sqlite
+from tests.conftest import on_sqlite
 from tests.service.job_samples import jsonl, make_model, reinforcement, request, row, upload
 
 TESTS = reinforcement({"type": "code_tests", "tests": "{{item.tests}}"})

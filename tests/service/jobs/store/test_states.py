@@ -12,11 +12,11 @@ from service.platform.db import Database
 from service.platform.tables.core import AuditEntry, Job
 from service.settings import Settings
 from service.web.auth import create_key
+from tests.conftest import on_sqlite
 from tests.service.job_samples import METHOD, add_artifact, add_job
 
 JOBS = "/v1/fine_tuning/jobs"
 ADDED = {"queue", "progress", "phase", "attempt", "warnings", "eval", "artifacts", "failure"}
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def read(client: TestClient, job_id: str) -> dict[str, Any]:
