@@ -46,7 +46,7 @@ export class Tabs {
     try {
       await this.views[name].load(job);
     } catch (error) {
-      if (this.signal.aborted) throw error;
+      if (this.signal.aborted) return;
       if (error.status === undefined) console.error(error);
       if (name === this.name) failed(this.trouble, error, () => this.show(name, job));
     }
