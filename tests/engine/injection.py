@@ -10,6 +10,7 @@ import torch
 from grpo_engine.config.job import Reinforcement, RunConfig
 from grpo_engine.contract.events import StepFinished, StepSkipped
 from grpo_engine.contract.records import FinishReason, Sample, Score
+from grpo_engine.graders.printed import PrintedOutput
 from grpo_engine.models.loading import load_policy
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.objective.types import Completion, Group, PackedBatch, Prompt
@@ -86,6 +87,9 @@ class InjectedSampler:
 
 
 class InjectedGrading:
+    def __init__(self) -> None:
+        self.printed = PrintedOutput()
+
     def submit(self, sample: Sample, item: Mapping[str, Any]) -> Future[Score]:
         text = sample.output_text
         scored: Future[Score] = Future()

@@ -72,6 +72,7 @@ def test_a_run_of_a_multi_answers_in_openais_shape(client: TestClient) -> None:
         "grader_errors": {},
         "feedback": "",
         "explanations": {},
+        "printed": {},
         "model_grader_token_usage_per_model": {},
     }
 

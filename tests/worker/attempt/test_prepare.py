@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select
 
 from grpo_engine.config.job import RunConfig, Runtime
-from service.jobs.store import claiming
+from service.jobs.store import claiming, formats
 from service.jobs.store.machines import installed_sinks, of_this_machine
 from service.platform.db import Database
 from service.platform.storage import Storage
@@ -117,7 +117,7 @@ def test_a_sweep_announces_the_machine_s_capabilities(worker: Worker, database: 
     with database.reading() as session:
         (row,) = session.scalars(select(WorkerHost)).all()
     assert (row.host, row.pool) == (socket.gethostname()[:128], "default")
-    assert frozenset(row.capabilities.split()) == of_this_machine() | installed_sinks()
+    assert frozenset(row.capabilities.split()) == of_this_machine() | installed_sinks() | formats.UNDERSTOOD
     assert worker.capabilities == of_this_machine()
     assert row.gpus == worker.settings.gpus
 
