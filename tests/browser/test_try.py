@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.deployment import Deployment
 
@@ -34,12 +34,17 @@ def test_from_the_job_s_page_base_and_adapter_answer_side_by_side(
     shots(page, "try")
 
 
-def test_an_answer_can_be_stopped(page: Page) -> None:
+def answer_to(page: Page, prompt: str) -> Locator:
+    """Asks the base model alone."""
     page.goto("/#/try")
     page.get_by_label("Right").select_option("")
-    page.get_by_label("Prompt", exact=True).fill("hang on")
+    page.get_by_label("Prompt", exact=True).fill(prompt)
     page.get_by_role("button", name="Send").click()
-    answer = page.get_by_role("region", name="Answer of tiny")
+    return page.get_by_role("region", name="Answer of tiny")
+
+
+def test_an_answer_can_be_stopped(page: Page) -> None:
+    answer = answer_to(page, "hang on")
     expect(answer).to_contain_text("Base:")
     page.get_by_role("button", name="Stop").click()
     expect(answer).to_contain_text("Stopped")
@@ -140,11 +145,7 @@ def test_held_out_rows_of_the_job_are_offered_as_prompts(page: Page, deployment:
 
 def test_the_seconds_until_the_first_word_are_shown(page: Page) -> None:
     page.route("**/v1/chat/completions", lambda route: None)
-    page.goto("/#/try")
-    page.get_by_label("Right").select_option("")
-    page.get_by_label("Prompt", exact=True).fill("hello")
-    page.get_by_role("button", name="Send").click()
-    answer = page.get_by_role("region", name="Answer of tiny")
+    answer = answer_to(page, "hello")
     expect(answer).to_contain_text("The model is loading… 1 s")
     page.get_by_role("button", name="Stop").click()
     expect(answer).to_contain_text("Stopped")

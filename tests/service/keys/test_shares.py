@@ -13,15 +13,13 @@ from service.jobs.model.states import JobState
 from service.keys.schemas import ShareCreate
 from service.keys.service import Shares
 from service.platform import audit
-from service.platform.db import Database, connect
+from service.platform.db import Database
 from service.platform.errors import Unauthorized
-from service.platform.migrate import upgrade
 from service.platform.principal import Principal
 from service.platform.tables.core import ApiKey, Job
 from service.web.auth import CURRENT_KEY, SHARED_ROUTES, create_key, revoke_key
-from tests.conftest import settings_for
 from tests.service.job_samples import add_job
-from tests.service.web.tenancy import JOBS, World, world
+from tests.service.web.tenancy import JOBS, World, sqlite_world
 from tests.service.web.tenancy_calls import PUBLIC, calls_of, code_of, head, send
 
 DAY = 24 * 3600
@@ -174,12 +172,8 @@ def test_making_and_revoking_a_share_is_audited_with_the_key_that_did_it(
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    settings = settings_for(tmp_path_factory.mktemp("home"))
-    upgrade(settings)
-    database = connect(settings)
-    with world(settings, database) as found:
+    with sqlite_world(tmp_path_factory.mktemp("home")) as found:
         yield found
-    database.engine.dispose()
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ matrix fails on a route for which one of them is missing.
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,11 +19,13 @@ from service.jobs.model.states import JobState
 from service.jobs.store import history
 from service.jobs.store.history import HistoryEntry
 from service.platform.clock import db_now
-from service.platform.db import Database
+from service.platform.db import Database, connect
 from service.platform.ids import new_id
+from service.platform.migrate import upgrade
 from service.platform.tables.core import Base, File, Job, Metric, Rollout
 from service.settings import Settings
 from service.web.auth import create_key, revoke_key
+from tests.conftest import settings_for
 from tests.service.job_samples import (
     GRADER,
     add_artifact,
@@ -88,6 +91,17 @@ class World:
     def places_of(self, names: set[str]) -> list[Place]:
         """Those with exactly these path parameters."""
         return [place for place in self.places if place.real.keys() == names]
+
+
+@contextmanager
+def sqlite_world(home: Path) -> Iterator[World]:
+    """A world over a new SQLite database in this home folder."""
+    settings = settings_for(home)
+    upgrade(settings)
+    database = connect(settings)
+    with world(settings, database) as found:
+        yield found
+    database.engine.dispose()
 
 
 @contextmanager

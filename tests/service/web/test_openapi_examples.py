@@ -7,23 +7,16 @@ from typing import Any
 import pytest
 
 from service.app import create_app
-from service.platform.db import connect
-from service.platform.migrate import upgrade
 from service.web.openapi_examples import BODIES, QUERIES, curl
-from tests.conftest import settings_for
-from tests.service.web.tenancy import World, world
+from tests.service.web.tenancy import World, sqlite_world
 from tests.service.webhooks.webhook_samples import NOWHERE
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A service in which there is something of every kind."""
-    settings = settings_for(tmp_path_factory.mktemp("home"))
-    upgrade(settings)
-    database = connect(settings)
-    with world(settings, database) as found:
+    with sqlite_world(tmp_path_factory.mktemp("home")) as found:
         yield found
-    database.engine.dispose()
 
 
 def operations() -> dict[str, dict[str, Any]]:

@@ -8,7 +8,6 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from service.jobs.model import names
 from service.jobs.model.states import JobState
 from service.jobs.store import queue_health
 from service.platform.db import Database
@@ -22,8 +21,8 @@ from tests.service.job_samples import (
     expanded,
     finish_export,
     lessons_method,
-    make_model,
 )
+from tests.service.jobs.results.conftest import add_tuned
 
 JOBS = "/v1/fine_tuning/jobs"
 MERGED = {"format": "merged"}
@@ -34,22 +33,6 @@ CONTENT = b"a merged model"
 def database_url(sqlite_url: str) -> str:
     """Nothing here depends on the database."""
     return sqlite_url
-
-
-@pytest.fixture
-def job_id(settings: Settings, database: Database) -> str:
-    """A succeeded job whose base model is in the catalogue."""
-    make_model(settings.home)
-    return add_tuned(settings, database)
-
-
-def add_tuned(settings: Settings, database: Database, **more: Any) -> str:
-    job_id = add_job(database, JobState.SUCCEEDED, **more)
-    add_artifact(settings, database, job_id, "adapter", b"an adapter")
-    with database.transaction() as session:
-        job = session.get_one(Job, job_id)
-        job.fine_tuned_model = names.model_of(job)
-    return job_id
 
 
 def create(client: TestClient, job_id: str, **body: Any) -> Any:

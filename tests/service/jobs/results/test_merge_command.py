@@ -17,8 +17,8 @@ from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.service.embedded import call_grpo
-from tests.service.job_samples import finish_export, make_model
-from tests.service.jobs.results.test_exports import add_tuned
+from tests.service.job_samples import finish_export
+from tests.service.jobs.results.conftest import add_tuned
 from tests.support.servers import wait_until
 
 JOBS = "/v1/fine_tuning/jobs"
@@ -28,13 +28,6 @@ JOBS = "/v1/fine_tuning/jobs"
 def database_url(sqlite_url: str) -> str:
     """Nothing here depends on the database."""
     return sqlite_url
-
-
-@pytest.fixture
-def job_id(settings: Settings, database: Database) -> str:
-    """A succeeded job whose base model is in the catalogue."""
-    make_model(settings.home)
-    return add_tuned(settings, database)
 
 
 @pytest.fixture
