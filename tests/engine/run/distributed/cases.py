@@ -63,10 +63,12 @@ def run(config: RunConfig, folder: Path, name: str) -> None:
 
 
 def load(config: RunConfig, folder: Path) -> dict[str, int]:
-    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)  # freed tensors leave the process at once
+    libc = ctypes.CDLL(None)
+    libc.mallopt(M_MMAP_THRESHOLD, 2**16)  # freed tensors leave the process at once
     settings = hyperparameters_of(config.method)
     with growth() as loading:
         policy = open_policy(config, settings, torch.device("cpu"), torch.float32)
+    libc.malloc_trim(0)  # the step must not use memory that is free but still counted
     before = _status("VmRSS")
     updater = PolicyUpdater(policy, settings, None, total_steps=1)
     for parameter in policy.trainable.values():

@@ -188,7 +188,8 @@ def test_the_memory_of_a_sharded_rank_is_within_its_estimate(
     low, high = found.low - PROCESS_BYTES, found.high - PROCESS_BYTES
     for rank in range(2):
         measured = json.loads((folder / "together" / f"larger.{rank}.json").read_text())
-        assert low <= measured["held"] + measured["training"] <= min(high, 1.15 * low)
+        # resident memory includes pages of mapped files, which the kernel may take back during the step
+        assert 0.95 * low <= measured["held"] + measured["training"] <= min(high, 1.15 * low)
 
 
 @pytest.mark.slow
