@@ -10,13 +10,17 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load
 
 from examples.tiny_model import make_model
 from grpo_engine.config.job import Runtime
+from service.platform.archives import unpack
 from service.platform.db import Database
 from service.platform.storage import Storage
+from service.platform.tables.core import Artifact, File
 from service.settings import Settings
+from tests.engine.run.export_samples import logits
 from tests.support.ray_hosts.cluster import address_of
 from tests.support.servers import wait_until
 from tests.worker.cluster.conftest import Cluster
@@ -182,3 +186,37 @@ def test_a_job_that_loses_rank_host_link_and_worker_equals_one_process(
     assert_same_weights(database, storage, expected, job_id)
     wait_until(lambda: not cluster.engine_pids(), 20, "no engine is left")
     assert groups_left(cluster) == "groups 0"
+
+
+def test_a_model_trained_on_two_hosts_is_merged_on_the_cluster(
+    cluster: Cluster, settings: Settings, wait_for: WaitFor, database: Database, storage: Storage,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    job_id = insert_real_job(
+        database, storage, hyperparameters={"n_steps": 4}, **FOUR_ON_TWO | {"total_steps": 4}
+    )
+    cluster.start_worker(settings)
+    wait_for(job_id, 120, state="succeeded")
+    adapter = result_of(database, job_id)
+    export_id = insert_job(
+        database,
+        model=read_job(database, job_id).fine_tuned_model,
+        training_file="",
+        export={"job_id": job_id, "format": "merged", "step": 4, "base": "small", "sha256": adapter.sha256},
+    )
+    wait_for(export_id, 120, state="succeeded", attempt=1)
+
+    for file, name in ((adapter, "adapter"), (result_of(database, export_id), "merged")):
+        storage.download(file.storage_key, tmp_path / f"{name}.tar")
+        unpack(tmp_path / f"{name}.tar", tmp_path / name)
+    base = settings.models_dir / "small"
+    expected = logits(base, tmp_path / "adapter")
+    assert not torch.equal(expected, logits(base))
+    torch.testing.assert_close(logits(tmp_path / "merged"), expected, atol=1e-4, rtol=1e-4)
+    assert groups_left(cluster) == "groups 0"
+
+
+def result_of(database: Database, job_id: str) -> File:
+    """The archive of a job's adapter or of an export."""
+    with database.reading() as session:
+        return session.query(File).join(Artifact, Artifact.id == File.id).filter_by(job_id=job_id).one()
