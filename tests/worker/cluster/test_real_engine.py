@@ -197,7 +197,7 @@ def test_a_model_trained_on_two_hosts_is_merged_on_the_cluster(
     )
     cluster.start_worker(settings)
     wait_for(job_id, 120, state="succeeded")
-    adapter = result_of(database, job_id)
+    adapter = result_of(database, job_id, "adapter")
     export_id = insert_job(
         database,
         model=read_job(database, job_id).fine_tuned_model,
@@ -206,7 +206,8 @@ def test_a_model_trained_on_two_hosts_is_merged_on_the_cluster(
     )
     wait_for(export_id, 120, state="succeeded", attempt=1)
 
-    for file, name in ((adapter, "adapter"), (result_of(database, export_id), "merged")):
+    merged = result_of(database, export_id, "merged")
+    for name, file in (("adapter", adapter), ("merged", merged)):
         storage.download(file.storage_key, tmp_path / f"{name}.tar")
         unpack(tmp_path / f"{name}.tar", tmp_path / name)
     base = settings.models_dir / "small"
@@ -216,7 +217,8 @@ def test_a_model_trained_on_two_hosts_is_merged_on_the_cluster(
     assert groups_left(cluster) == "groups 0"
 
 
-def result_of(database: Database, job_id: str) -> File:
-    """The archive of a job's adapter or of an export."""
+def result_of(database: Database, job_id: str, kind: str) -> File:
+    """The archive of a job or of an export."""
     with database.reading() as session:
-        return session.query(File).join(Artifact, Artifact.id == File.id).filter_by(job_id=job_id).one()
+        files = session.query(File).join(Artifact, Artifact.id == File.id)
+        return files.filter(Artifact.job_id == job_id, Artifact.kind == kind).one()
