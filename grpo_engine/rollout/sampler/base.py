@@ -6,7 +6,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,6 +28,11 @@ class Continuation:
     max_tokens: int
     """Number of tokens that may still be sampled."""
 
+    @property
+    def stream(self) -> tuple[int, int, int]:
+        """As `Sampling.stream`."""
+        return self.prompt, self.sample, self.turn
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -44,6 +49,10 @@ class Sampling:
     """The completion that each prompt continues, in groups of one. Empty: new prompts, numbered from
     `first_prompt`."""
 
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
     def stream(self, place: int, sample: int) -> tuple[int, int, int]:
         """(prompt, sample, turn) of a completion of the prompt at `place`.
 
@@ -51,8 +60,7 @@ class Sampling:
         """
         if not self.continuing:
             return self.first_prompt + place, sample, 0
-        earlier = self.continuing[place]
-        return earlier.prompt, earlier.sample, earlier.turn
+        return self.continuing[place].stream
 
     def limit(self, place: int) -> int:
         """Maximum tokens of a completion of the prompt at `place`."""
@@ -68,6 +76,35 @@ class Sampling:
 
 OnGroup = Callable[[int, Group], None]
 """Called with a group's position as soon as its last completion is finished."""
+
+
+class NextTurn(NamedTuple):
+    """A turn of a conversation that continues after an answer."""
+
+    prompt: Prompt
+    """All tokens before the turn, and the row of the dataset."""
+    continuation: Continuation
+
+
+OnTurn = Callable[[NextTurn, Completion], None]
+"""Called with a turn and its completion as soon as it is finished, in the sampling thread."""
+
+
+class Turns(Protocol):
+    """The turns of a sampling, which become ready while others are sampled (`turns.py`)."""
+
+    most: int
+    """Maximum number of turns that are open at the same time."""
+    longest: int
+    """Maximum tokens before a turn."""
+
+    def ready(self) -> Sequence[NextTurn]:
+        """Turns that became ready since the last call."""
+        ...
+
+    def wait(self) -> Sequence[NextTurn]:
+        """The same, but waits until one is ready; empty if there will be no further turn."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +170,10 @@ class Sampler(Protocol):
         """P prompts → P groups of `group_size` completions, in the order of the prompts."""
         ...
 
+    def sample_turns(self, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:
+        """Sample every turn, until there will be no further one. `sampling.max_tokens` bounds all of them."""
+        ...
+
     def load_policy(self, version: int) -> None:
         """Sample from the policy's current weights from now on; completions carry `version`."""
         ...
@@ -143,11 +184,14 @@ class Sampler(Protocol):
 
 
 class AroundSampler:
-    """A sampler around another one; subclasses implement `generate`."""
+    """A sampler around another one; subclasses implement `generate` for whole completions."""
 
     def __init__(self, inner: Sampler) -> None:
         self.inner = inner
         self.matches_trainer = inner.matches_trainer
+
+    def sample_turns(self, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:
+        self.inner.sample_turns(turns, sampling, on_turn)
 
     def load_policy(self, version: int) -> None:
         self.inner.load_policy(version)

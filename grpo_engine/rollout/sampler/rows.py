@@ -8,7 +8,7 @@ from torch import Tensor
 
 from grpo_engine.models.fast.operations import draw
 from grpo_engine.models.policy import Policy
-from grpo_engine.rollout.sampler.base import Sampling
+from grpo_engine.rollout.sampler.base import Sampling, uniforms
 from grpo_engine.rollout.sampler.cache_size import PROMPT_PLACES
 from grpo_engine.rollout.sampler.decoding import Decoder, SharedDecoder
 from grpo_engine.rollout.sampler.fixed_cache import Room
@@ -22,6 +22,8 @@ REFILL_BELOW = 0.75
 """Waiting prompts join when less than this share of the places is taken, because joining copies the cache."""
 LOOK_EVERY = {"cpu": 1, "cuda": 8}
 """Tokens between two checks for finished rows. On a GPU each check waits for the device."""
+LARGEST_UNIFORM = 1 - 2**-22
+"""Far enough below 1 that u · Σp stays below Σp in float32."""
 OnRow = Callable[[int, list[int], list[float], bool], None]
 """Called when a row is finished, with its number, its token ids, their log-probabilities, and whether a stop
 token or string ended it."""
@@ -34,20 +36,34 @@ class Rows:
     the host waits for the device once every few tokens, not several times for each.
     """
 
-    def __init__(
-        self, limits: Sequence[int], draws: Tensor | None, sampling: Sampling, policy: Policy, on_row: OnRow
-    ) -> None:
-        """`limits`: maximum tokens per row [R]; `draws`: uniform numbers [R, max_tokens], None for greedy."""
-        self.sampling, self.policy, self.on_row, self.draws = sampling, policy, on_row, draws
+    def __init__(self, sampling: Sampling, policy: Policy, on_row: OnRow) -> None:
+        self.sampling, self.policy, self.on_row = sampling, policy, on_row
         self.kind = policy.device.type
         self.look_every = LOOK_EVERY.get(self.kind, 1)
-        self.limits = np.array(limits)
         self.stop_ids = np.array(sorted(policy.stop_set))
+        self.limits = np.zeros(0, dtype=np.int64)
+        """Maximum tokens of each row [R]."""
+        self.draws = torch.zeros(0, sampling.max_tokens, device=policy.device)
+        """Uniform numbers [R, max_tokens]; not used if sampling is greedy."""
         # A row may reach its limit, or stop, between two looks.
-        shape = len(limits), sampling.max_tokens + self.look_every
-        self.tokens = np.zeros(shape, dtype=np.int64)
-        self.logprobs = np.zeros(shape, dtype=np.float32)
+        self.tokens = np.zeros((0, sampling.max_tokens + self.look_every), dtype=np.int64)
+        self.logprobs = np.zeros(self.tokens.shape, dtype=np.float32)
         self.clear()
+
+    def add(self, limits: Sequence[int], streams: Sequence[tuple[int, int, int]]) -> None:
+        """Add rows that have not started. `limits`: maximum tokens; `streams`: (prompt, sample, turn)."""
+        new = np.zeros((len(limits), self.tokens.shape[1]))
+        self.limits = np.concatenate([self.limits, np.array(limits, dtype=np.int64)])
+        self.tokens = np.concatenate([self.tokens, new.astype(np.int64)])
+        self.logprobs = np.concatenate([self.logprobs, new.astype(np.float32)])
+        if not self.sampling.is_greedy:
+            self.draws = torch.cat([self.draws, self._numbers(streams)])
+
+    def _numbers(self, streams: Sequence[tuple[int, int, int]]) -> Tensor:
+        """Uniform numbers [rows, max_tokens]."""
+        seed, step, count = self.sampling.seed, self.sampling.step, self.sampling.max_tokens
+        rows = [uniforms(seed, step, prompt, sample, count, turn=turn) for prompt, sample, turn in streams]
+        return torch.from_numpy(np.stack(rows)).to(self.policy.device).clamp_(max=LARGEST_UNIFORM)
 
     def clear(self) -> None:
         """Remove all rows from the decoder."""
@@ -75,10 +91,10 @@ class Rows:
 
     def draw(self, logits_B: Tensor) -> Tensor:
         """The next token [B] of each live row; those of finished rows are never read."""
-        uniform = None if self.draws is None else self.draws.take(self.places)
+        uniform = None if self.sampling.is_greedy else self.draws.take(self.places)
         drawn = choose(logits_B, uniform, self.sampling.temperature)
         self.drawn.append(drawn)
-        if self.draws is not None:
+        if uniform is not None:
             self.places = (self.places + 1).clamp_(max=self.draws.numel() - 1)
         return drawn[0]
 
@@ -135,16 +151,30 @@ class Rows:
 
 
 def steps(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], group_size: int, at_once: int, rows: Rows
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    group_size: int,
+    at_once: int,
+    rows: Rows,
+    *,
+    longest: int | None = None,
 ) -> Iterator[None]:
-    """Decode all groups, at most `at_once` at a time; pauses after each check for finished rows."""
+    """Decode all groups, at most `at_once` at a time; pauses after each check for finished rows.
+
+    `longest`: maximum tokens of a prompt, if the caller appends prompts during the pauses.
+    """
     # Other decoders have no position for a finished row, so they check after every token.
     shared = decoder if isinstance(decoder, SharedDecoder) else None
     look_every = rows.look_every if shared else 1
-    most_prompts = min(PROMPT_PLACES * at_once, len(prompts))
+    has_turns = longest is not None or bool(rows.sampling.continuing)
+    if longest is None:
+        at_once, longest = min(at_once, len(prompts)), max(map(len, prompts))
+        most_prompts = min(PROMPT_PLACES * at_once, len(prompts))
+    else:
+        most_prompts = PROMPT_PLACES * at_once
     if shared:
-        num_rows, longest = min(at_once, len(prompts)) * group_size, max(map(len, prompts))
-        shared.reserve(Room(num_rows, group_size, most_prompts, longest, rows.sampling.max_tokens))
+        tokens = rows.sampling.max_tokens
+        shared.reserve(Room(at_once * group_size, group_size, most_prompts, longest, tokens))
     started = 0
 
     def enter(count: int) -> Sequence[Sequence[int]]:
@@ -170,9 +200,7 @@ def steps(
                 yield
                 if rows.num_running == 0:
                     break
-                if (
-                    kept := rows.leave(at_once=shared is None and bool(rows.sampling.continuing))
-                ) is not None:
+                if (kept := rows.leave(at_once=shared is None and has_turns)) is not None:
                     decoder.keep(kept)
                     token = token.index_select(0, kept.to(token.device, non_blocking=True))
             logits = decoder.step(token)

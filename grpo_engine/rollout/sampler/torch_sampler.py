@@ -7,22 +7,25 @@ places. The drawn token does not depend on which rows are computed together (`ba
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from grpo_engine.contract.errors import DeviceMemoryError
 from grpo_engine.models.device_memory import free_bytes
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Group, Prompt
 from grpo_engine.parallel.shards import gathered_weights
-from grpo_engine.rollout.sampler.base import GroupAssembly, OnGroup, Sampling, finished_completion, uniforms
+from grpo_engine.rollout.sampler.base import (
+    GroupAssembly,
+    NextTurn,
+    OnGroup,
+    OnTurn,
+    Sampling,
+    Turns,
+    finished_completion,
+)
 from grpo_engine.rollout.sampler.cache_size import DecodingMemory, groups_that_fit
 from grpo_engine.rollout.sampler.decoder_choice import choose_decoder
 from grpo_engine.rollout.sampler.rows import OnRow, Rows, steps
-
-LARGEST_UNIFORM = 1 - 2**-22
-"""Far enough below 1 that u · Σp stays below Σp in float32."""
 
 
 class TorchSampler:
@@ -89,39 +92,59 @@ class TorchSampler:
         rows = self.rows(streams, sampling, on_row)
         ids = [groups.prompts_P[place].token_ids for place in samples]
         size = len(streams) // len(ids)
-        for _ in steps(self._decoder(), ids, size, self._at_once(ids, size, sampling.max_tokens), rows):
+        at_once = self._at_once(len(ids), max(map(len, ids)), size, sampling.max_tokens)
+        for _ in steps(self._decoder(), ids, size, at_once, rows):
             pass
 
-    def _at_once(self, prompts: Sequence[Sequence[int]], size: int, max_tokens: int) -> int:
-        """Groups that are sampled at the same time."""
+    def sample_turns(self, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:
+        """Sample turns together, each from when it is ready. Raises DeviceMemoryError if one does not fit."""
+        left: dict[int, NextTurn] = {}
+        with torch.no_grad(), self.policy.sampling():
+            while left := left or dict(enumerate(turns.wait())):
+                left = dict(enumerate(left.values()))
+                try:
+                    self._sample_turns(left, turns, sampling, on_turn)
+                except torch.OutOfMemoryError as error:
+                    self._take_fewer(1, str(error)[:500])
+
+    def _sample_turns(
+        self, left: dict[int, NextTurn], turns: Turns, sampling: Sampling, on_turn: OnTurn
+    ) -> None:
+        """Sample the turns in `left`, by row, and those that become ready; finished ones are removed."""
+
+        def on_row(row: int, tokens: list[int], logprobs: list[float], stopped: bool) -> None:
+            completion = finished_completion(self.policy, self.version, tokens, logprobs, stopped=stopped)
+            on_turn(left.pop(row), completion)
+
+        def enter(new: Sequence[NextTurn]) -> None:
+            limits = [turn.continuation.max_tokens for turn in new]
+            rows.add(limits, [turn.continuation.stream for turn in new])
+            ids.extend(turn.prompt.token_ids for turn in new)
+
+        rows, ids = Rows(sampling, self.policy, on_row), list[Sequence[int]]()
+        enter(list(left.values()))
+        at_once = self._at_once(turns.most, turns.longest, 1, sampling.max_tokens)
+        for _ in steps(self._decoder(), ids, 1, at_once, rows, longest=turns.longest):
+            if new := turns.ready():
+                left.update(enumerate(new, len(ids)))
+                enter(new)
+
+    def _at_once(self, num_groups: int, longest: int, size: int, max_tokens: int) -> int:
+        """Groups that are sampled at the same time. `longest`: tokens of the longest prompt."""
         wanted, free = max(1, self.sample_budget // size), free_bytes(self.policy.device)
+        wanted = min(wanted, num_groups)
         if free is None:
             return wanted
         memory = DecodingMemory.of(self.policy.model.config.get_text_config(), self.policy.compute_dtype)
-        longest = max(map(len, prompts))
         fitting = groups_that_fit(free, memory, group_size=size, prompt_tokens=longest, max_tokens=max_tokens)
         return min(wanted, fitting)
 
     def rows(self, streams: Sequence[tuple[int, int]], sampling: Sampling, on_row: OnRow) -> Rows:
         """One row for each (place of its prompt, sample)."""
-        return Rows(
-            limits=[sampling.limit(place) for place, _ in streams],
-            draws=self._draws(streams, sampling),
-            sampling=sampling,
-            policy=self.policy,
-            on_row=on_row,
-        )
-
-    def _draws(self, streams: Sequence[tuple[int, int]], sampling: Sampling) -> Tensor | None:
-        """Uniform numbers [rows, max_tokens]; None for greedy decoding."""
-        if sampling.temperature == 0:
-            return None
-        named = [sampling.stream(place, sample) for place, sample in streams]
-        numbers = [
-            uniforms(sampling.seed, sampling.step, prompt, sample, sampling.max_tokens, turn=turn)
-            for prompt, sample, turn in named
-        ]
-        return torch.from_numpy(np.stack(numbers)).to(self.policy.device).clamp_(max=LARGEST_UNIFORM)
+        rows = Rows(sampling, self.policy, on_row)
+        limits = [sampling.limit(place) for place, _ in streams]
+        rows.add(limits, [sampling.stream(place, sample) for place, sample in streams])
+        return rows
 
 
 def _largest_class(missing: Mapping[int, Sequence[int]]) -> dict[int, Sequence[int]]:

@@ -21,10 +21,12 @@ from grpo_engine.rollout.sampler.base import (
     AroundSampler,
     Continuation,
     GroupAssembly,
+    NextTurn,
     OnGroup,
     Sampler,
     Sampling,
 )
+from grpo_engine.rollout.sampler.turns import TurnQueue
 from grpo_engine.rollout.tools.calls import CallReader, ToolCall
 from grpo_engine.rollout.tools.conversation import Conversation
 from grpo_engine.rollout.tools.rendering import AnswerRenderer, tool_format
@@ -55,24 +57,17 @@ class ToolSampler(AroundSampler):
         sampling: Sampling,
         on_group: OnGroup | None = None,
     ) -> list[Group]:
-        """P prompts → P groups; calls run while other completions are still sampled."""
+        """P prompts → P groups; calls run while other completions are sampled."""
+        groups = GroupAssembly(prompts_P, group_size, on_group)
         conversations = [
             Conversation(prompt, place, sampling.stream(place, sample), self._limit(prompt, sampling))
             for place, prompt in enumerate(prompts_P)
             for sample in range(group_size)
         ]
-        groups = GroupAssembly(prompts_P, group_size, on_group)
         with self.toolbox.open() as toolbox:
-
-            def first_turn(place: int, group: Group) -> None:
-                own = conversations[place * group_size : (place + 1) * group_size]
-                for conversation, completion in zip(own, group.completions, strict=True):
-                    self._take_turn(conversation, completion, groups, toolbox, sampling)
-
-            self.inner.generate(prompts_P, group_size, sampling, first_turn)
-            waiting = conversations
-            while waiting := [each for each in waiting if each.waiting and self._answered(each, groups)]:
-                self._next_turn(waiting, groups, toolbox, sampling)
+            run = _Run(self, toolbox, groups, sampling, conversations)
+            self.inner.generate(prompts_P, group_size, sampling, run.first_turns)
+            self.inner.sample_turns(run.queue, sampling, run.later_turn)
         return groups.groups()
 
     def _limit(self, prompt: Prompt, sampling: Sampling) -> int:
@@ -80,27 +75,7 @@ class ToolSampler(AroundSampler):
         room = sampling.max_tokens if context is None else context - len(prompt.token_ids)
         return min(sampling.max_tokens, room)
 
-    def _take_turn(
-        self,
-        conversation: Conversation,
-        turn: Completion,
-        groups: GroupAssembly,
-        toolbox: OpenToolbox,
-        sampling: Sampling,
-    ) -> None:
-        """Add a turn; start its calls, or end the completion."""
-        conversation.add_turn(turn)
-        is_cut = turn.finish_reason is FinishReason.LENGTH
-        calls = [] if is_cut else self._calls(turn)
-        if not calls or conversation.turns >= self.max_turns:
-            self._end(conversation, groups, FinishReason.LENGTH if calls else turn.finish_reason)
-            return
-        key, item = f"{sampling.seed}/{sampling.step}/{conversation.stream}", conversation.prompt.item
-        conversation.waiting = [
-            (call, toolbox.submit(call, item, f"{key}/{number}")) for number, call in enumerate(calls)
-        ]
-
-    def _calls(self, turn: Completion) -> list[ToolCall]:
+    def calls(self, turn: Completion) -> list[ToolCall]:
         """Calls of a turn. Its text keeps special tokens, which may mark calls, and all spaces."""
         ids = list(turn.token_ids)
         if ids and ids[-1] in self.policy.stop_set:
@@ -108,42 +83,66 @@ class ToolSampler(AroundSampler):
         text = self.policy.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         return self.reader.read(cast(str, text))
 
-    def _end(self, conversation: Conversation, groups: GroupAssembly, reason: FinishReason) -> None:
-        completion = conversation.completion(self.policy, reason)
-        groups.add(conversation.place, conversation.sample, completion)
-
-    def _answered(self, conversation: Conversation, groups: GroupAssembly) -> bool:
-        """Append the answers to the newest turn's calls; False if the completion ends without room for
-        them."""
+    def answer_tokens(self, conversation: Conversation) -> tuple[int, ...] | None:
+        """Tokens of the answers to the newest turn's calls; None if they leave no room for a turn."""
         answered = conversation.collect_answers()
-        ids = self.renderer.render(
+        return self.renderer.render(
             [call.name if call.name in self.toolbox.tools else UNKNOWN_TOOL for call, _ in answered],
             [answer.text for _, answer in answered],
             last_token=conversation.token_ids[-1] if conversation.token_ids else None,
             room=conversation.room - 1,
         )
-        if ids is None:
-            self._end(conversation, groups, FinishReason.LENGTH)
-            return False
-        conversation.add_answers(ids)
-        return True
 
-    def _next_turn(
+
+class _Run:
+    """The conversations of one `generate`."""
+
+    def __init__(
         self,
-        conversations: Sequence[Conversation],
-        groups: GroupAssembly,
+        sampler: ToolSampler,
         toolbox: OpenToolbox,
+        groups: GroupAssembly,
         sampling: Sampling,
+        conversations: Sequence[Conversation],
     ) -> None:
-        """Sample the next turn of all conversations, as separate prompts in one call of the inner sampler."""
+        self.sampler, self.toolbox, self.groups, self.sampling = sampler, toolbox, groups, sampling
+        self.conversations = {each.stream[:2]: each for each in conversations}
+        longest = max((len(each.prompt.token_ids) + each.limit for each in conversations), default=0)
+        self.queue = TurnQueue(self._continue, most=len(conversations), longest=longest)
 
-        def on_turn(place: int, group: Group) -> None:
-            self._take_turn(conversations[place], group.completions[0], groups, toolbox, sampling)
+    def first_turns(self, place: int, group: Group) -> None:
+        for sample, completion in enumerate(group.completions):
+            self._take(self.conversations[self.sampling.stream(place, sample)[:2]], completion)
 
-        continuing = tuple(Continuation(*each.stream, max_tokens=each.room) for each in conversations)
-        longest = max(each.max_tokens for each in continuing)
-        prompts = [
-            replace(each.prompt, token_ids=(*each.prompt.token_ids, *each.token_ids))
-            for each in conversations
+    def later_turn(self, turn: NextTurn, completion: Completion) -> None:
+        self._take(self.conversations[turn.continuation.stream[:2]], completion)
+
+    def _take(self, conversation: Conversation, turn: Completion) -> None:
+        """Add a turn; start its calls, or end the completion."""
+        conversation.add_turn(turn)
+        is_cut = turn.finish_reason is FinishReason.LENGTH
+        calls = [] if is_cut else self.sampler.calls(turn)
+        if not calls or conversation.turns >= self.sampler.max_turns:
+            self._end(conversation, FinishReason.LENGTH if calls else turn.finish_reason)
+            return
+        key = f"{self.sampling.seed}/{self.sampling.step}/{conversation.stream}"
+        item = conversation.prompt.item
+        conversation.waiting = [
+            (call, self.toolbox.submit(call, item, f"{key}/{number}")) for number, call in enumerate(calls)
         ]
-        self.inner.generate(prompts, 1, replace(sampling, max_tokens=longest, continuing=continuing), on_turn)
+        self.queue.put_after(conversation, [future for _, future in conversation.waiting])
+
+    def _continue(self, conversation: Conversation) -> NextTurn | None:
+        """The next turn, after the answers to the calls of the last one; None if there is no room for it."""
+        ids = self.sampler.answer_tokens(conversation)
+        if ids is None:
+            self._end(conversation, FinishReason.LENGTH)
+            return None
+        conversation.add_answers(ids)
+        tokens = (*conversation.prompt.token_ids, *conversation.token_ids)
+        continuation = Continuation(*conversation.stream, max_tokens=conversation.room)
+        return NextTurn(replace(conversation.prompt, token_ids=tokens), continuation)
+
+    def _end(self, conversation: Conversation, reason: FinishReason) -> None:
+        completion = conversation.completion(self.sampler.policy, reason)
+        self.groups.add(conversation.place, conversation.sample, completion)

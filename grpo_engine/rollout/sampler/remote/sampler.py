@@ -26,8 +26,9 @@ from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Group, Prompt
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.parallel.shards import save_gathered
-from grpo_engine.rollout.sampler.base import GroupAssembly, OnGroup, Sampling
+from grpo_engine.rollout.sampler.base import GroupAssembly, OnGroup, OnTurn, Sampling, Turns
 from grpo_engine.rollout.sampler.remote.messages import SampleReply, SampleRequest
+from grpo_engine.rollout.sampler.turns import sample_in_rounds
 
 
 class SamplerError(EngineError):
@@ -97,6 +98,9 @@ class RemoteSampler:
             answer = self._receive()
             self._add(self._reply(answer), first_of.pop(answer.number), groups)
         return groups.groups()
+
+    def sample_turns(self, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:
+        sample_in_rounds(self, turns, sampling, on_turn)
 
     def _parts(self, num_prompts: int) -> Iterator[tuple[int, int, int]]:
         """Sampler, first prompt and end of each part that is not empty."""

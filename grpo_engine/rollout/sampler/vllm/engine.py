@@ -68,6 +68,9 @@ class VllmCompletion:
 
 
 class VllmEngine:
+    accepts_while_running = True
+    """Whether requests that are submitted while `answers` runs are answered by it."""
+
     def __init__(self, arguments: dict[str, Any]) -> None:
         """Loads the model. Raises ValueError or RuntimeError if vLLM refuses the arguments."""
         with vllm_environment():

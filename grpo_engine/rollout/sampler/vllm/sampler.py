@@ -25,7 +25,16 @@ from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Group, Prompt
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.parallel.shards import gathered, sharded_modules
-from grpo_engine.rollout.sampler.base import GroupAssembly, OnGroup, Sampling, finished_completion
+from grpo_engine.rollout.sampler.base import (
+    GroupAssembly,
+    NextTurn,
+    OnGroup,
+    OnTurn,
+    Sampling,
+    Turns,
+    finished_completion,
+)
+from grpo_engine.rollout.sampler.turns import sample_in_rounds
 from grpo_engine.rollout.sampler.vllm.base import served_base
 from grpo_engine.rollout.sampler.vllm.canary import Reading, canary_tokens, prove, trained_logprobs
 from grpo_engine.rollout.sampler.vllm.engine import VllmCompletion
@@ -104,24 +113,52 @@ class VllmSampler:
         on_group: OnGroup | None = None,
     ) -> list[Group]:
         self._wake()
-        stop_ids = sorted(self.policy.stop_set)
         for place, prompt in enumerate(prompts_P):
             for sample in range(group_size):
-                self.engine.submit(
-                    f"{place}/{sample}",
-                    prompt.token_ids,
-                    max_tokens=sampling.limit(place),
-                    temperature=sampling.temperature,
-                    seed=request_seed(sampling, *sampling.stream(place, sample)),
-                    stop=sampling.stop,
-                    stop_ids=stop_ids,
-                )
+                stream, limit = sampling.stream(place, sample), sampling.limit(place)
+                self._submit(f"{place}/{sample}", prompt, stream, limit, sampling)
         groups = GroupAssembly(prompts_P, group_size, on_group)
         with closing(self.engine.answers()) as answers:
             for answer in answers:
                 place, sample = map(int, answer.name.split("/"))
                 groups.add(place, sample, self._completion(answer))
         return groups.groups()
+
+    def sample_turns(self, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:
+        """Sample turns together, each from when it is ready, unless several ranks share this vLLM."""
+        if not self.engine.accepts_while_running:
+            sample_in_rounds(self, turns, sampling, on_turn)
+            return
+        self._wake()
+        running: dict[str, NextTurn] = {}
+
+        def submit(new: Sequence[NextTurn]) -> None:
+            for turn in new:
+                name = "/".join(map(str, turn.continuation.stream))
+                running[name] = turn
+                self._submit(
+                    name, turn.prompt, turn.continuation.stream, turn.continuation.max_tokens, sampling
+                )
+
+        while new := turns.wait():
+            submit(new)
+            with closing(self.engine.answers()) as answers:
+                for answer in answers:
+                    on_turn(running.pop(answer.name), self._completion(answer))
+                    submit(turns.ready())
+
+    def _submit(
+        self, name: str, prompt: Prompt, stream: tuple[int, int, int], limit: int, sampling: Sampling
+    ) -> None:
+        self.engine.submit(
+            name,
+            prompt.token_ids,
+            max_tokens=limit,
+            temperature=sampling.temperature,
+            seed=request_seed(sampling, *stream),
+            stop=sampling.stop,
+            stop_ids=sorted(self.policy.stop_set),
+        )
 
     def _completion(self, answer: VllmCompletion) -> Completion:
         assert self.version is not None, "load_policy comes before generate"

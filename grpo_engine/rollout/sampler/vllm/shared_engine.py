@@ -31,6 +31,8 @@ def open_engine(arguments: dict[str, Any]) -> VllmEngine:
 class SharedEngine(VllmEngine):
     """A vLLM of several ranks. They must make the same calls, except that each submits its own requests."""
 
+    accepts_while_running = False
+
     def __init__(self, arguments: dict[str, Any]) -> None:
         _communicate_by_torch()
         super().__init__(arguments)

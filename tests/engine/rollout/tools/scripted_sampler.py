@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Group, Prompt
-from grpo_engine.rollout.sampler.base import OnGroup, Sampling
+from grpo_engine.rollout.sampler.base import OnGroup, OnTurn, Sampling, Turns
+from grpo_engine.rollout.sampler.turns import sample_in_rounds
 
 Stream = tuple[int, int, int]
 """(prompt, sample, turn)."""
@@ -45,6 +46,9 @@ class ScriptedSampler:
             if on_group is not None:
                 on_group(place, groups[-1])
         return groups
+
+    def sample_turns(self, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:
+        sample_in_rounds(self, turns, sampling, on_turn)
 
     def _completion(self, stream: Stream, limit: int) -> Completion:
         said = self.says(stream)

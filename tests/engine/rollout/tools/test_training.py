@@ -1,5 +1,6 @@
 """Tools and a real model: draws that do not depend on batching, masked training, the job's own tools."""
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +18,14 @@ from grpo_engine.objective.metrics import tool_metrics
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.objective.types import Completion, Group, Prompt
 from grpo_engine.rollout.dataset import RowReader
-from grpo_engine.rollout.sampler.base import Continuation, Sampling, uniforms
+from grpo_engine.rollout.sampler.base import Continuation, OnTurn, Sampling, Turns, uniforms
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from grpo_engine.rollout.tools.sampler import ToolSampler
 from grpo_engine.run.build import build_loop
 from grpo_engine.training.gradients import PolicyGradient
 from tests.engine.conftest import sum_rows, write_rows
 from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler, encoded
-from tests.support.chat_server import ScriptedServer
+from tests.support.chat_server import Recorded, ScriptedServer
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 3}}</tool_call>'
 SAMPLING = Sampling(max_tokens=400, seed=3, step=2)
@@ -66,13 +67,14 @@ class CallsAfterwards:
     def generate(
         self, prompts_P: Sequence[Prompt], group_size: int, sampling: Sampling, on_group: Any = None
     ) -> list[Group]:
-        short = replace(sampling, max_tokens=12) if not sampling.continuing else sampling
-        groups = self.inner.generate(prompts_P, group_size, short)
-        if not sampling.continuing:
-            groups = [self._calling(group) for group in groups]
+        groups = self.inner.generate(prompts_P, group_size, replace(sampling, max_tokens=12))
+        groups = [self._calling(group) for group in groups]
         for place, group in enumerate(groups):
             on_group(place, group)
         return groups
+
+    def sample_turns(self, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:
+        self.inner.sample_turns(turns, sampling, on_turn)
 
     def _calling(self, group: Group) -> Group:
         ids = tuple(encoded(self.inner.policy, CALL))
@@ -107,6 +109,32 @@ def test_later_turns_do_not_depend_on_the_batch(
     assert len(set(together)) == 12
     assert sampled(3, slice(0, 4), 0) == together
     assert [*sampled(64, slice(0, 1), 0), *sampled(64, slice(1, 4), 1)] == together
+
+
+@pytest.mark.needs_compiled
+def test_a_slow_answer_delays_only_its_own_completion(
+    make_policy: Callable[..., Policy], adder: ScriptedServer
+) -> None:
+    """The first row's tool answers only after the second row's group has ended."""
+    policy, second_has_ended = make_policy(), threading.Event()
+
+    def answer(request: Recorded) -> str:
+        if request.json["item"]["answer"] == rows[0].item["answer"]:
+            return "7" if second_has_ended.wait(30) else "too late"
+        return "7"
+
+    def on_group(place: int, group: Group) -> None:
+        if place == 1:
+            second_has_ended.set()
+
+    adder.answer, rows = answer, prompts(policy, 2)
+    assert rows[0].item["answer"] != rows[1].item["answer"]
+    tools = [HttpTool(type="http", name="add", url=adder.url, timeout_seconds=40)]
+    sampler = ToolSampler(CallsAfterwards(TorchSampler(policy, 64)), policy, tools, max_turns=4)
+    groups = sampler.generate(rows, 2, replace(SAMPLING, max_tokens=120), on_group)
+    answers = [call["answer"] for group in groups for each in group.completions for call in each.tool_calls]
+    assert set(answers) == {"7"}
+    assert len(answers) >= 4
 
 
 @pytest.mark.needs_compiled

@@ -1,0 +1,76 @@
+"""Turns of conversations as requests to a sampler: each becomes ready while others are still sampled.
+
+A conversation waits for a tool or an environment between its turns. So a slow answer delays only its own
+conversation: its next turn joins the running ones as soon as it is ready.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from threading import Semaphore
+from typing import Any, Generic, TypeVar
+
+from grpo_engine.objective.types import Group
+from grpo_engine.rollout.sampler.base import NextTurn, OnTurn, Sampler, Sampling, Turns
+
+T = TypeVar("T")
+
+
+class TurnQueue(Generic[T]):
+    """Conversations that wait for answers, each until all of its answers are there."""
+
+    def __init__(self, next_turn: Callable[[T], NextTurn | None], *, most: int, longest: int) -> None:
+        """`next_turn`: called in the sampling thread with a conversation that has its answers; returns None
+        if the conversation ends."""
+        self.most, self.longest = most, longest
+        self._next_turn = next_turn
+        self._num_waiting = 0
+        self._answered: SimpleQueue[T] = SimpleQueue()
+
+    def put_after(self, conversation: T, answers: Sequence[Future[Any]]) -> None:
+        """Add a conversation, which goes on as soon as all these answers are there."""
+        self._num_waiting += 1
+        left = Semaphore(len(answers) - 1)
+
+        def on_answer(_: Future[Any]) -> None:
+            if not left.acquire(blocking=False):  # it was the last one
+                self._answered.put(conversation)
+
+        for answer in answers:
+            answer.add_done_callback(on_answer)
+
+    def ready(self) -> list[NextTurn]:
+        turns = []
+        with suppress(Empty):
+            while True:
+                turns.append(self._take(self._answered.get_nowait()))
+        return [turn for turn in turns if turn is not None]
+
+    def wait(self) -> list[NextTurn]:
+        while self._num_waiting:
+            first = self._take(self._answered.get())
+            if turns := [*([first] if first else []), *self.ready()]:
+                return turns
+        return []
+
+    def _take(self, conversation: T) -> NextTurn | None:
+        self._num_waiting -= 1
+        return self._next_turn(conversation)
+
+
+def sample_in_rounds(sampler: Sampler, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:
+    """Sample the turns that are ready, and after them those that became ready meanwhile, by `generate`."""
+    while batch := turns.wait():
+        _sample_round(sampler, batch, sampling, on_turn)
+
+
+def _sample_round(sampler: Sampler, turns: Sequence[NextTurn], sampling: Sampling, on_turn: OnTurn) -> None:
+    def on_group(place: int, group: Group) -> None:
+        on_turn(turns[place], group.completions[0])
+
+    continuing = tuple(turn.continuation for turn in turns)
+    longest = max(each.max_tokens for each in continuing)
+    prompts = [turn.prompt for turn in turns]
+    sampler.generate(prompts, 1, replace(sampling, max_tokens=longest, continuing=continuing), on_group)
