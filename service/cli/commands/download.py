@@ -6,6 +6,8 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,8 +70,7 @@ def fetch_adapter(
 
 def fetch(client: Client, path: str, target: Path, **params: Any) -> str:
     """Downloads `path` to `target`; returns the verified SHA-256. Raises CommandError, Interrupted."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with Partial.of(target) as partial, explained(partial.meaning):
+    with _folder(target.parent), Partial.of(target) as partial, explained(partial.meaning):
         sha256 = _transfer(client, path, partial, **params)
         if not SHA256.fullmatch(sha256):
             raise CommandError("the service gave no sha256 for this download", code="damaged")
@@ -78,6 +79,20 @@ def fetch(client: Client, path: str, target: Path, **params: Any) -> str:
             raise CommandError(f"the download is damaged: sha256 {found} instead of {sha256}", code="damaged")
         os.replace(partial.path, target)
     return sha256
+
+
+@contextmanager
+def _folder(folder: Path) -> Iterator[None]:
+    """Creates the folder and its parents; if the block fails, those that are empty are removed again."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        with suppress(OSError):  # not empty: a partial download that can be resumed
+            for each in missing:
+                each.rmdir()
+        raise
 
 
 def unpack(archive: Path, folder: Path | None = None) -> Path:

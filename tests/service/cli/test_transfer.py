@@ -112,6 +112,33 @@ def test_a_damaged_download_is_refused_and_leaves_nothing(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_refused_download_leaves_no_folder_that_was_not_there(tmp_path: Path) -> None:
+    def refuse(handler: BaseHTTPRequestHandler) -> None:
+        send(handler, 404, b"{}", length=2)
+
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    with server(refuse) as url, Client(url, "key") as client:
+        for folder in (kept, kept / "new", tmp_path / "a" / "b"):
+            with pytest.raises(CommandError):
+                fetch_adapter(client, "ftjob-1", folder)
+    assert list(tmp_path.rglob("*")) == [kept]
+
+
+def test_a_download_that_can_be_resumed_keeps_its_new_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+
+    def refuse_the_rest(handler: BaseHTTPRequestHandler) -> None:
+        if handler.headers["Range"]:
+            send(handler, 403, b"{}", length=2)
+        else:
+            send(handler, 200, BODY[:9], length=len(BODY), ETag=f'"{SHA256}"', x_checksum_sha256=SHA256)
+
+    with server(refuse_the_rest) as url, Client(url, "key") as client, pytest.raises(CommandError):
+        fetch_adapter(client, "ftjob-1", folder)
+    assert (folder / ".ftjob-1.tar.gz.part").read_bytes() == BODY[:9]
+
+
 def test_an_archive_with_paths_outside_its_folder_is_refused(tmp_path: Path) -> None:
     archive = tmp_path / "evil.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
