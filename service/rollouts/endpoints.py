@@ -9,6 +9,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import StringConstraints
 
 from service.jobs.api.dependencies import JobId
+from service.jobs.api.shared_view import shown_to
 from service.platform.errors import InvalidRequest
 from service.platform.tables.core import Job
 from service.rollouts import exports, repository, service
@@ -106,23 +107,35 @@ MinMargin = Annotated[
 
 @router.get("/rollouts")
 def list_rollouts(
-    job: JobDep, database: DatabaseDep, selection: SelectionDep, after: After = None, limit: Limit = 20
+    job: JobDep,
+    principal: Reader,
+    database: DatabaseDep,
+    selection: SelectionDep,
+    after: After = None,
+    limit: Limit = 20,
 ) -> Page[RolloutRead]:
     """Groups of completions, newest step first; `best` and `worst` order them by mean reward.
 
     Filters of completions select groups with at least one such completion.
     """
     found = service.page(database, job, selection, "group", limit=limit, after=after)
-    return page_of([repository.rollout_read(entry) for entry in found], limit)
+    read = [repository.rollout_read(entry) for entry in found]
+    return page_of(shown_to(principal, database, read), limit)
 
 
 @router.get("/rollouts/completions")
 def list_completions(
-    job: JobDep, database: DatabaseDep, selection: SelectionDep, after: After = None, limit: Limit = 20
+    job: JobDep,
+    principal: Reader,
+    database: DatabaseDep,
+    selection: SelectionDep,
+    after: After = None,
+    limit: Limit = 20,
 ) -> Page[CompletionRead]:
     """Single completions, newest step first; `best` and `worst` order them by their own reward."""
     found = service.page(database, job, selection, "completion", limit=limit, after=after)
-    return page_of([repository.completion_read(entry) for entry in found], limit)
+    read = [repository.completion_read(entry) for entry in found]
+    return page_of(shown_to(principal, database, read), limit)
 
 
 @router.get("/rollouts/overview")

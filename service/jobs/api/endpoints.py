@@ -10,13 +10,13 @@ from service.jobs.api import editing, endpoints_logs, endpoints_manifest, endpoi
 from service.jobs.api.dependencies import CheckpointId, JobId, PreflightDep, SenderDep, WakeupsDep
 from service.jobs.api.endpoints_exports import ExportsDep
 from service.jobs.api.service import Jobs
+from service.jobs.api.shared_view import shown_to
 from service.jobs.diagnosis.facts import diagnosis_of
 from service.jobs.diagnosis.findings import Diagnosis
 from service.jobs.intake import cloning, creation
 from service.jobs.model.editing import JobDeleted, JobEdit
 from service.jobs.model.schemas import MAX_LABELS, CheckpointRead, EventRead, JobCreate, JobRead
 from service.jobs.model.validation import ProblemRead, RowCounts, ValidationRead
-from service.jobs.results.manifest import without_secrets
 from service.jobs.results.weights import Which as WhichWeights
 from service.jobs.store.lineage import StoredWeights
 from service.jobs.store.listing import JobFilter, Sort, Status
@@ -93,7 +93,7 @@ def clone_job(
 @router.get("/jobs/{job_id}/diagnosis")
 def diagnose_job(job_id: JobId, principal: Reader, database: DatabaseDep) -> Diagnosis:
     """Causes of a failure or of poor learning, with evidence and the patch for a clone."""
-    return diagnosis_of(database, principal.tenant, job_id)
+    return shown_to(principal, database, diagnosis_of(database, principal.tenant, job_id))
 
 
 @router.post("/jobs/validate")
@@ -157,13 +157,12 @@ def _labels(request: Request) -> dict[str, str] | None:
 
 
 @router.get("/jobs/{job_id}")
-def retrieve_job(job_id: JobId, principal: Reader, jobs: JobsDep) -> JobRead:
+def retrieve_job(job_id: JobId, principal: Reader, jobs: JobsDep, database: DatabaseDep) -> JobRead:
     """The job's status, phase, progress, evaluation, artifacts, and why it failed.
 
-    To a shared link, the values of the headers of graders are hidden.
+    A shared link sees no headers of graders, and only the host names of graders' and tools' URLs.
     """
-    job = jobs.read(principal.tenant, job_id)
-    return job if principal.job_id is None else job.model_copy(update={"method": without_secrets(job.method)})
+    return shown_to(principal, database, jobs.read(principal.tenant, job_id))
 
 
 @router.patch("/jobs/{job_id}")
@@ -202,10 +201,16 @@ def resume_job(job_id: JobId, principal: Writer, jobs: JobsDep) -> JobRead:
 
 @router.get("/jobs/{job_id}/events")
 def list_events(
-    job_id: JobId, principal: Reader, jobs: JobsDep, after: After = None, limit: Limit = 20
+    job_id: JobId,
+    principal: Reader,
+    jobs: JobsDep,
+    database: DatabaseDep,
+    after: After = None,
+    limit: Limit = 20,
 ) -> Page[EventRead]:
     """Newest first."""
-    return page_of(jobs.events(principal.tenant, job_id, after=after, limit=limit), limit)
+    found = jobs.events(principal.tenant, job_id, after=after, limit=limit)
+    return page_of(shown_to(principal, database, found), limit)
 
 
 @router.get("/jobs/{job_id}/checkpoints")

@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from service.jobs.api.dependencies import JobId
 from service.jobs.api.responses import event_read
+from service.jobs.api.shared_view import View, view_of
 from service.jobs.model.states import TERMINAL, JobState
 from service.jobs.progress import metrics
 from service.jobs.progress.stream import JobFeed
@@ -121,7 +122,9 @@ async def stream_job(
     if start is None:
         start = job.event_sequence if since == "now" else 0
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return EventSourceResponse(_framed(feed, job_id, start, principal.key_id), headers=headers)
+    view = await run_in_threadpool(view_of, principal, database)
+    rows = feed.rows(job_id, start, principal.key_id)
+    return EventSourceResponse(_framed(rows, view), headers=headers)
 
 
 def _require(database: Database, tenant: str, job_id: str) -> Job:
@@ -129,16 +132,16 @@ def _require(database: Database, tenant: str, job_id: str) -> Job:
         return require_job(session, tenant, job_id)
 
 
-async def _framed(feed: JobFeed, job_id: JobId, after: int, key_id: str) -> AsyncIterator[bytes]:
+async def _framed(rows: AsyncIterator[JobEvent | None], view: View) -> AsyncIterator[bytes]:
     yield format_sse_event(retry=RECONNECT_MS)
-    async for row in feed.rows(job_id, after, key_id):
-        yield KEEPALIVE_COMMENT if row is None else _frame(row)
+    async for row in rows:
+        yield KEEPALIVE_COMMENT if row is None else _frame(row, view)
 
 
-def _frame(row: JobEvent) -> bytes:
+def _frame(row: JobEvent, view: View) -> bytes:
     kind = row.type if row.type in ("metrics", "status") else "event"
     data = event_read(row).model_dump(mode="json") if kind == "event" else row.data
-    text = json.dumps(data, ensure_ascii=False)
+    text = json.dumps(view(data), ensure_ascii=False)
     return format_sse_event(data_str=text, event=kind, id=str(row.sequence))
 
 

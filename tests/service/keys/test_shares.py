@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from service.jobs.model.states import JobState
+from service.jobs.store.history import HistoryEntry, append
 from service.keys.schemas import ShareCreate
 from service.keys.service import Shares
 from service.platform import audit
@@ -19,6 +20,7 @@ from service.platform.principal import Principal
 from service.platform.tables.core import ApiKey, Job
 from service.web.auth import CURRENT_KEY, SHARED_ROUTES, create_key, revoke_key
 from tests.service.job_samples import add_job
+from tests.service.rollouts.rollout_samples import add_group, completion
 from tests.service.web.tenancy import JOBS, World, sqlite_world
 from tests.service.web.tenancy_calls import PUBLIC, calls_of, code_of, head, send
 
@@ -63,19 +65,47 @@ def test_a_share_says_which_job_it_may_read(
     assert about["expires_at"] == shared["expires_at"]
 
 
-def test_a_share_shows_no_header_of_graders(
-    client: TestClient, anonymous: TestClient, database: Database, job_id: str, shared: dict[str, Any]
-) -> None:
+SECRETS = ("of-the-endpoint", "secret-path", "secret-query")
+
+
+@pytest.fixture
+def with_servers(database: Database, job_id: str) -> str:
+    """The job, with a grader and a tool on servers that have repeated their own addresses and keys."""
+    url = "https://host.example/secret-path?key=secret-query"
     headers = {"authorization": "Bearer of-the-endpoint"}
-    grader = {"type": "endpoint", "name": "e", "url": "https://grader.example/score", "headers": headers}
+    grader = {"type": "endpoint", "name": "e", "url": url, "headers": headers}
+    tool = {"type": "http", "name": "t", "url": "https://tool.example/secret-path"}
+    said = f"{url}: no /secret-path for of-the-endpoint, see https://tool.example/secret-path"
     with database.transaction() as session:
-        method = {"type": "reinforcement", "reinforcement": {"grader": grader}}
-        session.get_one(Job, job_id).method = method
-    mine = client.get(f"{JOBS}/{job_id}").json()["method"]["reinforcement"]["grader"]
-    assert mine["headers"] == headers
-    answer = anonymous.get(f"{JOBS}/{job_id}", headers=headers_of(shared))
-    assert "of-the-endpoint" not in answer.text
-    assert answer.json()["method"]["reinforcement"]["grader"]["headers"] == {"authorization": "…"}
+        job = session.get_one(Job, job_id)
+        method = {"grader": {"type": "multi", "graders": {"g": grader}}, "tools": [tool]}
+        job.method = {"type": "reinforcement", "reinforcement": method}
+        job.notes = said
+        append(session, job_id, HistoryEntry("message", said, data={"answer": [said]}))
+    add_group(database, job_id, 1, 0, [completion(0.0, text=said, feedback=said)])
+    return job_id
+
+
+def test_a_share_shows_no_header_and_of_urls_only_the_host(
+    client: TestClient, anonymous: TestClient, with_servers: str, shared: dict[str, Any]
+) -> None:
+    mine = client.get(f"{JOBS}/{with_servers}").json()["method"]["reinforcement"]
+    assert all(secret in str(mine) for secret in SECRETS)
+    answer = anonymous.get(f"{JOBS}/{with_servers}", headers=headers_of(shared))
+    seen = answer.json()["method"]["reinforcement"]
+    grader = seen["grader"]["graders"]["g"]
+    assert (grader["url"], grader["headers"]) == ("host.example", {"authorization": "…"})
+    assert seen["tools"][0]["url"] == "tool.example"
+
+
+@pytest.mark.parametrize("route", sorted(SHARED_ROUTES))
+def test_no_route_of_a_share_shows_what_servers_repeat_of_their_urls_and_headers(
+    client: TestClient, anonymous: TestClient, with_servers: str, shared: dict[str, Any], route: str
+) -> None:
+    path = route.format(job_id=with_servers)
+    mine, seen = client.get(path).text, anonymous.get(path, headers=headers_of(shared)).text
+    assert not [secret for secret in SECRETS if secret in seen]
+    assert ("host.example: no … for …, see tool.example" in seen) is ("host.example" in mine)
 
 
 def test_an_older_api_that_ignores_the_job_of_a_share_refuses_it(
