@@ -232,7 +232,9 @@ def _settle(request: Any, result: int, seal: int, output: int) -> None:
     seconds = math.ceil(request["seconds"]) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
-    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    # a grader's lines must have been written if it is killed; a program may print many
+    buffering = 1 if request["mode"] == "grade" else -1
+    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False, buffering=buffering)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False, buffering=1)  # noqa: SIM115
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
     sys.argv = ["program.py"]

@@ -23,6 +23,7 @@ from grpo_engine.sandbox.launch import unprivileged_reader_prefix
 
 SERVER = "grpo_engine.graders.pool.server"
 THREADS = 32
+PRINTS_SECONDS = 2.0
 _RUNS_CODE = ("python", "code_tests")
 
 
@@ -114,8 +115,9 @@ class ProcessLane:
     def _grade(self, key: str, grader: GraderBase, sample: Sample, item: Mapping[str, Any]) -> Score:
         child = self._idle.get()
         try:
-            line = request(secrets.randbits(48), key, sample, item)
-            return Score.model_validate(child.request(line, self._deadline_seconds).get("score"))
+            seconds = self._deadline_seconds
+            line = request(secrets.randbits(48), key, sample, item, seconds)
+            return Score.model_validate(child.request(line, seconds + _grace(grader)).get("score"))
         except ChildLateError:
             return _late(grader, self._deadline_seconds)
         except ChildError as error:
@@ -128,12 +130,24 @@ class ProcessLane:
 
 def _command(graders: Iterable[GraderBase]) -> list[str]:
     """Command of the grading process. It runs without root, except if graders load a model or run code."""
-    leaves = [getattr(grader, "grader", grader) for grader in graders]
+    leaves = [_leaf(grader) for grader in graders]
     if any(grader.holds_a_model for grader in leaves):
         return [sys.executable, "-P", "-m", reward_model.SERVER]
     keeps_root = any(map(_runs_code, leaves))
     prefix = [] if keeps_root else unprivileged_reader_prefix(sys.executable, sys.prefix, __file__)
     return [*prefix, sys.executable, "-P", "-m", SERVER]
+
+
+def _grace(grader: GraderBase) -> float:
+    """Seconds after the deadline until the grading process is killed.
+
+    A `python` grader's call ends at the deadline, and then its prints must still arrive.
+    """
+    return PRINTS_SECONDS if getattr(_leaf(grader), "type", "") == "python" else 0.0
+
+
+def _leaf(grader: GraderBase) -> Any:
+    return getattr(grader, "grader", grader)
 
 
 def _child_error_code(grader: GraderBase) -> GradeErrorCode:

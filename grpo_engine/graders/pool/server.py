@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from grpo_engine.graders import Grader
 from grpo_engine.graders.base import GraderBase
 from grpo_engine.graders.pool.wire import grade_safely, read_sample
+from grpo_engine.process import deadline
 from grpo_engine.process.parent_death import end_with_parent
 
 MAX_MEMORY_BYTES = 4 * 2**30
@@ -52,7 +53,8 @@ def load(graders: Mapping[str, Any]) -> dict[str, GraderBase]:
 
 def answer(graders: Mapping[str, GraderBase], request: Mapping[str, Any]) -> dict[str, Any]:
     """Answer to one request."""
-    score = grade_safely(graders[request["grader"]], read_sample(request["sample"]), request["item"])
+    with deadline.within(request["seconds"]):
+        score = grade_safely(graders[request["grader"]], read_sample(request["sample"]), request["item"])
     return {"id": request["id"], "score": score.model_dump()}
 
 

@@ -1,7 +1,7 @@
 """Messages between a grading process and its parent: JSON, one object per line.
 
 hello    {"parent": pid, "graders": {key: grader}}          → {"ready": true} or {"error": text}
-request  {"id": n, "grader": key, "sample": {…}, "item": {…}} → {"id": n, "score": {…}}
+request  {"id": n, "grader": key, "seconds": s, "sample": {…}, "item": {…}} → {"id": n, "score": {…}}
 
 A sample's `output_json` is not sent, because it follows from the text.
 """
@@ -23,10 +23,10 @@ def hello(graders: Mapping[str, GraderBase]) -> dict[str, Any]:
     return {"parent": os.getpid(), "graders": dumped}
 
 
-def request(number: int, key: str, sample: Sample, item: Mapping[str, Any]) -> dict[str, Any]:
-    """One completion for the grader with this key."""
+def request(number: int, key: str, sample: Sample, item: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """One completion for the grader with this key, to be scored within `seconds`."""
     sent = {field: getattr(sample, field) for field in Sample.model_fields if field != "output_json"}
-    return {"id": number, "grader": key, "sample": sent, "item": dict(item)}
+    return {"id": number, "grader": key, "seconds": seconds, "sample": sent, "item": dict(item)}
 
 
 def read_sample(sent: Mapping[str, Any]) -> Sample:

@@ -22,6 +22,7 @@ from grpo_engine.graders.base import Graded, RewardGrader
 from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.printed import bounded
 from grpo_engine.graders.untrusted_json import read_graded
+from grpo_engine.process import deadline
 from grpo_engine.sandbox import PythonServer, SandboxUnavailable, self_test
 from grpo_engine.sandbox.monty import MontyServer, installed, subset_problems
 from grpo_engine.sandbox.unsafe import allowed
@@ -32,7 +33,7 @@ _MAX_F_STRING_WORK = 10**9
 """Bound on braces × characters. Before Python 3.12 the time to parse f-strings grows with this product; at
 the bound it is 0.4 s."""
 CALL_SECONDS = 120.0
-"""OpenAI's limit for one call; the grading pool's deadline is usually shorter."""
+"""OpenAI's limit for one call; the deadline of the grading pool is usually shorter."""
 
 
 def _defines_grade(source: str) -> str:
@@ -89,13 +90,18 @@ class PythonGrader(RewardGrader):
         self_test()
 
     def evaluate(self, sample: Sample, item: Mapping[str, Any]) -> Graded:
+        limit = deadline.current()
+        seconds = CALL_SECONDS if limit is None else min(CALL_SECONDS, limit.seconds_left)
         try:
-            outcome = _server(self.source).call(as_openai(sample), item, CALL_SECONDS)
+            outcome = _server(self.source).call(as_openai(sample), item, seconds)
         except SandboxUnavailable as error:
             raise UnscorableError("python_grader_server_error", str(error)) from None
         except (TypeError, ValueError, RecursionError) as error:
             raise UnscorableError("invalid_variable_error", f"the row has no JSON form: {error}") from None
         printed = bounded(outcome.output)
+        if outcome.timed_out and limit is not None and seconds < CALL_SECONDS:
+            late = f"no answer within {limit.seconds:g} seconds"
+            raise UnscorableError("unresponsive_reward_error", late, printed)
         if outcome.value is None:
             raise UnscorableError("python_grader_runtime_error", outcome.error, printed)
         try:

@@ -5,6 +5,7 @@ from pydantic import ValidationError
 
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.graders import make_sample
+from grpo_engine.graders.pool.pool import open_grading
 from grpo_engine.graders.rules.multi import Multi
 from grpo_engine.graders.rules.python_code import PythonGrader
 from tests.engine.sandbox.hostile_graders import GRADERS
@@ -141,3 +142,17 @@ def test_a_multi_names_the_parts_that_printed() -> None:
     parts = {"loud": grader("print('a'); print('b'); return 1"), "quiet": grader("return 1")}
     both = Multi.model_validate({"type": "multi", "graders": parts, "calculate_output": "loud + quiet"})
     assert both.grade(make_sample("x"), {}).printed == {"loud": "a\nb"}
+
+
+@pytest.mark.parametrize(
+    "hang", ["while True: pass", "time.sleep(3600)", "print('y', end='')\n    while True: pass"]
+)
+def test_lines_printed_before_the_deadline_are_kept(hang: str) -> None:
+    late = grader(f"import time\n    if item: return 0.5\n    print('x' * 3000)\n    {hang}", name="own")
+    with open_grading(late, processes=1, deadline_seconds=2.0) as grading:
+        score = grading.submit(make_sample("x"), {}).result(30)
+        after = grading.submit(make_sample("x"), {"honest": True}).result(30)
+    assert score.printed == {"own": "x" * 2000 + "…"}
+    error = score.errors["own"]
+    assert (error.code, error.message) == ("unresponsive_reward_error", "no answer within 2 seconds")
+    assert (after.reward, after.printed) == (0.5, {})
