@@ -38,6 +38,7 @@ from service.serving.feed import AnswerFeed
 from service.settings import Settings
 from service.web import error_handlers, openapi, swagger
 from service.web.auth import usable_keys
+from service.web.key_use import KeyUse
 from service.web.limits import ConcurrencyLimit, RequestRate
 from service.web.middleware import HeadLikeGet, RequestContext, SteadyBodies
 from service.web.per_key_concurrency import (
@@ -114,6 +115,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.past_jobs = RecentResults[list[Past]](seconds=60.0, max_entries=1024)
     app.state.wakeups = Wakeups(settings)
     app.state.request_rate = RequestRate(settings.max_requests_per_second)
+    app.state.key_use = KeyUse(app.state.database)
     app.state.request_metrics = RequestMetrics()
     app.state.requests_per_key = PerKeyConcurrency(REQUESTS_PER_KEY)
     app.state.uploads_per_key = PerKeyConcurrency(UPLOADS_PER_KEY)
@@ -134,5 +136,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     for feed in (app.state.job_feed, app.state.chat_feed):
         await feed.close()
     app.state.wakeups.close()
+    app.state.key_use.close()
     app.state.database.engine.dispose()
     structlog.get_logger().info("stopped")

@@ -30,6 +30,8 @@ class KeyRead(BaseModel):
     created_at: UnixSeconds
     expires_at: UnixSeconds | None
     revoked_at: UnixSeconds | None
+    last_used_at: UnixSeconds | None
+    """A minute in which the key was used, written at most once in 5 minutes; null: not used yet."""
 
 
 class KeyWithSecret(KeyRead):

@@ -21,7 +21,7 @@ from service.platform.errors import Forbidden, Unauthorized
 from service.platform.ids import random_text
 from service.platform.principal import Principal
 from service.platform.tables.core import ApiKey
-from service.web.dependencies import DatabaseDep, RequestRateDep
+from service.web.dependencies import DatabaseDep, KeyUseDep, RequestRateDep
 from service.web.request_metrics import route_of
 
 SCOPES = frozenset({"read", "write", "admin"})
@@ -180,7 +180,7 @@ def _is_shared(request: Request, job_id: str) -> bool:
 
 
 def _requires(*scopes: str) -> Callable[..., Principal]:
-    def check(request: Request, database: DatabaseDep, rate: RequestRateDep) -> Principal:
+    def check(request: Request, database: DatabaseDep, rate: RequestRateDep, key_use: KeyUseDep) -> Principal:
         if KEY_PATTERN.search(request.url.query):
             raise _refusal(
                 "API keys in URLs end up in logs. Revoke this key and send keys in the Authorization header.",
@@ -189,6 +189,7 @@ def _requires(*scopes: str) -> Callable[..., Principal]:
         found = authenticate(database, request.headers.get("authorization"))
         principal = replace(found, request_id=request.state.request_id)
         request.state.principal = principal
+        key_use.note(principal.key_id)
         rate.spend(principal.spender)
         if principal.job_id is not None:
             if not _is_shared(request, principal.job_id):

@@ -14,6 +14,7 @@ from service.platform.catalog import Catalog
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.settings import Settings
+from service.web.key_use import KeyUse
 from service.web.limits import RequestRate
 
 
@@ -31,6 +32,7 @@ DatabaseDep = Annotated[Database, Depends(from_state("database"))]
 StorageDep = Annotated[Storage, Depends(from_state("storage"))]
 CatalogDep = Annotated[Catalog, Depends(from_state("catalog"))]
 RequestRateDep = Annotated[RequestRate, Depends(from_state("request_rate"))]
+KeyUseDep = Annotated[KeyUse, Depends(from_state("key_use"))]
 RetryCount = Annotated[
     str,
     Header(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SECONDS_PER_DAY = 24 * 3600
 MAX_DAYS = 36_500
 MAX_LOG = 100_000
-KEY_FIELDS = ("tenant", "name", "scopes", "job_id", "created_at", "expires_at", "revoked_at")
+KEY_FIELDS = ("tenant", "name", "scopes", "job_id", "created_at", "expires_at", "revoked_at", "last_used_at")
 LOG_FIELDS = ("created_at", "tenant", "key_id", "action", "object_id", "request_id")
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys, and see their changes.")
@@ -80,11 +80,12 @@ def list_keys(as_json: JsonFlag = False) -> None:
     with _transaction() as session:
         keys = stored_keys(session)
     documents = [{"id": key.public_id} | {name: getattr(key, name) for name in KEY_FIELDS} for key in keys]
-    columns = ("id", "tenant", "name", "scopes", "shared job", "created", "expires", "revoked")
+    columns = ("id", "tenant", "name", "scopes", "shared job", "created", "expires", "revoked", "last used")
     rows = (
         (
             *(key.public_id, key.tenant, key.name, ",".join(key.scopes), key.job_id or "–"),
             *(at(key.created_at), at(key.expires_at), at(key.revoked_at)),
+            at(key.last_used_at),
         )
         for key in keys
     )

@@ -59,6 +59,8 @@ class ApiKey(Base):
     revoked_at: Mapped[float | None]
     job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"), index=True)
     """The only job that a shared link may read (`web/auth.py`); None: an ordinary key."""
+    last_used_at: Mapped[float | None]
+    """A minute in which it was used; the newest use may be some minutes later (`web/key_use.py`)."""
 
 
 class File(Base):

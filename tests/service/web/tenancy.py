@@ -156,7 +156,7 @@ def snapshot(found: World) -> dict[str, Any]:
     wait_until(lambda: num_generations(found.database) == 0, what="answers that were delivered are deleted")
     with found.database.reading() as session:
         for table in (table for table in Base.metadata.sorted_tables if table.name not in NOBODYS):
-            query = select(table)
+            query = select(*(column for column in table.c if column.name != "last_used_at"))
             if "tenant" in table.c:
                 query = query.where(table.c.tenant != OTHER)
             elif "job_id" in table.c:

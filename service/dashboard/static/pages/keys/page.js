@@ -37,7 +37,7 @@ class KeysPage {
       const [tenants, keys] = await Promise.all([get("/v1/tenants", { signal: this.signal }), pages.next()]);
       this.names.replaceChildren(...tenants.data.map((one) => el("option", { value: one.id })));
       this.tenants.replaceChildren(table("Use of tenants", ["Tenant", "Keys", "Unfinished jobs", "Stored"], tenants.data.map(tenantRow)));
-      const listed = table("Keys of all tenants", ["Key", "Tenant", "Name", "Scopes", "Created", "State", "Actions"], keys.map((one) => this.row(one)));
+      const listed = table("Keys of all tenants", ["Key", "Tenant", "Name", "Scopes", "Created", "Last used", "State", "Actions"], keys.map((one) => this.row(one)));
       this.keys.replaceChildren(listed);
       this.pages = pages;
       this.more.hidden = !pages.hasMore;
@@ -61,7 +61,8 @@ class KeysPage {
     const isUsable = !one.revoked_at && !(one.expires_at && one.expires_at * 1000 <= Date.now());
     return el("tr", {},
       el("th", { scope: "row" }, el("code", {}, one.id)), el("td", {}, one.tenant), el("td", { class: "name" }, one.name || "–"),
-      el("td", {}, one.scopes.join(", ") || "none"), el("td", {}, ago(one.created_at)), el("td", {}, stateOf(one)),
+      el("td", {}, one.scopes.join(", ") || "none"), el("td", {}, ago(one.created_at)),
+      el("td", {}, one.last_used_at ? ago(one.last_used_at) : "–"), el("td", {}, stateOf(one)),
       el("td", {}, isUsable && button("Revoke", () => this.revoke(one), { kind: "small danger", "aria-label": `Revoke ${one.name || one.id}` })));
   }
 
