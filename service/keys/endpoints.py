@@ -8,6 +8,7 @@ from service.jobs.api.dependencies import JobId
 from service.keys.schemas import (
     KeyCreate,
     KeyRead,
+    KeyRotate,
     KeyWithSecret,
     ShareCreate,
     ShareRead,
@@ -48,6 +49,17 @@ def list_keys(
 def create_key(body: KeyCreate, principal: Admin, keys: KeysDep) -> KeyWithSecret:
     """Create a key of any tenant; needs the scope admin. Only this response contains the key."""
     return keys.create(principal, body)
+
+
+@router.post(f"{KEYS}/{{key_id}}/rotate", tags=["keys"])
+def rotate_key(
+    key_id: KeyId, principal: Admin, keys: KeysDep, body: KeyRotate | None = None
+) -> KeyWithSecret:
+    """Replace a key by a new one with the same tenant, name, scopes and expiry; needs the scope admin.
+
+    Only this response contains the new key. The old one works for 24 more hours by default.
+    """
+    return keys.rotate(principal, key_id, body or KeyRotate())
 
 
 @router.delete(f"{KEYS}/{{key_id}}", tags=["keys"])

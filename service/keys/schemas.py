@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from service.web.auth import MAX_NAME_LENGTH, TENANT_PATTERN, checked_name
+from service.web.auth import MAX_NAME_LENGTH, MAX_OLD_KEY_HOURS, OLD_KEY_HOURS, TENANT_PATTERN, checked_name
 from service.web.validation import RequestBody, UnixSeconds
 
 DAY = 24 * 3600
@@ -50,6 +50,13 @@ class KeyCreate(RequestBody):
     """What the key may do."""
     expires_in_seconds: int | None = Field(None, ge=1, le=MAX_KEY_SECONDS)
     """Seconds until the key expires; null: never."""
+
+
+class KeyRotate(RequestBody):
+    """Body of `POST /v1/keys/{id}/rotate`."""
+
+    old_key_hours: int = Field(OLD_KEY_HOURS, ge=0, le=MAX_OLD_KEY_HOURS)
+    """Hours for which the old key still works; 0: it is revoked at once."""
 
 
 class ShareCreate(RequestBody):

@@ -5,7 +5,7 @@ Boundary: decides and opens transactions.
 
 from dataclasses import dataclass
 
-from sqlalchemy import and_, func, or_, select, true
+from sqlalchemy import and_, func, select, true
 from sqlalchemy.orm import Session
 
 from service.jobs.store.queue_health import num_unfinished
@@ -13,6 +13,7 @@ from service.jobs.store.repository import require_job, stored_bytes
 from service.keys.schemas import (
     KeyCreate,
     KeyRead,
+    KeyRotate,
     KeyWithSecret,
     ShareCreate,
     ShareRead,
@@ -22,16 +23,15 @@ from service.keys.schemas import (
 )
 from service.platform.clock import db_now
 from service.platform.db import lock_tenant
-from service.platform.errors import Conflict, NotFound
+from service.platform.errors import Conflict, Forbidden, NotFound
 from service.platform.pages import newest_page
 from service.platform.principal import Principal
 from service.platform.tables.core import ApiKey
-from service.web.auth import KEY_PATTERN, create_key, require_good_key, revoke_key
+from service.web.auth import IS_USABLE, KEY_PATTERN, create_key, require_good_key, revoke_key, rotate_key
 from service.web.dependencies import DatabaseDep, SettingsDep
 
 MAX_SHARES = 50
 """Active links of one job."""
-_IS_USABLE = and_(ApiKey.revoked_at.is_(None), or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > db_now()))
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,19 @@ class Keys:
             about = KeyRead.model_validate(_row_of(session, key))
         return KeyWithSecret(**about.model_dump(), key=key)
 
+    def rotate(self, principal: Principal, key_id: str, body: KeyRotate) -> KeyWithSecret:
+        """A new key like this one. Raises NotFound for an unusable one, Forbidden for an admin key."""
+        with self.database.transaction() as session:
+            require_good_key(session, principal)
+            row = session.get(ApiKey, key_id, with_for_update=True)
+            if row is not None and "admin" in row.scopes:
+                raise Forbidden("Only `grpo keys rotate` makes admin keys.", code="admin_key")
+            key = rotate_key(session, key_id, old_key_hours=body.old_key_hours, actor=principal)
+            if key is None:
+                raise NotFound(f"There is no usable key {key_id}.", param="key_id")
+            about = KeyRead.model_validate(_row_of(session, key))
+        return KeyWithSecret(**about.model_dump(), key=key)
+
     def revoke(self, principal: Principal, key_id: str) -> KeyRead:
         """The key, refused from now on. Raises NotFound for an unknown or revoked one."""
         with self.database.transaction() as session:
@@ -121,7 +134,7 @@ class Keys:
 
     def tenants(self) -> list[TenantRead]:
         """All tenants that have or had a key, by name, with what they use."""
-        of_tenant = select(ApiKey.tenant, func.count().filter(_IS_USABLE)).where(ApiKey.job_id.is_(None))
+        of_tenant = select(ApiKey.tenant, func.count().filter(IS_USABLE)).where(ApiKey.job_id.is_(None))
         with self.database.reading() as session:
             counted = session.execute(of_tenant.group_by(ApiKey.tenant).order_by(ApiKey.tenant)).all()
             return [self._tenant(session, tenant, num_keys) for tenant, num_keys in counted]
@@ -143,7 +156,7 @@ class Keys:
 
 
 def _shares(session: Session, tenant: str, job_id: str) -> list[ApiKey]:
-    query = select(ApiKey).where(ApiKey.tenant == tenant, ApiKey.job_id == job_id, _IS_USABLE)
+    query = select(ApiKey).where(ApiKey.tenant == tenant, ApiKey.job_id == job_id, IS_USABLE)
     return list(session.scalars(query.order_by(ApiKey.created_at.desc(), ApiKey.public_id)))
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Depends, Request
-from sqlalchemy import bindparam, or_, select, update
+from sqlalchemy import and_, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.platform import audit
@@ -27,6 +27,8 @@ from service.web.request_metrics import route_of
 SCOPES = frozenset({"read", "write", "admin"})
 PUBLIC_ID_LENGTH = 16
 SECRET_LENGTH = 43
+OLD_KEY_HOURS, MAX_OLD_KEY_HOURS = 24, 720
+"""How long a key works after its rotation, by default and at most."""
 """Letters and digits: 256 bits."""
 KEY_PATTERN = re.compile(rf"grpo_([0-9A-Za-z]{{{PUBLIC_ID_LENGTH}}})_([0-9A-Za-z]{{{SECRET_LENGTH}}})")
 TENANT_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -56,10 +58,9 @@ _KEY = select(
     db_now().label("now"),
 ).where(ApiKey.public_id == bindparam("public_id"))
 """Executed for every request and never cached, so that a revoked key is refused at once."""
+IS_USABLE = and_(ApiKey.revoked_at.is_(None), or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > db_now()))
 _USABLE = select(ApiKey.public_id).where(
-    ApiKey.public_id.in_(bindparam("public_ids", expanding=True)),
-    ApiKey.revoked_at.is_(None),
-    or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > db_now()),
+    ApiKey.public_id.in_(bindparam("public_ids", expanding=True)), IS_USABLE
 )
 
 
@@ -127,6 +128,31 @@ def revoke_key(session: Session, public_id: str, *, actor: Principal = OPERATOR)
     if revoked is not None:
         _record(session, actor, revoked.tenant, "job.unshare" if revoked.job_id else "key.revoke", public_id)
     return revoked is not None
+
+
+def rotate_key(
+    session: Session, public_id: str, *, old_key_hours: int = OLD_KEY_HOURS, actor: Principal = OPERATOR
+) -> str | None:
+    """Create a key like this one and return it in full, this once; None if there is no such usable key.
+
+    The old key expires after `old_key_hours`, if it does not expire earlier; 0: it is revoked.
+    """
+    wanted = select(ApiKey).where(ApiKey.public_id == public_id, ApiKey.job_id.is_(None), IS_USABLE)
+    old = session.scalars(wanted.with_for_update()).one_or_none()
+    if old is None:
+        return None
+    key = create_key(
+        session, old.tenant, name=old.name, scopes=old.scopes, expires_at=old.expires_at, actor=actor
+    )
+    now = session.scalars(select(db_now())).one()
+    if old_key_hours:
+        ends_at = now + old_key_hours * 3600
+        old.expires_at = ends_at if old.expires_at is None else min(old.expires_at, ends_at)
+    else:
+        old.revoked_at = now
+    session.flush()
+    _record(session, actor, old.tenant, "key.rotate", public_id)
+    return key
 
 
 def authenticate(database: Database, authorization: str | None) -> Principal:

@@ -38,6 +38,7 @@ BODIES: dict[str, Document] = {
     f"post {JOBS}/{{job_id}}/rollouts/rescore": {"grader": GRADER, "limit": 64},
     f"post {JOBS}/{{job_id}}/shares": {"expires_in_seconds": 604800},
     "post /v1/keys": {"tenant": "maths", "name": "Anna's laptop", "scopes": ["read", "write"]},
+    "post /v1/keys/{key_id}/rotate": {"old_key_hours": 24},
     "post /v1/fine_tuning/probes": {**JOB, "probe": {"prompts": 16}},
     f"post {GRADERS}/validate": {"grader": GRADER},
     f"post {GRADERS}/run": {"grader": GRADER, "item": {"answer": 42}, "model_sample": "It is 42."},

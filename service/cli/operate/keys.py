@@ -17,11 +17,16 @@ if TYPE_CHECKING:
 
 SECONDS_PER_DAY = 24 * 3600
 MAX_DAYS = 36_500
+DEFAULT_HOURS, MAX_HOURS = 24, 720
 MAX_LOG = 100_000
 KEY_FIELDS = ("tenant", "name", "scopes", "job_id", "created_at", "expires_at", "revoked_at", "last_used_at")
 LOG_FIELDS = ("created_at", "tenant", "key_id", "action", "object_id", "request_id")
 
-app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys, and see their changes.")
+KeyName = Annotated[str, typer.Argument(metavar="ID", help="The key's id (`grpo keys list`), or the key.")]
+
+app = typer.Typer(
+    no_args_is_help=True, help="Create, list, rotate and revoke API keys, and see their changes."
+)
 
 
 @contextmanager
@@ -48,7 +53,7 @@ def create(
     as_json: JsonFlag = False,
 ) -> None:
     """Create a key and print it. It is shown only once: the database stores a digest."""
-    from service.web.auth import KEY_PATTERN, create_key
+    from service.web.auth import create_key
 
     scopes = ["read", *([] if read_only else ["write"]), *(["admin"] if admin else [])]
     try:
@@ -57,10 +62,8 @@ def create(
             key = create_key(session, tenant, name=name, scopes=scopes, expires_at=expires_at)
     except ValueError as error:
         raise CommandError(str(error)) from error
-    match = KEY_PATTERN.fullmatch(key)
-    assert match is not None
     about = {"tenant": tenant, "name": name, "scopes": scopes, "expires_at": expires_at}
-    print_line({"id": match[1], "key": key, **about}, key, as_json=as_json)
+    print_line({"id": _public_id(key), "key": key, **about}, key, as_json=as_json)
 
 
 def _expiry(session: Session, days: int | None) -> float | None:
@@ -94,19 +97,46 @@ def list_keys(as_json: JsonFlag = False) -> None:
 
 @app.command()
 def revoke(
-    key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's id (`grpo keys list`), or the key.")],
+    key_id: KeyName,
     as_json: JsonFlag = False,
 ) -> None:
     """Revoke a key at once."""
-    from service.web.auth import KEY_PATTERN, revoke_key
+    from service.web.auth import revoke_key
 
-    match = KEY_PATTERN.fullmatch(key_id)
-    public_id = match[1] if match else key_id
+    public_id = _public_id(key_id)
     with _transaction() as session:
         revoked = revoke_key(session, public_id)
     if not revoked:
         raise CommandError(f"there is no unrevoked key {public_id}", hint="`grpo keys list` shows all")
     print_line({"id": public_id, "revoked": True}, f"{public_id} revoked", as_json=as_json)
+
+
+@app.command()
+def rotate(
+    key_id: KeyName,
+    old_key_hours: Annotated[
+        int,
+        typer.Option(metavar="HOURS", help="Hours for which the old key still works.", min=0, max=MAX_HOURS),
+    ] = DEFAULT_HOURS,
+    as_json: JsonFlag = False,
+) -> None:
+    """Print a new key with the same tenant, name, scopes and expiry. It is shown only once."""
+    from service.web.auth import rotate_key
+
+    public_id = _public_id(key_id)
+    with _transaction() as session:
+        key = rotate_key(session, public_id, old_key_hours=old_key_hours)
+    if key is None:
+        raise CommandError(f"there is no usable key {public_id}", hint="`grpo keys list` shows all")
+    print_line({"id": _public_id(key), "key": key, "replaces": public_id}, key, as_json=as_json)
+
+
+def _public_id(key: str) -> str:
+    """The id in a key; a text that is no key is one."""
+    from service.web.auth import KEY_PATTERN
+
+    match = KEY_PATTERN.fullmatch(key)
+    return match[1] if match else key
 
 
 @app.command()

@@ -33,6 +33,14 @@ def test_an_admin_key_creates_and_revokes_a_key(
     )
     expect(row).to_contain_text("until")
     shots(blank, "keys")
+    row.get_by_role("button", name="Rotate Anna").click()
+    blank.get_by_role("dialog").get_by_role("button", name="Rotate").click()
+    expect(key).not_to_have_text(headers["authorization"].removeprefix("Bearer "))
+    new = {"authorization": f"Bearer {key.inner_text()}"}
+    after = httpx.get(f"{deployment.url}/v1/keys/current", headers=new).json()
+    assert (after["tenant"], after["name"], after["scopes"]) == ("maths", "Anna", ["read"])
+    assert httpx.get(f"{deployment.url}/v1/keys/current", headers=headers).status_code == 200
+    expect(row.get_by_role("cell").nth(4)).not_to_have_text("–")
     row.get_by_role("button", name="Revoke Anna").click()
     blank.get_by_role("dialog").get_by_role("button", name="Revoke").click()
     expect(row).to_contain_text("revoked")

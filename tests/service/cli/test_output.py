@@ -187,6 +187,20 @@ def test_creating_and_revoking_a_key_is_audited(offline: Grpo, database: Databas
     assert found == [("acme", "cli", "key.create"), ("acme", "cli", "key.revoke")]
 
 
+def test_a_rotated_key_of_any_scope_gets_a_successor(offline: Grpo) -> None:
+    made = json.loads(offline("keys", "create", "--tenant", "acme", "--admin", "--name", "Anna", "--json"))
+    new = json.loads(offline("keys", "rotate", made["key"], "--old-key-hours", "0", "--json"))
+    assert new["replaces"] == made["id"]
+    listed = {one["id"]: one for one in json.loads(offline("keys", "list", "--json"))}
+    old, successor = listed[made["id"]], listed[new["id"]]
+    for field in ("tenant", "name", "scopes", "expires_at"):
+        assert successor[field] == old[field]
+    assert (old["revoked_at"] is None, successor["revoked_at"]) == (False, None)
+    done = offline.run("keys", "rotate", made["id"])
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"Error: there is no usable key {made['id']}")
+
+
 def test_with_json_an_error_is_one_json_document(offline: Grpo) -> None:
     code, error = offline.error("keys", "revoke", "missing", "--json")
     assert code == 1

@@ -5,19 +5,30 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sqlalchemy import select
 
+from service.jobs.model.states import JobState
 from service.keys.schemas import KeyCreate
 from service.keys.service import Keys
 from service.platform import audit
+from service.platform.clock import db_now
 from service.platform.db import Database
 from service.platform.errors import Unauthorized
 from service.platform.principal import Principal
+from service.platform.tables.core import ApiKey
 from service.settings import Settings
 from service.web.auth import CURRENT_KEY, create_key, revoke_key
-from tests.service.job_samples import upload
+from tests.service.job_samples import add_job, upload
 
+DAY = 24 * 3600
 KEYS, TENANTS = "/v1/keys", "/v1/tenants"
-ADMIN_CALLS = (("GET", KEYS), ("POST", KEYS), ("DELETE", f"{KEYS}/x"), ("GET", TENANTS))
+ADMIN_CALLS = (
+    ("GET", KEYS),
+    ("POST", KEYS),
+    ("POST", f"{KEYS}/x/rotate"),
+    ("DELETE", f"{KEYS}/x"),
+    ("GET", TENANTS),
+)
 
 
 @pytest.fixture
@@ -59,7 +70,7 @@ def test_any_valid_key_reads_what_it_is(anonymous: TestClient, database: Databas
 def test_keys_without_the_scope_admin_see_and_change_no_key(
     client: TestClient, anonymous: TestClient, method: str, path: str
 ) -> None:
-    body = {"tenant": "tenant-a"} if method == "POST" else None
+    body = {"tenant": "tenant-a"} if (method, path) == ("POST", KEYS) else None
     answer = client.request(method, path, json=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "insufficient_scope")
     assert anonymous.request(method, path, json=body).status_code == 401
@@ -134,6 +145,71 @@ def test_a_revoked_key_is_refused_and_stays_in_the_list(
     assert client.get("/v1/files").status_code == 401
     assert revoked in admin.get(KEYS).json()["data"]
     assert admin.delete(f"{KEYS}/{public_id(api_key)}").status_code == 404
+
+
+def key_of_anna(database: Database, **more: Any) -> str:
+    with database.transaction() as session:
+        return create_key(session, "tenant-a", name="Anna", scopes=["read"], **more)
+
+
+def works(anonymous: TestClient, key: str) -> bool:
+    return anonymous.get(CURRENT_KEY, headers={"authorization": f"Bearer {key}"}).status_code == 200
+
+
+@pytest.mark.parametrize("expires_at", [None, 4e9])
+def test_a_rotated_key_is_followed_by_one_like_it_and_works_for_a_day(
+    admin: TestClient, anonymous: TestClient, database: Database, admin_key: str, expires_at: float | None
+) -> None:
+    old = key_of_anna(database, expires_at=expires_at)
+    new = admin.post(f"{KEYS}/{public_id(old)}/rotate").json()
+    about = (new["tenant"], new["name"], new["scopes"], new["expires_at"])
+    assert about == ("tenant-a", "Anna", ["read"], expires_at)
+    assert works(anonymous, old)
+    assert works(anonymous, new["key"])
+    listed = {one["id"]: one for one in admin.get(KEYS).json()["data"]}
+    assert listed[public_id(old)]["expires_at"] - new["created_at"] in (DAY - 1, DAY, DAY + 1)
+    with database.reading() as session:
+        entries = audit.newest(session, tenant="tenant-a", limit=2)
+    actor = public_id(admin_key)
+    assert [(one.action, one.object_id, one.key_id) for one in entries] == [
+        ("key.rotate", public_id(old), actor),
+        ("key.create", new["id"], actor),
+    ]
+
+
+def test_a_key_rotated_without_hours_is_refused_at_once(
+    admin: TestClient, anonymous: TestClient, database: Database
+) -> None:
+    old = key_of_anna(database)
+    new = admin.post(f"{KEYS}/{public_id(old)}/rotate", json={"old_key_hours": 0}).json()
+    assert (works(anonymous, old), works(anonymous, new["key"])) == (False, True)
+    answer = admin.post(f"{KEYS}/{public_id(old)}/rotate")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (404, "key_id")
+
+
+def test_a_rotation_never_makes_the_old_key_live_longer(admin: TestClient, database: Database) -> None:
+    with database.reading() as session:
+        soon = session.scalars(select(db_now())).one() + 600
+    old = key_of_anna(database, expires_at=soon)
+    for hours in (24, 48):
+        assert admin.post(f"{KEYS}/{public_id(old)}/rotate", json={"old_key_hours": hours}).is_success
+    with database.reading() as session:
+        assert session.get_one(ApiKey, public_id(old)).expires_at == soon
+
+
+def test_admin_keys_and_shares_are_not_rotated_over_http(
+    admin: TestClient, admin_key: str, database: Database
+) -> None:
+    answer = admin.post(f"{KEYS}/{public_id(admin_key)}/rotate")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "admin_key")
+    share = key_of_anna(database, job_id=add_job(database, JobState.SUCCEEDED))
+    assert admin.post(f"{KEYS}/{public_id(share)}/rotate").status_code == 404
+
+
+@pytest.mark.parametrize("hours", [-1, 721, 1.5, "24", None])
+def test_wrong_hours_are_refused(admin: TestClient, api_key: str, hours: Any) -> None:
+    answer = admin.post(f"{KEYS}/{public_id(api_key)}/rotate", json={"old_key_hours": hours})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "old_key_hours")
 
 
 def test_tenants_are_listed_with_their_use_and_limits(

@@ -244,7 +244,7 @@ def test_a_share_sees_no_key_and_no_tenant(reader: httpx.Client) -> None:
             answer = reader.request(method, path.format(key_id="x"), json=body)
             found[f"{method} {path}"] = answer.status_code
     assert found == {name: 200 if name == f"get {CURRENT_KEY}" else 403 for name in found}
-    assert len(found) == 5
+    assert len(found) == 6
 
 
 def test_no_query_makes_a_share_read_another_job(everything: World, reader: httpx.Client) -> None:

@@ -10,7 +10,7 @@ from tests.service.web.tenancy import GRADERS, JOBS, Place, World, body_of
 
 PUBLIC = {"/livez", "/readyz", "/metrics"}
 """Without a key, and with nothing of any tenant in it."""
-KEY_ROUTES = {"/v1/keys", "/v1/keys/current", "/v1/keys/{key_id}", "/v1/tenants"}
+KEY_ROUTES = {"/v1/keys", "/v1/keys/current", "/v1/keys/{key_id}", "/v1/keys/{key_id}/rotate", "/v1/tenants"}
 """About keys themselves: `tests/service/keys/` has their matrix."""
 LOOKING_POSTS = {
     *(f"post {JOBS}/validate", f"post {JOBS}/{{job_id}}/rollouts/rescore"),

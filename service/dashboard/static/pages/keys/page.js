@@ -1,4 +1,4 @@
-// Tenants and API keys of the deployment, for an admin key: create and revoke keys.
+// Tenants and API keys of the deployment, for an admin key: create, rotate and revoke keys.
 
 import { styled } from "../../address.js";
 import { get, paged, post, remove } from "../../api.js";
@@ -59,11 +59,32 @@ class KeysPage {
 
   row(one) {
     const isUsable = !one.revoked_at && !(one.expires_at && one.expires_at * 1000 <= Date.now());
+    const name = one.name || one.id;
     return el("tr", {},
       el("th", { scope: "row" }, el("code", {}, one.id)), el("td", {}, one.tenant), el("td", { class: "name" }, one.name || "–"),
       el("td", {}, one.scopes.join(", ") || "none"), el("td", {}, ago(one.created_at)),
-      el("td", {}, one.last_used_at ? ago(one.last_used_at) : "–"), el("td", {}, stateOf(one)),
-      el("td", {}, isUsable && button("Revoke", () => this.revoke(one), { kind: "small danger", "aria-label": `Revoke ${one.name || one.id}` })));
+      el("td", {}, ago(one.last_used_at)), el("td", {}, stateOf(one)),
+      el("td", {}, el("div", { class: "actions" },
+        isUsable && !one.scopes.includes("admin") && button("Rotate", () => this.rotate(one), { kind: "small", "aria-label": `Rotate ${name}` }),
+        isUsable && button("Revoke", () => this.revoke(one), { kind: "small danger", "aria-label": `Revoke ${name}` }))));
+  }
+
+  async rotate(one) {
+    const detail = `A new key of ${one.tenant} gets the same name, scopes and expiry. ${one.id} works for 24 more hours; revoke it earlier if it leaked.`;
+    if (!(await confirmed(`Rotate ${one.name || one.id}?`, { detail, yes: "Rotate", no: "Keep", kind: "primary" }))) return;
+    this.problem.replaceChildren();
+    try {
+      this.reveal(await post(`${KEYS}/${one.id}/rotate`, {}, { signal: this.signal }), "Key rotated");
+      this.made.scrollIntoView({ block: "center" });
+      await this.load();
+    } catch (error) {
+      if (!this.signal.aborted) failed(this.problem, error);
+    }
+  }
+
+  reveal(made, news) {
+    this.made.replaceChildren(commands(`Key of ${made.tenant}`, made.key), el("p", { class: "hint" }, "Copy it now: it is not shown again."));
+    announce(news);
   }
 
   async revoke(one) {
@@ -91,9 +112,7 @@ class KeysPage {
       const body = { tenant: tenant.value.trim(), name: name.value.trim(), scopes: scopes.value.split(",") };
       if (days.value) body.expires_in_seconds = days.value * DAY_SECONDS;
       try {
-        const made = await post(KEYS, body, { signal: this.signal });
-        this.made.replaceChildren(commands(`Key of ${made.tenant}`, made.key), el("p", { class: "hint" }, "Copy it now: it is not shown again."));
-        announce("Key created");
+        this.reveal(await post(KEYS, body, { signal: this.signal }), "Key created");
         await this.load();
       } catch (error) {
         if (!this.signal.aborted) refusal.textContent = error.message;
