@@ -204,7 +204,7 @@ def grader_index() -> str:
 RUNS = {
     **dict.fromkeys(("string_check", "numeric", "format", "length", "text_similarity"), "engine"),
     **dict.fromkeys(("math", "reward_model"), "own process"),
-    **dict.fromkeys(("code_tests", "python"), "sandbox"),
+    **dict.fromkeys(("code_tests", "python", "reasoning_gym"), "sandbox"),
     **dict.fromkeys(("score_model", "endpoint"), "another server"),
     **dict.fromkeys(("process", "multi"), "as its graders"),
 }

@@ -86,6 +86,16 @@ EXAMPLES: dict[str, Example] = {
     "python": Example(
         {"type": "python", "name": "close", "source": GRADE}, "one two three", {"words": 4}, reward=0.75
     ),
+    "reasoning_gym": Example(
+        {"type": "reasoning_gym", "tag": "answer"},
+        "4 - 9 is <answer>-5.0</answer>",
+        {
+            "answer": "-5",
+            "reasoning_gym": {"task": "chain_sum", "config": {}, "metadata": {"expression": "4 - 9"}},
+        },
+        reward=1.0,
+        note="A job with a `dataset` has this grader and such rows ([task suites](../../write-a-job/suites.md)).",
+    ),
     "process": Example(
         {
             "type": "process",

@@ -81,7 +81,7 @@ def _announce(session: Session, settings: Settings) -> None:
 
 
 def _this_machine(settings: Settings) -> Machine:
-    offered = of_this_machine(unsafe_allowed=settings.allows_unsafe)
+    offered = of_this_machine(unsafe_allowed=settings.allows_unsafe, engine_python=settings.engine_python)
     return Machine(offered, gpus_for_a_job(settings), gpu_memory_gb(settings))
 
 

@@ -153,8 +153,9 @@ class ReinforcementHyperparameters(Hyperparameters):
     """Rounds in which groups without signal are replaced by new prompts (DAPO); 0: off."""
     train_groups_without_signal: bool = False
     """Train groups without signal for their KL term instead of dropping them."""
-    curriculum: Literal["none", "rest"] = "none"
-    """rest: prompts without signal (solved or hopeless) are skipped for 1, 2, 4, then 8 epochs."""
+    curriculum: Literal["none", "rest", "levels"] = "none"
+    """rest: prompts without signal (solved or hopeless) are skipped for 1, 2, 4, then 8 epochs. levels: rows
+    with a higher `level` come once 75% of the completions for the level below pass."""
     self_distillation: SelfDistillation | None = None
     """Learn from graders' feedback or successful siblings (SDPO); null: off."""
 

@@ -1,4 +1,4 @@
-"""The kinds of reward rules. A new kind is a file in `rules/` and a line here."""
+"""The kinds of reward rules. A new kind is a file in `rules/` or `suites/`, and a line here."""
 
 from grpo_engine.graders.rules.code_tests import CodeTests
 from grpo_engine.graders.rules.endpoint import Endpoint
@@ -11,6 +11,7 @@ from grpo_engine.graders.rules.reward_model import RewardModel
 from grpo_engine.graders.rules.score_model import ScoreModel
 from grpo_engine.graders.rules.string_check import StringCheck
 from grpo_engine.graders.rules.text_similarity import TextSimilarity
+from grpo_engine.graders.suites.reasoning_gym import ReasoningGym
 
 LeafGrader = (
     StringCheck
@@ -24,4 +25,5 @@ LeafGrader = (
     | ScoreModel
     | Endpoint
     | RewardModel
+    | ReasoningGym
 )

@@ -1,9 +1,10 @@
-"""Chooses the prompts of a step: by (seed, step) alone, or skipping prompts without signal."""
+"""Chooses the prompts of a step: by (seed, step) alone, skipping prompts without signal, or by level."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -155,3 +156,73 @@ class CurriculumSource(PromptSource):
         chosen = due + skipped[: self.rows_per_step - len(due)]
         further = self.cursor + len(self.prompts)
         return sorted(chosen) + list(range(further, further + self.rows_per_step - len(chosen)))
+
+
+LEVEL_STEPS = 2
+"""Steps whose worth of outcomes decides whether a level is solved."""
+LEVEL_PASS_RATE = 0.75
+
+
+class LevelSource(PromptSource):
+    """Rows of the lowest `level`, then those of higher levels too, each once the level below is solved.
+
+    A level is solved if its newest outcomes, `LEVEL_STEPS` steps' worth, have a mean pass rate of at least
+    `LEVEL_PASS_RATE`. A row's level is its field `level`; 0 without one.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], rows_per_step: int, seed: int) -> None:
+        super().__init__(prompts, rows_per_step, seed)
+        self.level_of = {prompt.row: int(prompt.item.get("level") or 0) for prompt in prompts}
+        self.levels = sorted(set(self.level_of.values()))
+        self.cursor = 0
+        self.num_solved = 0
+        self.pass_rates: list[float] = []
+        """Of the newest outcomes of the highest open level, oldest first."""
+
+    @property
+    def level(self) -> int:
+        """The highest open level."""
+        return self.levels[self.num_solved]
+
+    def batch(self, step: int) -> list[Prompt]:
+        """The next prompts of the open levels."""
+        return [self._at(position) for position in self._positions()]
+
+    def observe(self, outcomes: Mapping[int, PromptOutcome]) -> None:
+        """Advance past the step's rows, and open the next level if this one is solved."""
+        self.cursor = self._positions()[-1] + 1
+        rates = [outcome.pass_rate for row, outcome in outcomes.items() if self.level_of[row] == self.level]
+        needed = LEVEL_STEPS * self.rows_per_step
+        self.pass_rates = [*self.pass_rates, *rates][-needed:]
+        is_solved = len(self.pass_rates) == needed and sum(self.pass_rates) >= LEVEL_PASS_RATE * needed
+        if is_solved and self.num_solved < len(self.levels) - 1:
+            self.num_solved += 1
+            self.pass_rates = []
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"cursor": self.cursor, "num_solved": self.num_solved, "pass_rates": self.pass_rates}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.cursor = int(state.get("cursor", 0))
+        self.num_solved = int(state.get("num_solved", 0))
+        self.pass_rates = list(state.get("pass_rates", []))
+
+    def metrics(self) -> dict[str, float]:
+        return {"curriculum/level": float(self.level)}
+
+    def _is_available(self, prompt: Prompt) -> bool:
+        return self.level_of[prompt.row] <= self.level
+
+    def _positions(self) -> list[int]:
+        """Positions of the next step's rows."""
+        is_open = (position for position in count(self.cursor) if self._is_available(self._at(position)))
+        return list(islice(is_open, self.rows_per_step))
+
+
+ORDERS: dict[str, type[PromptSource]] = {
+    "none": PromptSource,
+    "rest": CurriculumSource,
+    "levels": LevelSource,
+}
+"""Source of each value of the hyperparameter `curriculum`."""

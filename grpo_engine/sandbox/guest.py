@@ -42,6 +42,9 @@ def serve() -> None:
         _, hard = resource.getrlimit(kind)  # the parent may have lower limits
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (limit, limit))
+    if settings["packages"]:
+        os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # threads do not survive a fork
+        sys.path += settings["packages"]
     for name in settings["preload"]:
         importlib.import_module(name)
     if not settings["alone"]:

@@ -3,7 +3,8 @@
 As root, bubblewrap would map its user onto the host's root, so the uid is dropped before it starts. An
 interpreter that this uid cannot reach (below /root, for example) is first bound to a reachable path, in a
 separate mount namespace. Inside there is no network, /proc or /etc, no writable file system except a small
-/tmp, no program except the interpreter, and no other process. Linux only.
+/tmp, no program except the interpreter, and no other process. Installed packages are visible on request only.
+Linux only.
 """
 
 import os
@@ -11,13 +12,14 @@ import shutil
 import stat
 import sys
 import sysconfig
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 UNPRIVILEGED_UID = 65534
 TMP_BYTES = 64 * 2**20
-_STAGE = "/mnt"
-"""Mount point of a hidden interpreter, in a mount namespace of this process only."""
+_STAGES = ("/mnt", "/media", "/srv")
+"""Where an interpreter and packages that the uid cannot reach are bound, in a separate mount namespace."""
 _LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")
 _MAX_USER_NAMESPACES = "/proc/sys/user/max_user_namespaces"
 _FIRST_VICTIM = "echo 1000 >/proc/self/oom_score_adj"
@@ -55,23 +57,60 @@ def interpreters() -> list[Interpreter]:
     return found
 
 
-def command(interpreter: Interpreter, *arguments: str, seccomp_fd: int, info_fd: int) -> list[str]:
+def package_folders() -> tuple[str, ...]:
+    """The folders of this process's installed packages."""
+    ends = ("site-packages", "dist-packages")
+    return tuple(path for path in sys.path if path.endswith(ends) and os.path.isdir(path))
+
+
+def inside(packages: Sequence[str]) -> list[str]:
+    """The paths under which a sandbox shows these folders of packages."""
+    return [f"/packages/{number}" for number, _ in enumerate(packages)]
+
+
+def command(
+    interpreter: Interpreter,
+    *arguments: str,
+    seccomp_fd: int,
+    info_fd: int,
+    packages: Sequence[str] = (),
+) -> list[str]:
     """Argument list that runs the interpreter with `arguments` in a fresh sandbox.
 
-    Both descriptors must be passed on to the process. Raises SandboxUnavailable if a program is missing.
+    `packages`: folders that are visible inside, read-only. Both descriptors must be passed on to the process.
+    Raises SandboxUnavailable if a program is missing.
     """
+    staged = _staged(interpreter, packages)
     bubblewrap = [program("bwrap"), "--seccomp", str(seccomp_fd), "--info-fd", str(info_fd)]
     python = [interpreter.executable, *FLAGS, *arguments]
-    inside = [*bubblewrap, *_ISOLATION, *_no_nested_users(), *_view(interpreter), "--", *python]
+    view = _view(interpreter, packages, staged)
+    inner = [*bubblewrap, *_ISOLATION, *_no_nested_users(), *view, "--", *python]
     shell = program("sh")
-    if os.geteuid() != 0:
-        return [shell, "-c", f'{_FIRST_VICTIM}; exec "$@"', "sh", *inside]
-    unprivileged = [*setpriv(), *inside]
-    if not interpreter.hidden:
+    unprivileged = [*setpriv(), *inner] if os.geteuid() == 0 else inner
+    if not staged:
         return [shell, "-c", f'{_FIRST_VICTIM}; exec "$@"', "sh", *unprivileged]
-    script = f'{_FIRST_VICTIM}; mount --bind "$1" {_STAGE} || exit 1; shift; exec "$@"'
-    bound = [shell, "-c", script, "sh", interpreter.prefix, *unprivileged]
+    pairs = [path for pair in staged.items() for path in pair]
+    bound = [shell, "-c", f"{_FIRST_VICTIM}; {_BIND}", "sh", *pairs, "--", *unprivileged]
     return [program("unshare"), "--mount", "--", *bound]
+
+
+_BIND = (
+    'mount -t tmpfs -o mode=755 tmpfs "$(dirname "$2")" || exit 1; '
+    'while [ "$1" != -- ]; do mkdir "$2" && mount --bind "$1" "$2" || exit 1; shift 2; done; '
+    'shift; exec "$@"'
+)
+"""Shell commands that bind pairs of paths, up to `--`, and then run the rest of their arguments."""
+
+
+def _staged(interpreter: Interpreter, packages: Sequence[str]) -> dict[str, str]:
+    """Each folder that the unprivileged uid cannot reach, with the path at which it is bound first."""
+    if os.geteuid() != 0:
+        return {}
+    hidden = [interpreter.prefix] if interpreter.hidden else []
+    hidden += [folder for folder in packages if not _reachable(Path(folder))]
+    seen = (interpreter.prefix, *packages)
+    free = [stage for stage in _STAGES if not any(folder.startswith(stage) for folder in seen)]
+    return {folder: f"{free[0]}/{number}" for number, folder in enumerate(hidden)}
 
 
 def setpriv(*options: str, keep: str = "") -> list[str]:
@@ -117,7 +156,7 @@ def _no_nested_users() -> list[str]:
     return [] if is_read_only else ["--disable-userns"]
 
 
-def _view(interpreter: Interpreter) -> list[str]:
+def _view(interpreter: Interpreter, packages: Sequence[str], staged: Mapping[str, str]) -> list[str]:
     """The file system inside: read-only libraries and interpreter, /dev, a small /tmp, nothing else."""
     arguments: list[str] = []
     for folder in _LIBRARIES:
@@ -125,7 +164,7 @@ def _view(interpreter: Interpreter) -> list[str]:
             arguments += ["--symlink", os.readlink(folder), folder]
         elif os.path.isdir(folder):
             arguments += ["--ro-bind", folder, folder]
-    outside = _STAGE if interpreter.hidden and os.geteuid() == 0 else interpreter.prefix
+    outside = staged.get(interpreter.prefix, interpreter.prefix)
     library = f"{interpreter.prefix}/lib"
     if library not in _LIBRARIES:
         arguments += ["--ro-bind", f"{outside}/lib", library]
@@ -134,9 +173,11 @@ def _view(interpreter: Interpreter) -> list[str]:
         executable = outside + executable.removeprefix(interpreter.prefix)
     arguments += ["--ro-bind", executable, interpreter.executable]
     arguments += ["--setenv", "LD_LIBRARY_PATH", library]
-    packages = f"{library}/python{interpreter.version}/site-packages"
-    if os.path.isdir(packages):  # installed packages are not visible inside
-        arguments += ["--tmpfs", packages, "--remount-ro", packages]
+    installed = f"{library}/python{interpreter.version}/site-packages"
+    if os.path.isdir(installed):  # installed packages are visible only if they are listed
+        arguments += ["--tmpfs", installed, "--remount-ro", installed]
+    for folder, shown in zip(packages, inside(packages), strict=True):
+        arguments += ["--ro-bind", staged.get(folder, folder), shown]
     arguments += ["--dev", "/dev", "--remount-ro", "/dev"]
     arguments += ["--size", str(TMP_BYTES), "--tmpfs", "/tmp", "--chdir", "/tmp"]  # noqa: S108
     return [*arguments, "--remount-ro", "/"]

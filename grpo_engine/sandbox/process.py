@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from grpo_engine.sandbox import seccomp
-from grpo_engine.sandbox.launch import Interpreter, SandboxUnavailable, command
+from grpo_engine.sandbox.launch import Interpreter, SandboxUnavailable, command, inside
 from grpo_engine.sandbox.memory import held_bytes
 from grpo_engine.sandbox.unsafe import MAX_PROCESSES, end_family, make_folder, plain_command
 
-START_SECONDS = 10.0
 _GRACE_SECONDS = 1.0
 """Time after a call's deadline, at which the server inside ends the child, until the sandbox is ended."""
 _LOOK_SECONDS = 0.1
@@ -38,7 +37,7 @@ _MAX_ERROR_CHARACTERS = 2000
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one call. `preload`: modules that are imported once, before the server forks."""
+    """Limits of one call, and what the server imports once, before it forks (`preload`)."""
 
     memory_bytes: int = 2 * 2**30
     """Limit of each process's address space, and of the memory of all processes together."""
@@ -49,6 +48,10 @@ class Limits:
     """Limit of standard output and error together; more output is an error of the call."""
     value_bytes: int = 2**20
     preload: Sequence[str] = ("collections", "functools", "itertools", "math", "re", "typing")
+    packages: Sequence[str] = ()
+    """Folders of installed packages that may be imported (`launch.package_folders`)."""
+    start_seconds: float = 10.0
+    """Time limit of starting the sandbox and of the imports."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Sandbox:
     def __init__(self, interpreter: Interpreter, source: str, filename: str, limits: Limits) -> None:
         self._folder = None if interpreter.contained else make_folder()
         self._process, self._first = (
-            _start_plain(interpreter, self._folder) if self._folder else _start(interpreter)
+            _start_plain(interpreter, self._folder) if self._folder else _start(interpreter, limits.packages)
         )
         self._inside, self.uid = _handle(self._first)
         self._memory_bytes = limits.memory_bytes
@@ -86,11 +89,13 @@ class Sandbox:
         for descriptor in (self._input, self._output):
             os.set_blocking(descriptor, False)
         settings = {**vars(limits), "modes": own_text("guest_modes"), "source": source, "filename": filename}
-        if not interpreter.contained:
+        if interpreter.contained:
+            settings["packages"] = inside(limits.packages)
+        else:
             settings["processes"] = MAX_PROCESSES
         settings["alone"] = interpreter.contained
         try:
-            if self._exchange(_message(settings), time.monotonic() + START_SECONDS) != {"ready": True}:
+            if self._exchange(_message(settings), time.monotonic() + limits.start_seconds) != {"ready": True}:
                 raise BrokenSandbox("its first answer is not the fork server's")
         except BrokenSandbox as broken:
             raise SandboxUnavailable(f"the sandbox does not start: {broken}{self._start_error()}") from None
@@ -185,11 +190,12 @@ class Sandbox:
         return f" ({text})" if text else ""
 
 
-def _start(interpreter: Interpreter) -> tuple[subprocess.Popen[bytes], int | None]:
+def _start(interpreter: Interpreter, packages: Sequence[str]) -> tuple[subprocess.Popen[bytes], int | None]:
     """The process, and the pid of the first process inside; all others end with it."""
     program_fd, info_fd, info_end = filter_descriptor(), *os.pipe()
     try:
-        argv = command(interpreter, "-c", own_text("guest"), seccomp_fd=program_fd, info_fd=info_end)
+        start = ("-c", own_text("guest"))
+        argv = command(interpreter, *start, seccomp_fd=program_fd, info_fd=info_end, packages=packages)
         process = _popen(argv, "/", (program_fd, info_end))
     except (OSError, SandboxUnavailable) as error:
         os.close(info_fd)

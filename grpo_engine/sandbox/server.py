@@ -34,6 +34,11 @@ class PythonServer:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def start(self) -> None:
+        """Start the sandbox now. Raises SandboxUnavailable."""
+        with self._lock:
+            self._ready()
+
     def call(self, sample: Mapping[str, Any], item: Mapping[str, Any], timeout: float) -> Outcome:
         """`grade(sample, item)`: a JSON number, or an object with score and feedback."""
         return self.request(timeout, mode="grade", sample=dict(sample), item=dict(item))

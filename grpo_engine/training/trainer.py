@@ -23,7 +23,7 @@ from grpo_engine.rollout.collector import sampling_of
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.evaluation import HeldOutSet, Rewards, evaluate_sets
 from grpo_engine.rollout.overlap.one_step_ahead import open_rollouts
-from grpo_engine.rollout.prompt_source import CurriculumSource, PromptSource
+from grpo_engine.rollout.prompt_source import ORDERS
 from grpo_engine.rollout.recording import rollouts
 from grpo_engine.rollout.sampler.base import Sampler
 from grpo_engine.rollout.scoring import prompt_outcomes, with_advantages, with_zero_advantages
@@ -81,7 +81,7 @@ class Trainer(Method):
         self.num_rows = len(prompts)
         self.sampler_name = type(sampler).__name__
         self.state: ReinforcementState = ReinforcementState()
-        order = CurriculumSource if self.hyperparameters.curriculum == "rest" else PromptSource
+        order = ORDERS[self.hyperparameters.curriculum]
         self.source, self.collector = open_rollouts(
             method,
             policy,

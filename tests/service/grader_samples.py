@@ -16,6 +16,7 @@ OWN_GRADERS: list[dict[str, Any]] = [
     {"type": "process", "grader": NUMERIC},
     {"type": "reward_model", "model": "tiny"},
     {"type": "endpoint", "url": "https://grade.example.com/run"},
+    {"type": "reasoning_gym"},
 ]
 TEXT = {"input": "{{sample.output_text}}", "reference": "{{item.answer}}"}
 OPENAIS_GRADERS: list[tuple[type[object], dict[str, Any]]] = [

@@ -96,7 +96,7 @@ def test_documented_errors_match_the_responses(contract: dict[str, Any]) -> None
 
 def test_fields_that_a_validator_fills_in_are_not_required(contract: dict[str, Any]) -> None:
     schemas = contract["components"]["schemas"]
-    assert schemas["JobCreate"]["required"] == ["model", "training_file"]
+    assert schemas["JobCreate"]["required"] == ["model"]
     assert schemas["SupervisedHyperparameters"]["required"] == []
 
 

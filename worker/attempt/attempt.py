@@ -86,7 +86,7 @@ class Worker:
             cluster_gpus(settings) if settings.launcher == "ray" else HostGpus.of(settings),
             GpuCheck(settings, database),
             draining or threading.Event(),
-            of_this_machine(unsafe_allowed=settings.allows_unsafe),
+            of_this_machine(unsafe_allowed=settings.allows_unsafe, engine_python=settings.engine_python),
         )
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ def describe_host() -> dict[str, Any]:
     """Memory and capabilities of a host; runs on every host."""
     settings = Settings(**HOSTS_OWN)
     memory = smallest_memory_gb(os.environ) if count_visible_gpus(os.environ) else 0
-    offered = of_this_machine(unsafe_allowed=settings.allows_unsafe)
+    offered = of_this_machine(unsafe_allowed=settings.allows_unsafe, engine_python=settings.engine_python)
     return {"memory": settings.gpu_memory_gb or memory, "capabilities": offered}
 
 

@@ -24,7 +24,7 @@ from grpo_engine.sandbox.launch import unprivileged_reader_prefix
 SERVER = "grpo_engine.graders.pool.server"
 THREADS = 32
 PRINTS_SECONDS = 2.0
-_RUNS_CODE = ("python", "code_tests")
+_RUNS_CODE = ("python", "code_tests", "reasoning_gym")
 
 
 class ThreadLane:

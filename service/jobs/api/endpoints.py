@@ -14,6 +14,7 @@ from service.jobs.api.shared_view import shown_to
 from service.jobs.diagnosis.facts import diagnosis_of
 from service.jobs.diagnosis.findings import Diagnosis
 from service.jobs.intake import cloning, creation
+from service.jobs.intake.generated import with_generated_files
 from service.jobs.model.editing import JobDeleted, JobEdit
 from service.jobs.model.schemas import MAX_LABELS, CheckpointRead, EventRead, JobCreate, JobRead
 from service.jobs.model.validation import ProblemRead, RowCounts, ValidationRead
@@ -98,7 +99,11 @@ def diagnose_job(job_id: JobId, principal: Reader, database: DatabaseDep) -> Dia
 
 @router.post("/jobs/validate")
 def validate_job(body: JobCreate, principal: Reader, preflight: PreflightDep) -> ValidationRead:
-    """Check a job and estimate its cost without creating it; returns the first hundred problems."""
+    """Check a job and estimate its cost without creating it; returns the first hundred problems.
+
+    A `dataset` is generated and stored, as it is when the job is created.
+    """
+    body, warnings = with_generated_files(preflight.files, principal, body)
     report = preflight.check(principal.tenant, body)
     found = report.problems
     problems = [
@@ -108,7 +113,7 @@ def validate_job(body: JobCreate, principal: Reader, preflight: PreflightDep) ->
         valid=not problems,
         num_problems=found.total,
         problems=problems,
-        warnings=report.warnings,
+        warnings=[*report.warnings, *warnings],
         rows=RowCounts(training=report.num_training_rows, validation=report.num_validation_rows),
         total_steps=report.total_steps,
         method=report.method.model_dump(mode="json"),

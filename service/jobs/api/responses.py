@@ -89,6 +89,8 @@ def _job_read(job: Job, facts: _Facts) -> JobRead:
         training_file=job.training_file,
         validation_file=job.validation_file,
         validation_split=job.validation_split,
+        dataset=(job.requested or {}).get("dataset"),
+        validation_dataset=(job.requested or {}).get("validation_dataset"),
         result_files=[file.id for _, file in ordered],
         trained_tokens=job.trained_tokens,
         error=_error(failure),

@@ -2,7 +2,7 @@
 
 The patch follows RFC 7386, with two additions. An object whose `type` changes (a grader, a method) is
 replaced, not merged. A changed setting also removes its other spelling: a new `prompts_per_step` drops the
-old `batch_size`, and a new `validation_split` the old `validation_file`.
+old `batch_size`, a new `validation_split` the old `validation_file`, and a new `training_file` the `dataset`.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,11 @@ SPELLINGS = {
     "n_steps": "n_epochs",
 }
 """Two names for one setting: if one changes, the other would contradict it."""
-_HELD_OUT = {"validation_file": "validation_split", "validation_split": "validation_file"}
+_ALTERNATIVES = (
+    ("training_file", "dataset"),
+    ("validation_file", "validation_split", "validation_dataset"),
+)
+"""Fields of which a request has one."""
 _PARTNERS = SPELLINGS | {second: first for first, second in SPELLINGS.items()}
 
 
@@ -61,7 +65,8 @@ def original(job: Job) -> dict[str, Any]:
 
 def patched(requested: Mapping[str, Any], patch: Mapping[str, Any]) -> JobCreate:
     """The changed request. Raises InvalidRequest."""
-    dropped = {_HELD_OUT[name] for name in _HELD_OUT.keys() & patch.keys() if patch[name] is not None}
+    new = {name for name, value in patch.items() if value is not None}
+    dropped = {name for group in _ALTERNATIVES if new & set(group) for name in group if name not in new}
     kept = {name: value for name, value in requested.items() if name not in dropped - patch.keys()}
     body = merged(from_openai_terms(kept), from_openai_terms(patch))
     try:

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from grpo_engine.process.fault_points import fault_point
 from service.integrations import as_documents
 from service.jobs.intake.checks.machine import required_by
+from service.jobs.intake.generated import with_generated_files
 from service.jobs.intake.preflight import Preflight
 from service.jobs.intake.report import InvalidJob, Report
 from service.jobs.model import names
@@ -94,7 +95,9 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: JobRequest) -> C
             if earlier := _earlier(session, request):
                 return earlier
     body = request.body if request.body.seed is not None else _with_seed(request.body)
+    body, warnings = with_generated_files(preflight.files, request.sender.principal, body)
     report = preflight.check(request.tenant, body)
+    report.warnings += warnings
     if report.problems.found:
         raise InvalidJob(report.problems)
     job = _job_of(request.tenant, body, report, settings)
@@ -108,7 +111,7 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: JobRequest) -> C
             return earlier
         require_good_key(session, request.sender.principal)
         _store(session, request, job)
-        _check_under_lock(session, request, settings)
+        _check_under_lock(session, request.tenant, body, settings)
         fault_point("job.inserted")
     fault_point("job.committed")
     wakeups.send(settings.pool)
@@ -136,12 +139,11 @@ def _earlier(session: Session, request: JobRequest) -> Created | None:
     return None if job is None else Created(job.id, {header: "true"})
 
 
-def _check_under_lock(session: Session, request: JobRequest, settings: Settings) -> None:
+def _check_under_lock(session: Session, tenant: str, body: JobCreate, settings: Settings) -> None:
     """Check what concurrent requests could change: the limits, and files and models that were deleted.
 
     Runs last, with the job already inserted, so that the tenant's lock is held for a short time.
     """
-    tenant, body = request.tenant, request.body
     lock_tenant(session, tenant)
     check_unfinished_jobs(num_unfinished(session, tenant, settings.max_queued_jobs + 1), settings)
     check_stored_bytes(repository.stored_bytes(session, tenant), 0, settings)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from service.files.service import Files
 from service.hub.child_process import find_model
 from service.hub.models import HubError, is_hub_id
 from service.jobs.intake.adapter_shape import with_adapter_shape
@@ -57,6 +58,11 @@ class Preflight:
     checked_files: RecentResults[CheckedRows]
     """Rows of earlier requests. Only files without problems are kept, so refusals always read the rows."""
     past_jobs: RecentResults[list[Past]]
+
+    @property
+    def files(self) -> Files:
+        """The deployment's files."""
+        return Files(self.database, self.storage, self.settings, self.catalog)
 
     def check(self, tenant: str, job: JobCreate) -> Report:
         """All problems of a request; an invalid request raises nothing."""

@@ -25,17 +25,22 @@ from service.integrations import Integration
 from service.jobs.model.editing import MAX_TAGS, ONE_LINE, JobName, Notes, Tag
 from service.jobs.model.openai_terms import from_openai_terms
 from service.jobs.model.resources import Resources
+from service.suites.models import ReasoningGymDataset
 from service.web.validation import RequestBody
 
 Label = Annotated[str, StringConstraints(max_length=512)]
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 MAX_LABELS = 16
 FileId = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+GENERATED_FILES = {"dataset": "training_file", "validation_dataset": "validation_file"}
+"""Field with a dataset by name → the field that gets the file with its rows."""
+TO_BE_GENERATED = "generated"
+"""Stands for the training file of a `dataset` until the file exists."""
 
 
 def _in_openais_older_form(schema: dict[str, Any]) -> None:
-    """Allow the form without a method, or with null; `JobCreate` then adds the method."""
-    filled_in("method")(schema)
+    """Allow the form without a method, or with null, and without a training file; `JobCreate` adds both."""
+    filled_in("method", "training_file")(schema)
     schema["properties"]["method"] = {"anyOf": [schema["properties"]["method"], {"type": "null"}]}
 
 
@@ -47,12 +52,17 @@ class JobCreate(RequestBody):
     model: str = Field(min_length=1, max_length=256)
     """Name of a base model (`GET /v1/models`), or of a fine-tuned model (`ft:…`) to continue from."""
     training_file: FileId
-    """Id of the uploaded training file."""
+    """Id of the uploaded training file; or give `dataset`."""
+    dataset: ReasoningGymDataset | None = None
+    """Instead of `training_file`: a task whose rows are generated and stored as a file. Without a grader, the
+    job gets the suite's own."""
     validation_file: FileId | None = None
     """Id of the uploaded validation file; null: no held-out evaluation."""
     validation_split: ValidationSplit | None = None
     """Instead of `validation_file`: the share (0.1) or number (50) of the training file's rows to hold out.
     They are drawn with `seed`; rows with the same prompt stay together."""
+    validation_dataset: ReasoningGymDataset | None = None
+    """Instead of `validation_file`: a task, with another seed than that of `dataset`."""
     suffix: str | None = Field(None, min_length=1, max_length=64, pattern=ONE_LINE)
     """Part of the fine-tuned model's name; characters that a name cannot contain become dashes."""
     seed: int | None = Field(None, ge=0, lt=2**31)
@@ -96,9 +106,12 @@ class JobCreate(RequestBody):
 
     @model_validator(mode="after")
     def _held_out_once(self) -> Self:
-        if self.validation_file is not None and self.validation_split is not None:
-            message = "give either validation_file or validation_split"
-            raise problem_at(message, "validation_split")
+        names = ("validation_file", "validation_dataset", "validation_split")
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise problem_at(f"give either {given[0]} or {given[1]}", given[1])
+        if self.dataset is not None and self.training_file != TO_BE_GENERATED:
+            raise problem_at("give either training_file or dataset", "dataset")
         return self
 
     @model_validator(mode="before")
@@ -106,11 +119,25 @@ class JobCreate(RequestBody):
     def _in_our_terms(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        if data.get("dataset") is not None:
+            data = _with_own_grader({"training_file": TO_BE_GENERATED, **data})
         if data.get("method") is not None:
             return from_openai_terms(data)
         body = dict(data)
         given = {"hyperparameters": body.pop("hyperparameters", None) or {}}
         return {**body, "method": {"type": "supervised", "supervised": given}}
+
+
+def _with_own_grader(body: dict[str, Any]) -> dict[str, Any]:
+    """The body of a job with a dataset by name; if its method has no grader, with the suite's own."""
+    method, dataset = body.get("method"), body["dataset"]
+    if not isinstance(method, dict) or not isinstance(dataset, dict) or method.get("type") == "supervised":
+        return body
+    kind = method.get("type")
+    settings = method.get(kind)
+    if not isinstance(settings, dict) or settings.get("grader") is not None:
+        return body
+    return {**body, "method": {**method, kind: {**settings, "grader": {"type": dataset.get("type")}}}}
 
 
 class ProbeCreate(JobCreate):
@@ -204,6 +231,9 @@ class JobRead(BaseModel):
     validation_file: str | None
     validation_split: ValidationSplit | None
     """Extension of OpenAI's API: share or number of the training file's rows that are held out."""
+    dataset: dict[str, Any] | None
+    """The task from which `training_file` was generated."""
+    validation_dataset: dict[str, Any] | None
     result_files: list[str]
     trained_tokens: int | None
     """After success, counted as OpenAI does: all sampled tokens, or the rows' target tokens. `actual` has the

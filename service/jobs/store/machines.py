@@ -8,11 +8,14 @@ Boundary: packages of sinks are looked up, never imported: that costs seconds an
 """
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from itertools import chain, combinations
+from pathlib import Path
 from typing import Any, Self
 
 import structlog
@@ -34,6 +37,8 @@ SANDBOX = "sandbox"
 """bubblewrap works: code written by models may run."""
 PYTHON_GRADERS = "python_graders"
 """The sandbox works, or pydantic-monty can run its subset of Python: graders written by users may run."""
+REASONING_GYM = "reasoning_gym"
+"""Code written by models may run, and the engine's environment has Reasoning Gym: its tasks can be scored."""
 UNSAFE = "unsafe_graders"
 """There is no sandbox, but the operator allows untrusted code of a single tenant."""
 CLUSTER = "cluster"
@@ -76,12 +81,28 @@ class Machine:
         return need.capabilities <= self.capabilities and has_gpus
 
 
-def of_this_machine(*, unsafe_allowed: bool = False) -> Capabilities:
+def of_this_machine(
+    *, unsafe_allowed: bool = False, engine_python: Path = Path(sys.executable)
+) -> Capabilities:
     """The capabilities of this machine, determined once per process in about half a second."""
     found = {SANDBOX, PYTHON_GRADERS} if self_test().available else set()
     if not found and unsafe_allowed and unsafe.plain_interpreter() is not None:
         found = {SANDBOX, PYTHON_GRADERS, UNSAFE}
+    if found and _has_reasoning_gym(engine_python):
+        found.add(REASONING_GYM)
     return frozenset(found | ({PYTHON_GRADERS} if monty.installed() else set()))
+
+
+@cache
+def _has_reasoning_gym(python: Path) -> bool:
+    """Whether the package is installed in this interpreter's environment; it is not imported."""
+    if python == Path(sys.executable):
+        return find_spec("reasoning_gym") is not None
+    code = "import sys, importlib.util; sys.exit(importlib.util.find_spec('reasoning_gym') is None)"
+    try:
+        return subprocess.run([python, "-P", "-c", code], timeout=30, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def gpus_for_a_job(settings: Settings) -> int:
@@ -162,7 +183,8 @@ def known_machines(session: Session, settings: Settings) -> list[Machine]:
     """Machines that may run a job; in embedded mode, this one. If there is none, the job waits for one."""
     found = recent_machines(session, settings.pool)
     if settings.mode == "embedded" and settings.launcher == "local":
-        offered = of_this_machine(unsafe_allowed=settings.allows_unsafe) | installed_sinks()
+        own = of_this_machine(unsafe_allowed=settings.allows_unsafe, engine_python=settings.engine_python)
+        offered = own | installed_sinks()
         found = [Machine(offered, gpus_for_a_job(settings), gpu_memory_gb(settings))]
     return [replace(machine, capabilities=offered_to(session, machine.capabilities)) for machine in found]
 

@@ -6,7 +6,13 @@ from itertools import pairwise
 import pytest
 
 from grpo_engine.objective.types import Prompt
-from grpo_engine.rollout.prompt_source import MAX_REST_EPOCHS, CurriculumSource, PromptOutcome, PromptSource
+from grpo_engine.rollout.prompt_source import (
+    MAX_REST_EPOCHS,
+    CurriculumSource,
+    LevelSource,
+    PromptOutcome,
+    PromptSource,
+)
 
 
 def prompts(count: int) -> list[Prompt]:
@@ -143,3 +149,52 @@ def test_the_plain_source_keeps_nothing() -> None:
     made.load({"cursor": 3})
     assert made.state == {}
     assert made.metrics() == {}
+
+
+def with_levels() -> LevelSource:
+    """Rows 0 to 3 of level 1, rows 4 to 7 of level 2, rows 8 to 11 of level 5; two rows a step."""
+    levels = [1, 1, 1, 1, 2, 2, 2, 2, 5, 5, 5, 5]
+    return LevelSource([Prompt(row, "", (1,), {"level": level}) for row, level in enumerate(levels)], 2, 3)
+
+
+def take(made: LevelSource, pass_rate: float, steps: int) -> list[int]:
+    """The rows of some steps, of which this share passes."""
+    found: list[int] = []
+    for _ in range(steps):
+        chosen = rows(made.batch(0))
+        made.observe({row: PromptOutcome(True, pass_rate) for row in chosen})
+        found += chosen
+    return found
+
+
+def test_rows_of_a_higher_level_come_once_the_level_below_is_solved() -> None:
+    made = with_levels()
+    assert made.metrics() == {"curriculum/level": 1.0}
+    unsolved = take(made, 0.5, 6)
+    assert sorted(unsolved) == sorted([0, 1, 2, 3] * 3)
+    assert set(take(made, 0.8, 2)) <= {0, 1, 2, 3}
+    assert made.metrics() == {"curriculum/level": 2.0}
+    assert set(take(made, 0.5, 8)) == set(range(8))
+    take(made, 1.0, 8)
+    assert set(take(made, 0.0, 12)) == set(range(12))
+
+
+def test_only_outcomes_of_the_highest_open_level_solve_it() -> None:
+    made = with_levels()
+    take(made, 1.0, 2)
+    for _ in range(20):
+        chosen = rows(made.batch(0))
+        made.observe({row: PromptOutcome(True, 1.0 if row < 4 else 0.0) for row in chosen})
+    assert made.metrics() == {"curriculum/level": 2.0}
+
+
+def test_a_level_source_continues_from_its_stored_state() -> None:
+    made, again = with_levels(), with_levels()
+    take(made, 0.9, 3)
+    again.load(json.loads(json.dumps(made.state)))
+    assert again.state == made.state
+    assert [rows(again.batch(0)), again.metrics()] == [rows(made.batch(0)), made.metrics()]
+
+
+def test_rows_of_a_closed_level_replace_none() -> None:
+    assert set(rows(with_levels().fresh(1, 1, 10, {0}))) == {1, 2, 3}

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -189,3 +190,24 @@ def test_a_server_is_quick() -> None:
 def test_large_inputs_go_in_whole() -> None:
     with PythonServer("def grade(sample, item):\n    return len(sample['output_text'])") as server:
         assert server.call({"output_text": "é" * 2**20}, {}, 10.0).value == str(2**20)
+
+
+def test_installed_packages_are_visible_only_if_they_are_listed(tmp_path: Path) -> None:
+    hidden = tmp_path / "site-packages"
+    hidden.mkdir(mode=0o755)
+    (hidden / "suite.py").write_text("answer = 41")
+    tmp_path.chmod(0o700)  # only root can reach it
+    source = "def grade(sample, item):\n    import suite\n    suite.answer += 1\n    return suite.answer"
+    limits = Limits(packages=(str(hidden),), preload=("suite",))
+    with PythonServer(source, limits) as server:
+        assert [server.call({}, {}, 5.0).value for _ in range(2)] == ["42", "42"]
+    with PythonServer(source) as server:
+        assert "No module named 'suite'" in server.call({}, {}, 5.0).error
+
+
+def test_a_listed_package_cannot_be_changed(tmp_path: Path) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    source = "import sys\ndef grade(sample, item):\n    open(f'{sys.path[-1]}/left', 'w')"
+    with PythonServer(source, Limits(packages=(str(folder),))) as server:
+        assert "Read-only file system" in server.call({}, {}, 5.0).error

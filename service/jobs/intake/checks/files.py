@@ -19,7 +19,7 @@ from service.jobs.intake.estimate import RowTokens
 from service.jobs.intake.lengths import LengthCheck
 from service.jobs.intake.report import Report
 from service.jobs.model.dataset import Kind, Problems, Row, read_rows
-from service.jobs.model.methods import DatasetUse, leaves, tools_of
+from service.jobs.model.methods import DatasetUse, leaves, sampling_of, tools_of
 from service.platform.storage import ObjectMissing, Storage, split_lines
 from service.platform.tables.core import File
 from service.platform.token_counting import ModelText
@@ -141,6 +141,14 @@ class FileCheck:
         self.row_tokens[use.name] = lengths.counted
         return num_rows
 
+    def _check_level(self, row: Row, use: DatasetUse) -> None:
+        """Adds a problem if the curriculum is by levels and the row has none."""
+        if use.name == "training_file" and getattr(sampling_of(self.method), "curriculum", "") == "levels":
+            level = row.item.get("level")
+            if not isinstance(level, int) or isinstance(level, bool):
+                reason = "must be an integer: the job's curriculum is levels"
+                self.problems.add(f"{use.param}[{row.line}].level", reason)
+
     def _graded(self, rows: Iterable[Row], use: DatasetUse) -> Iterator[Row]:
         """The same rows. Resolves the grader's templates for each, and tries the grader on a few."""
         if use.grader is None:
@@ -149,6 +157,7 @@ class FileCheck:
         trial: list[Row] = []
         alone, nulls = _alone(use.grader), Counter[str]()
         for row in rows:
+            self._check_level(row, use)
             nulls.update(name for name in alone if row.item.get(name, "") is None)
             if self._is_gradable(row, f"{use.param}[{row.line}]", use.grader) and len(trial) < TRIAL_ROWS:
                 trial.append(row)

@@ -10,6 +10,7 @@ from service.jobs.model.resources import Resources
 from service.jobs.store.machines import (
     CLUSTER,
     PYTHON_GRADERS,
+    REASONING_GYM,
     SANDBOX,
     UNSAFE,
     UNSAFE_WARNING,
@@ -17,7 +18,17 @@ from service.jobs.store.machines import (
     Machine,
 )
 
-_NEEDS = {"python": PYTHON_GRADERS, "code_tests": SANDBOX}
+_NEEDS = {"python": PYTHON_GRADERS, "code_tests": SANDBOX, "reasoning_gym": REASONING_GYM}
+
+_NO_SANDBOX = (
+    "needs a sandbox for untrusted code, and no worker has a working one: see the workers' logs",
+    "sandbox_unavailable",
+)
+_NO_SUITE = (
+    "no worker has both a working sandbox and Reasoning Gym in its engine's environment: "
+    "pip install 'grpo-service[reasoning-gym]'",
+    "reasoning_gym_missing",
+)
 
 
 def needs_of(method: Method) -> list[tuple[str, str]]:
@@ -116,10 +127,8 @@ def check_capabilities(
     able = any(required <= host for host in hosts)
     for where, needed in needs:
         if not able and not any(needed in host for host in hosts):
-            reason = (
-                "needs a sandbox for untrusted code, and no worker has a working one: see the workers' logs"
-            )
-            problems.add(where, reason, code="sandbox_unavailable")
+            reason, code = _NO_SUITE if needed == REASONING_GYM else _NO_SANDBOX
+            problems.add(where, reason, code=code)
     if able and monty.installed():
         _check_subset(method, problems)
 

@@ -1,0 +1,197 @@
+"""The child process: reads a dataset from standard input, writes its rows to standard output.
+
+Its last line on standard error is a JSON report or an error. A dataset's options come from a tenant, and some
+generators were not written for that (one opens a file that its options name). So this process has limits of
+memory, time and output, opens no file but those of installed packages, and starts nothing.
+"""
+
+import dataclasses
+import difflib
+import errno
+import json
+import os
+import resource
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
+
+from grpo_engine.sandbox.launch import package_folders
+from service.suites.child_process import LIMIT_SECONDS
+from service.suites.models import SEED_STEP, ReasoningGymDataset, SuiteError
+
+MAX_MEMORY_BYTES = 2 * 2**30
+MAX_CHECKED = 200
+"""Number of rows whose own answers are scored."""
+NUM_CLOSEST = 3
+_REFUSED = (
+    "subprocess.",
+    "socket.",
+    "ctypes.",
+    "os.exec",
+    "os.fork",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.system",
+)
+
+
+def main() -> int:
+    given = json.load(sys.stdin)
+    report, rows = os.fdopen(os.dup(2), "w"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):  # generators print
+        os.dup2(nowhere, descriptor)
+    limit(given["max_bytes"])
+    try:
+        found = write_rows(ReasoningGymDataset.model_validate(given["dataset"]), rows)
+    except SuiteError as error:
+        found = {"error": {"where": error.where, "message": str(error), "code": error.code}}
+    except MemoryError:
+        found = {"error": {"where": "", "message": "generating the rows needs more than 2 GiB of memory"}}
+    except OSError as error:
+        is_full = error.errno == errno.EFBIG
+        reason = f"the rows have more than {given['max_bytes']:,} bytes" if is_full else str(error)
+        found = {"error": {"where": "", "message": reason}}
+    print(json.dumps(found), file=report, flush=True)
+    os._exit(1 if "error" in found else 0)  # the file of rows may be full
+
+
+def limit(max_bytes: int) -> None:
+    """Limit memory, processor time and the file of rows."""
+    limits = {
+        resource.RLIMIT_AS: MAX_MEMORY_BYTES,
+        resource.RLIMIT_CPU: LIMIT_SECONDS + 5,  # after the parent's limit, which is reported
+        resource.RLIMIT_FSIZE: max_bytes,
+        resource.RLIMIT_CORE: 0,
+    }
+    for kind, value in limits.items():
+        resource.setrlimit(kind, (value, value))
+
+
+def confine() -> None:
+    """Refuse to open files other than installed packages, to write, to connect and to start processes."""
+    folders = tuple(
+        f"{os.path.realpath(path)}/" for path in (*package_folders(), sysconfig.get_path("stdlib"))
+    )
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, _, flags = arguments
+            if isinstance(path, int) or (
+                os.path.realpath(os.fsdecode(path)).startswith(folders) and not (flags or 0) & writing
+            ):
+                return
+        elif not event.startswith(_REFUSED):
+            return
+        raise PermissionError(f"{event} is not allowed here")
+
+    sys.addaudithook(watch)
+
+
+def write_rows(dataset: ReasoningGymDataset, rows: TextIO) -> dict[str, Any]:
+    """Write the rows; returns the report on their own answers. Raises SuiteError."""
+    try:
+        from grpo_engine.graders.suites import reasoning_gym_tasks as suite
+    except ImportError as error:
+        hint = "install it where the API runs: pip install 'grpo-service[reasoning-gym]'"
+        raise SuiteError(
+            "", f"Reasoning Gym is missing ({error}); {hint}", "reasoning_gym_missing"
+        ) from error
+    confine()
+    _check_names(dataset, suite)
+    report: dict[str, Any] = {"checked": 0, "wrong": 0}
+    for line, (row, score) in enumerate(_rows(dataset, suite), 1):
+        rows.write(json.dumps(row, ensure_ascii=False) + "\n")
+        if score is not None:
+            report["checked"] += 1
+        if score is not None and score != 1:
+            report = {"line": line, "answer": row["answer"], "score": score} | report
+            report["wrong"] += 1
+    rows.flush()
+    return report
+
+
+def _check_names(dataset: ReasoningGymDataset, suite: Any) -> None:
+    """Raise SuiteError for an unknown task, an unknown or fixed option, or too many levels."""
+    task, levels = dataset.task, dataset.levels
+    if task not in suite.DATASETS:
+        _refuse_unknown("task", task, suite.DATASETS, f"it has {len(suite.DATASETS)} tasks")
+    names = {each.name for each in dataclasses.fields(suite.DATASETS[task][1])}
+    fixed = {"size": "set dataset.size", "seed": "set dataset.seed"}
+    if levels is not None:
+        if task not in suite.CURRICULA:
+            raise SuiteError("levels", f"{task} has no curriculum")
+        attributes = suite.CURRICULA[task]().attributes.values()
+        most = max((len(each.levels) for each in attributes), default=1)
+        if levels > most:
+            raise SuiteError("levels", f"must be at most {most}, the levels of {task}'s curriculum")
+        if levels > dataset.size:
+            raise SuiteError("levels", f"must be at most dataset.size, {dataset.size}")
+        for each in attributes:
+            for field in ("field_name", "lower_field_name", "upper_field_name"):
+                fixed[getattr(each, field, "")] = "the levels set it"
+    for name in dataset.config:
+        if name in fixed:
+            raise SuiteError(f"config.{name}", fixed[name])
+        if name not in names:
+            _refuse_unknown(f"config.{name}", name, names, f"options of {task}: {', '.join(sorted(names))}")
+
+
+def _refuse_unknown(where: str, name: str, known: Mapping[str, Any] | set[str], otherwise: str) -> None:
+    close = difflib.get_close_matches(name, sorted(known), NUM_CLOSEST, cutoff=0.4)
+    shown = f"did you mean {' or '.join(close)}?" if close else otherwise
+    raise SuiteError(where, f"{name!r} is unknown: {shown}")
+
+
+def _rows(dataset: ReasoningGymDataset, suite: Any) -> Iterator[tuple[dict[str, Any], float | None]]:
+    """The rows, `MAX_CHECKED` of them with the score of their own answer. Raises SuiteError."""
+    seed, number, step = dataset.seed * SEED_STEP, 0, -(-dataset.size // MAX_CHECKED)
+    levels = [None] if dataset.levels is None else list(range(dataset.levels))
+    for place, level in enumerate(levels):
+        size = dataset.size * (place + 1) // len(levels) - number
+        try:
+            made = suite.make_task(dataset.task, dataset.config, level, seed=seed + number, size=size)
+            for index in range(size):
+                row = _row(dataset, level, made[index])
+                yield row, _own_score(made, row, suite) if number % step == 0 else None
+                number += 1
+        except (MemoryError, OSError, SuiteError):
+            raise
+        except Exception as error:
+            message = str(error) or type(error).__name__
+            named = [f"config.{name}" for name in dataset.config if name in message]
+            where = next(iter(named), "config" if level is None else "levels")
+            raise SuiteError(where, f"{dataset.task} refuses it: {message[:500]}") from error
+
+
+def _own_score(made: Any, row: Mapping[str, Any], suite: Any) -> float:
+    try:
+        return float(suite.score(made, row["answer"], row))
+    except Exception:  # noqa: BLE001 - as the grader
+        return 0.0
+
+
+def _row(dataset: ReasoningGymDataset, level: int | None, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the file, in JSON's types."""
+    system = [{"role": "system", "content": dataset.system_prompt}] if dataset.system_prompt else []
+    row = {
+        "messages": [*system, {"role": "user", "content": entry["question"]}],
+        "answer": entry["answer"],
+        **({} if level is None else {"level": level}),
+        "reasoning_gym": {"task": dataset.task, "config": dataset.config, "metadata": entry["metadata"]},
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(row, default=_plain))
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """A value without a JSON form: numpy's as Python's, a set as a list, others as their text."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return sorted(value) if isinstance(value, set | frozenset) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
