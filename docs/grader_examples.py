@@ -94,7 +94,7 @@ EXAMPLES: dict[str, Example] = {
             "reasoning_gym": {"task": "chain_sum", "config": {}, "metadata": {"expression": "4 - 9"}},
         },
         reward=1.0,
-        note="A job with a `dataset` has this grader and such rows ([task suites](../../write-a-job/suites.md)).",
+        note="[Task suites](../../write-a-job/suites.md) have such rows, and this grader by default.",
     ),
     "process": Example(
         {

@@ -158,31 +158,22 @@ class CurriculumSource(PromptSource):
         return sorted(chosen) + list(range(further, further + self.rows_per_step - len(chosen)))
 
 
-LEVEL_STEPS = 2
-"""Steps whose worth of outcomes decides whether a level is solved."""
-LEVEL_PASS_RATE = 0.75
+LEVEL_STEPS, LEVEL_PASS_RATE = 2, 0.75
 
 
 class LevelSource(PromptSource):
     """Rows of the lowest `level`, then those of higher levels too, each once the level below is solved.
 
     A level is solved if its newest outcomes, `LEVEL_STEPS` steps' worth, have a mean pass rate of at least
-    `LEVEL_PASS_RATE`. A row's level is its field `level`; 0 without one.
+    `LEVEL_PASS_RATE`. A row without the field `level` has level 0.
     """
 
     def __init__(self, prompts: Sequence[Prompt], rows_per_step: int, seed: int) -> None:
         super().__init__(prompts, rows_per_step, seed)
         self.level_of = {prompt.row: int(prompt.item.get("level") or 0) for prompt in prompts}
-        self.levels = sorted(set(self.level_of.values()))
-        self.cursor = 0
-        self.num_solved = 0
+        self.level, self.cursor = min(self.level_of.values()), 0
         self.pass_rates: list[float] = []
-        """Of the newest outcomes of the highest open level, oldest first."""
-
-    @property
-    def level(self) -> int:
-        """The highest open level."""
-        return self.levels[self.num_solved]
+        """Of the newest outcomes of `level`, the highest open one."""
 
     def batch(self, step: int) -> list[Prompt]:
         """The next prompts of the open levels."""
@@ -194,19 +185,17 @@ class LevelSource(PromptSource):
         rates = [outcome.pass_rate for row, outcome in outcomes.items() if self.level_of[row] == self.level]
         needed = LEVEL_STEPS * self.rows_per_step
         self.pass_rates = [*self.pass_rates, *rates][-needed:]
-        is_solved = len(self.pass_rates) == needed and sum(self.pass_rates) >= LEVEL_PASS_RATE * needed
-        if is_solved and self.num_solved < len(self.levels) - 1:
-            self.num_solved += 1
-            self.pass_rates = []
+        higher = [level for level in self.level_of.values() if level > self.level]
+        if higher and len(self.pass_rates) == needed and sum(self.pass_rates) >= LEVEL_PASS_RATE * needed:
+            self.level, self.pass_rates = min(higher), []
 
     @property
     def state(self) -> dict[str, Any]:
-        return {"cursor": self.cursor, "num_solved": self.num_solved, "pass_rates": self.pass_rates}
+        return {"cursor": self.cursor, "level": self.level, "pass_rates": self.pass_rates}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.cursor = int(state.get("cursor", 0))
-        self.num_solved = int(state.get("num_solved", 0))
-        self.pass_rates = list(state.get("pass_rates", []))
+        for name, value in state.items():
+            setattr(self, name, value)
 
     def metrics(self) -> dict[str, float]:
         return {"curriculum/level": float(self.level)}

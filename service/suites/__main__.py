@@ -10,6 +10,8 @@ import difflib
 import errno
 import json
 import os
+import random
+import re
 import resource
 import sys
 import sysconfig
@@ -18,25 +20,17 @@ from typing import Any, TextIO
 
 from grpo_engine.sandbox.launch import package_folders
 from service.suites.child_process import LIMIT_SECONDS
-from service.suites.models import SEED_STEP, ReasoningGymDataset, SuiteError
+from service.suites.models import INSTALL, SEED_STEP, ReasoningGymDataset, SuiteError
 
 MAX_MEMORY_BYTES = 2 * 2**30
 MAX_CHECKED = 200
 """Number of rows whose own answers are scored."""
 NUM_CLOSEST = 3
-_REFUSED = (
-    "subprocess.",
-    "socket.",
-    "ctypes.",
-    "os.exec",
-    "os.fork",
-    "os.posix_spawn",
-    "os.spawn",
-    "os.system",
-)
+_REFUSED = re.compile(r"(subprocess|socket|ctypes)\.|os\.(exec|fork|posix_spawn|spawn|system)")
+"""Audit events of what a generator never needs."""
 
 
-def main() -> int:
+def main() -> None:
     given = json.load(sys.stdin)
     report, rows = os.fdopen(os.dup(2), "w"), os.fdopen(os.dup(1), "w", encoding="utf-8")
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -47,14 +41,15 @@ def main() -> int:
         found = write_rows(ReasoningGymDataset.model_validate(given["dataset"]), rows)
     except SuiteError as error:
         found = {"error": {"where": error.where, "message": str(error), "code": error.code}}
-    except MemoryError:
-        found = {"error": {"where": "", "message": "generating the rows needs more than 2 GiB of memory"}}
-    except OSError as error:
-        is_full = error.errno == errno.EFBIG
-        reason = f"the rows have more than {given['max_bytes']:,} bytes" if is_full else str(error)
+    except (MemoryError, OSError) as error:
+        reason = str(error)
+        if isinstance(error, MemoryError):
+            reason = "generating the rows needs more than 2 GiB of memory"
+        elif error.errno == errno.EFBIG:
+            reason = f"the rows have more than {given['max_bytes']:,} bytes"
         found = {"error": {"where": "", "message": reason}}
     print(json.dumps(found), file=report, flush=True)
-    os._exit(1 if "error" in found else 0)  # the file of rows may be full
+    os._exit(0)  # at a normal exit, the rest of the rows would be written to a file that may be full
 
 
 def limit(max_bytes: int) -> None:
@@ -74,18 +69,15 @@ def confine() -> None:
     folders = tuple(
         f"{os.path.realpath(path)}/" for path in (*package_folders(), sysconfig.get_path("stdlib"))
     )
-    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open":
-            path, _, flags = arguments
-            if isinstance(path, int) or (
-                os.path.realpath(os.fsdecode(path)).startswith(folders) and not (flags or 0) & writing
-            ):
-                return
-        elif not event.startswith(_REFUSED):
-            return
-        raise PermissionError(f"{event} is not allowed here")
+        if event == "open" and not isinstance(path := arguments[0], int):
+            writes = (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            is_refused = bool(writes) or not os.path.realpath(os.fsdecode(path)).startswith(folders)
+        else:
+            is_refused = _REFUSED.match(event) is not None
+        if is_refused:
+            raise PermissionError(f"{event} is not allowed here")
 
     sys.addaudithook(watch)
 
@@ -95,20 +87,19 @@ def write_rows(dataset: ReasoningGymDataset, rows: TextIO) -> dict[str, Any]:
     try:
         from grpo_engine.graders.suites import reasoning_gym_tasks as suite
     except ImportError as error:
-        hint = "install it where the API runs: pip install 'grpo-service[reasoning-gym]'"
-        raise SuiteError(
-            "", f"Reasoning Gym is missing ({error}); {hint}", "reasoning_gym_missing"
-        ) from error
+        reason = f"Reasoning Gym is missing ({error}); install it where the API runs: {INSTALL}"
+        raise SuiteError("", reason, "reasoning_gym_missing") from error
     confine()
     _check_names(dataset, suite)
     report: dict[str, Any] = {"checked": 0, "wrong": 0}
-    for line, (row, score) in enumerate(_rows(dataset, suite), 1):
+    step = -(-dataset.size // MAX_CHECKED)
+    for number, (row, made) in enumerate(_rows(dataset, suite)):
         rows.write(json.dumps(row, ensure_ascii=False) + "\n")
-        if score is not None:
+        if number % step == 0:
             report["checked"] += 1
-        if score is not None and score != 1:
-            report = {"line": line, "answer": row["answer"], "score": score} | report
-            report["wrong"] += 1
+            if (score := _own_score(made, row, suite)) != 1:
+                report = {"line": number + 1, "answer": row["answer"], "score": score} | report
+                report["wrong"] += 1
     rows.flush()
     return report
 
@@ -145,25 +136,25 @@ def _refuse_unknown(where: str, name: str, known: Mapping[str, Any] | set[str], 
     raise SuiteError(where, f"{name!r} is unknown: {shown}")
 
 
-def _rows(dataset: ReasoningGymDataset, suite: Any) -> Iterator[tuple[dict[str, Any], float | None]]:
-    """The rows, `MAX_CHECKED` of them with the score of their own answer. Raises SuiteError."""
-    seed, number, step = dataset.seed * SEED_STEP, 0, -(-dataset.size // MAX_CHECKED)
+def _rows(dataset: ReasoningGymDataset, suite: Any) -> Iterator[tuple[dict[str, Any], Any]]:
+    """The rows, each with its generator. Raises SuiteError."""
+    first, number = dataset.seed * SEED_STEP, 0
     levels = [None] if dataset.levels is None else list(range(dataset.levels))
-    for place, level in enumerate(levels):
-        size = dataset.size * (place + 1) // len(levels) - number
+    for place, level in enumerate(levels, 1):
+        size = dataset.size * place // len(levels) - number
+        random.seed(first + number)  # a few generators draw from it
         try:
-            made = suite.make_task(dataset.task, dataset.config, level, seed=seed + number, size=size)
+            made = suite.make_task(dataset.task, dataset.config, level, seed=first + number, size=size)
             for index in range(size):
-                row = _row(dataset, level, made[index])
-                yield row, _own_score(made, row, suite) if number % step == 0 else None
-                number += 1
-        except (MemoryError, OSError, SuiteError):
+                yield _row(dataset, level, made[index]), made
+        except (MemoryError, OSError):
             raise
         except Exception as error:
             message = str(error) or type(error).__name__
             named = [f"config.{name}" for name in dataset.config if name in message]
             where = next(iter(named), "config" if level is None else "levels")
             raise SuiteError(where, f"{dataset.task} refuses it: {message[:500]}") from error
+        number += size
 
 
 def _own_score(made: Any, row: Mapping[str, Any], suite: Any) -> float:
@@ -194,4 +185,4 @@ def _plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -7,6 +7,7 @@ from pydantic import Field
 from grpo_engine.contract.records import Input
 
 MAX_SIZE = 50_000
+INSTALL = "pip install 'grpo-service[reasoning-gym]'"
 SEED_STEP = 65_536
 """Row `i` of a task has the suite's seed plus `i`, so the seeds of two datasets must be further apart."""
 

@@ -126,8 +126,8 @@ def _samples(grader: Grader, row: Row) -> Iterator[Sample]:
             tag = getattr(part, "tag", None) or "answer"
             texts += [] if answer is None else [answer, f"<{tag}>{answer}</{tag}>"]
         if part.type in ("python", "reasoning_gym"):
-            tag = getattr(part, "tag", None) or "answer"
-            texts += [text for value in _values(row) for text in (value, f"<{tag}>{value}</{tag}>")]
+            tag = getattr(part, "tag", None)
+            texts += [f"<{tag}>{value}</{tag}>" if tag else value for value in _values(row)]
     for text in dict.fromkeys(texts):
         yield make_sample(text, num_tokens=max(1, len(text) // 4))
 

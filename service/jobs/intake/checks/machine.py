@@ -17,6 +17,7 @@ from service.jobs.store.machines import (
     Capabilities,
     Machine,
 )
+from service.suites.models import INSTALL
 
 _NEEDS = {"python": PYTHON_GRADERS, "code_tests": SANDBOX, "reasoning_gym": REASONING_GYM}
 
@@ -25,8 +26,7 @@ _NO_SANDBOX = (
     "sandbox_unavailable",
 )
 _NO_SUITE = (
-    "no worker has both a working sandbox and Reasoning Gym in its engine's environment: "
-    "pip install 'grpo-service[reasoning-gym]'",
+    f"no worker has both a working sandbox and Reasoning Gym in its engine's environment: {INSTALL}",
     "reasoning_gym_missing",
 )
 

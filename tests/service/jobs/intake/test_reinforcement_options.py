@@ -105,7 +105,7 @@ HYPERPARAMETERS: list[tuple[dict[str, Any], str, str]] = [
     ({"overlong_buffer_tokens": 17}, "overlong_buffer_tokens", "cannot exceed max_completion_tokens"),
     ({"dynamic_sampling": -1}, "dynamic_sampling", "greater than or equal to 0"),
     ({"dynamic_sampling": True}, "dynamic_sampling", "a valid"),
-    ({"curriculum": "hard"}, "curriculum", "'none' or 'rest'"),
+    ({"curriculum": "hard"}, "curriculum", "'none', 'rest' or 'levels'"),
     ({"recipe": "ppo"}, "recipe", "'rloo' or 'reinforce_plus_plus'"),
     ({"self_distillation": {"alone": True}}, "self_distillation.alone", "set beta to 0"),
     ({"self_distillation": {"template": "x"}}, "self_distillation.template", "{prompt} and {feedback}"),
