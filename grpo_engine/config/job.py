@@ -96,7 +96,7 @@ class ReinforcementMethod(Input):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
-        if (index := _repeated([tool.name for tool in self.tools])) is not None:
+        if (index := _repeated([getattr(tool, "name", None) for tool in self.tools])) is not None:
             raise problem_at("tools need different names", "tools", index, "name")
         names = [kept.name for kept in self.retention]
         if VALIDATION in names:
@@ -107,9 +107,9 @@ class ReinforcementMethod(Input):
         return self
 
 
-def _repeated(names: Sequence[str]) -> int | None:
-    """Index of the first repeated name."""
-    return next((index for index, name in enumerate(names) if name in names[:index]), None)
+def _repeated(names: Sequence[str | None]) -> int | None:
+    """Index of the first repeated name; None is no name."""
+    return next((index for index, name in enumerate(names) if name and name in names[:index]), None)
 
 
 class SupervisedMethod(Input):

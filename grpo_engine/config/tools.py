@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from grpo_engine.contract.records import Input
+from grpo_engine.contract.records import Input, Listed
 from grpo_engine.outbound.addresses import check_url
+from grpo_engine.outbound.web import check_headers
 
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$")]
 
@@ -43,7 +44,36 @@ class HttpTool(Input):
     """Maximum characters of the response that the model sees."""
 
 
-Tool = Annotated[PythonTool | HttpTool, Field(discriminator="type")]
+class McpTool(Input):
+    """The tools of an MCP server (streamable HTTP). A completion that calls them has a session of its own."""
+
+    type: Literal["mcp"]
+    server_url: Annotated[str, Field(max_length=2048), AfterValidator(check_url)]
+    """https URL with a public host name on port 443 or 8443, or a host that the operator allows."""
+    server_label: str = Field("", pattern=r"^[A-Za-z0-9_-]{0,64}$")
+    """Name of the server in error messages."""
+    headers: Annotated[dict[str, str], Field(max_length=16), AfterValidator(check_headers)] = {}
+    """Sent with each request, such as an Authorization header."""
+    allowed_tools: Listed[ToolName] | None = Field(None, max_length=128)
+    """Names of the server's tools that the model may call; null: all of them."""
+    require_approval: Literal["never"] = "never"
+    """As in OpenAI's API; nobody can approve a call of a training job."""
+    timeout_seconds: float = Field(10.0, gt=0, le=120)
+    """Time limit of one call, and of opening its session."""
+    max_output_chars: int = Field(2000, ge=1, le=100_000)
+    """Maximum characters of the answer that the model sees."""
+
+
+class ListedTool(McpTool):
+    """One of a server's tools, as the server described it when the job started."""
+
+    name: ToolName
+    description: str
+    parameters: dict[str, Any]
+
+
+Tool = Annotated[PythonTool | HttpTool | McpTool, Field(discriminator="type")]
+NamedTool = PythonTool | HttpTool | ListedTool
 
 PYTHON_PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -52,11 +82,16 @@ PYTHON_PARAMETERS: dict[str, Any] = {
 }
 
 
-def function_schemas(tools: Sequence[PythonTool | HttpTool]) -> list[dict[str, Any]]:
-    """The tools in the form of chat templates and OpenAI's API."""
-    return [{"type": "function", "function": _function(tool)} for tool in tools]
+def named(tools: Sequence[PythonTool | HttpTool | McpTool]) -> list[NamedTool]:
+    """The tools that a model can call: all but the servers whose tools are not listed yet."""
+    return [tool for tool in tools if isinstance(tool, NamedTool)]
 
 
-def _function(tool: PythonTool | HttpTool) -> dict[str, Any]:
-    parameters = tool.parameters if isinstance(tool, HttpTool) else PYTHON_PARAMETERS
+def function_schemas(tools: Sequence[PythonTool | HttpTool | McpTool]) -> list[dict[str, Any]]:
+    """The named tools in the form of chat templates and OpenAI's API."""
+    return [{"type": "function", "function": _function(tool)} for tool in named(tools)]
+
+
+def _function(tool: NamedTool) -> dict[str, Any]:
+    parameters = PYTHON_PARAMETERS if isinstance(tool, PythonTool) else tool.parameters
     return {"name": tool.name, "description": tool.description, "parameters": parameters}

@@ -31,6 +31,7 @@ from grpo_engine.rollout.dataset import RowReader, held_out_numbers, parted, rea
 from grpo_engine.rollout.evaluation import HeldOutSet
 from grpo_engine.rollout.sampler.choice import open_sampler
 from grpo_engine.rollout.sampler.vllm.shared_engine import in_lockstep
+from grpo_engine.rollout.tools.listing import listed_tools
 from grpo_engine.rollout.tools.sampler import ToolSampler
 from grpo_engine.run.devices import choose_device
 from grpo_engine.run.export import ExportRun
@@ -88,6 +89,7 @@ def _reinforcement(
     config: RunConfig, method: ReinforcementMethod, run_dir: Path, policy: Policy
 ) -> TrainingLoop[Trainer] | TrainingLoop[Probe]:
     settings = method.hyperparameters
+    method = method.model_copy(update={"tools": listed_tools(method.tools, policy.tokenizer)})
     reader = RowReader(policy.tokenizer, config.created_at, function_schemas(method.tools))
 
     @cache

@@ -50,6 +50,12 @@ class ModelText:
     context_tokens: int | None
     """The model's context length, for prompt and completion; None if its config has no limit."""
 
+    @property
+    def special_texts(self) -> list[str]:
+        """Texts that become tokens with a meaning, such as the end of a turn."""
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        return [token.content for token in added if token.special]
+
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, *, for_completion: bool
     ) -> str:

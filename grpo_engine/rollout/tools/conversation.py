@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from uuid import uuid4
 
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.models.policy import Policy
@@ -18,6 +19,8 @@ class Conversation:
         self.prompt = prompt
         self.place = place
         self.number, self.sample, _ = stream
+        self.rollout = uuid4().hex
+        """Names it to the servers of its tools."""
         self.limit = limit
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from grpo_engine.config.tools import HttpTool, PythonTool, function_schemas
+from grpo_engine.config.tools import Tool, function_schemas
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Group, Prompt
@@ -39,9 +39,7 @@ UNKNOWN_TOOL = "unknown"
 class ToolSampler(AroundSampler):
     """Samples completions of up to `max_turns` turns. Raises ConfigError if a tool cannot work here."""
 
-    def __init__(
-        self, inner: Sampler, policy: Policy, tools: Sequence[PythonTool | HttpTool], *, max_turns: int
-    ) -> None:
+    def __init__(self, inner: Sampler, policy: Policy, tools: Sequence[Tool], *, max_turns: int) -> None:
         super().__init__(inner)
         self.policy = policy
         self.toolbox = Toolbox(tools)
@@ -128,7 +126,8 @@ class _Run:
         key = f"{self.sampling.seed}/{self.sampling.step}/{conversation.stream}"
         item = conversation.prompt.item
         conversation.waiting = [
-            (call, self.toolbox.submit(call, item, f"{key}/{number}")) for number, call in enumerate(calls)
+            (call, self.toolbox.submit(call, item, f"{key}/{number}", conversation.rollout))
+            for number, call in enumerate(calls)
         ]
         self.queue.put_after(conversation, [future for _, future in conversation.waiting])
 
@@ -144,5 +143,6 @@ class _Run:
         return NextTurn(replace(conversation.prompt, token_ids=tokens), continuation)
 
     def _end(self, conversation: Conversation, reason: FinishReason) -> None:
+        self.toolbox.end(conversation.rollout)
         completion = conversation.completion(self.sampler.policy, reason)
         self.groups.add(conversation.place, conversation.sample, completion)

@@ -1,4 +1,4 @@
-"""Runs tool calls: Python in the sandbox, HTTP through the guarded client (`outbound/web.py`).
+"""Runs tool calls: Python in the sandbox, HTTP and MCP through the guarded clients (`outbound/`).
 
 Boundary: a call goes in, a text for the model comes out, in bounded time and size. A failure is the answer to
 its call and affects no other call.
@@ -15,11 +15,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import LifoQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
-from grpo_engine.config.tools import HttpTool, PythonTool
+from grpo_engine.config.tools import HttpTool, ListedTool, NamedTool, PythonTool, Tool, named
 from grpo_engine.contract.errors import ConfigError
 from grpo_engine.graders.feedback import storable
 from grpo_engine.graders.untrusted_json import parse_json
@@ -28,6 +28,9 @@ from grpo_engine.outbound.signing import signature_headers
 from grpo_engine.outbound.web import NoAnswer, post
 from grpo_engine.rollout.tools.calls import ToolCall
 from grpo_engine.sandbox import Outcome, PythonServer, SandboxUnavailable, untrusted_interpreter
+
+if TYPE_CHECKING:
+    from grpo_engine.outbound.mcp_client import McpSessions
 
 CALLS_AT_A_TIME = 8
 OVERTIME_SECONDS = 5.0
@@ -63,8 +66,8 @@ class ToolResult:
 class Toolbox:
     """A job's tools by name. Raises ConfigError if one of them cannot work on this machine."""
 
-    def __init__(self, tools: Sequence[PythonTool | HttpTool]) -> None:
-        self.tools = {tool.name: tool for tool in tools}
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self.tools = {tool.name: tool for tool in named(tools)}
         self._python = any(isinstance(tool, PythonTool) for tool in tools)
         if self._python:
             try:
@@ -80,11 +83,20 @@ class Toolbox:
         """Accepts calls inside the block; when it ends, no call is waiting or running."""
         pool = ThreadPoolExecutor(CALLS_AT_A_TIME, thread_name_prefix="tool")
         interpreters = Interpreters(CALLS_AT_A_TIME if self._python else 0)
+        sessions = _mcp_sessions() if any(isinstance(t, ListedTool) for t in self.tools.values()) else None
         try:
-            yield OpenToolbox(self.tools, pool, interpreters)
+            yield OpenToolbox(self.tools, pool, interpreters, sessions)
         finally:
             pool.shutdown(cancel_futures=True)
             interpreters.close()
+            if sessions is not None:
+                sessions.close()
+
+
+def _mcp_sessions() -> McpSessions:
+    from grpo_engine.outbound.mcp_client import McpSessions
+
+    return McpSessions()
 
 
 class Interpreters:
@@ -118,15 +130,24 @@ class Interpreters:
 
 @dataclass(frozen=True, slots=True)
 class OpenToolbox:
-    tools: Mapping[str, PythonTool | HttpTool]
+    tools: Mapping[str, NamedTool]
     pool: ThreadPoolExecutor
     interpreters: Interpreters
+    sessions: McpSessions | None = None
 
-    def submit(self, call: ToolCall, item: Mapping[str, Any], key: str) -> Future[ToolResult]:
-        """The future answer. `item` is the prompt's row, `key` is unique among the job's calls."""
-        return self.pool.submit(self._answer, call, item, key)
+    def submit(
+        self, call: ToolCall, item: Mapping[str, Any], key: str, rollout: str = ""
+    ) -> Future[ToolResult]:
+        """The future answer. `item` is the prompt's row, `key` is unique among the job's calls, `rollout`
+        among all completions."""
+        return self.pool.submit(self._answer, call, item, key, rollout)
 
-    def _answer(self, call: ToolCall, item: Mapping[str, Any], key: str) -> ToolResult:
+    def end(self, rollout: str) -> None:
+        """End the MCP sessions of a completion."""
+        if self.sessions is not None:
+            self.sessions.end(rollout)
+
+    def _answer(self, call: ToolCall, item: Mapping[str, Any], key: str, rollout: str) -> ToolResult:
         """Run a call, for at most its tool's time limit plus OVERTIME_SECONDS."""
         tool = self.tools.get(call.name)
         if call.error:
@@ -136,6 +157,8 @@ class OpenToolbox:
         seconds = tool.timeout_seconds + OVERTIME_SECONDS
         if isinstance(tool, PythonTool):
             answer = within(seconds, lambda: _run_python(tool, call, self.interpreters))
+        elif isinstance(tool, ListedTool):
+            answer = within(seconds, lambda: _run_mcp(tool, call, self.sessions, rollout))
         else:
             answer = within(seconds, lambda: _run_http(tool, call, item, key))
         return ToolResult(shortened(answer.text, tool.max_output_chars), answer.failed)
@@ -194,6 +217,20 @@ def _run_http(tool: HttpTool, call: ToolCall, item: Mapping[str, Any], key: str)
     if not 200 <= answer.status < 300:
         return ToolResult(f"Error: status {answer.status}\n{text}".strip(), failed=True)
     return ToolResult(text or NO_OUTPUT)
+
+
+def _run_mcp(tool: ListedTool, call: ToolCall, sessions: McpSessions | None, rollout: str) -> ToolResult:
+    """The server's answer. A call is never repeated, because it may have effects."""
+    from grpo_engine.outbound.mcp_client import McpFailure, McpServer
+
+    assert sessions is not None
+    server = McpServer(tool.server_url, tool.headers, tool.timeout_seconds)
+    try:
+        answer = sessions.call(server, rollout, call.name, call.arguments)
+    except (McpFailure, RefusedUrl) as error:
+        return ToolResult(storable(f"Error: {error}"), failed=True)
+    text = storable(answer.text).strip()
+    return ToolResult(f"Error: {text}" if answer.failed else text or NO_OUTPUT, answer.failed)
 
 
 def http_request(call: ToolCall, item: Mapping[str, Any], key: str) -> tuple[bytes, dict[str, str]]:

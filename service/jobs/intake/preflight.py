@@ -18,6 +18,7 @@ from service.jobs.intake.checks.files import CheckedRows, FileCheck
 from service.jobs.intake.checks.grader import check_grader, check_speakers
 from service.jobs.intake.checks.idle_options import warn_of_idle_options
 from service.jobs.intake.checks.machine import check_capabilities, check_gpus
+from service.jobs.intake.checks.mcp import list_mcp_tools
 from service.jobs.intake.checks.method import (
     check_lora_targets,
     check_method,
@@ -30,7 +31,14 @@ from service.jobs.intake.estimate import Estimate, Subject, estimate
 from service.jobs.intake.model_size import UnknownShape, model_shape
 from service.jobs.intake.recent_results import RecentResults
 from service.jobs.intake.report import Report
-from service.jobs.model.methods import DatasetUse, datasets_of, graders_of, parsed_method, reads_rows
+from service.jobs.model.methods import (
+    DatasetUse,
+    datasets_of,
+    graders_of,
+    parsed_method,
+    reads_rows,
+    tools_of,
+)
 from service.jobs.model.names import base_of
 from service.jobs.model.schemas import JobCreate
 from service.jobs.store import repository
@@ -77,6 +85,10 @@ class Preflight:
         _check_settings(job, report)
         entry = self.catalog.find(lineage.root) or self._hub_entry(lineage.root, report)
         text = _check_model(job, entry, report)
+        report.tools = tools_of(report.method)
+        list_mcp_tools(report, text)
+        if text is not None:
+            check_tools(job.method, report.tools, text, report.problems, report.warn)
         check_quantization(report.method, parent, report.shape, report.warn)
         self._check_deployment(job, machines, report)
         self._check_rows(uses, files, self._file_check(job, report, entry, text))
@@ -198,9 +210,7 @@ def _check_model(job: JobCreate, entry: CatalogEntry | None, report: Report) -> 
         report.shape = model_shape(entry.folder)
         check_lora_targets(job.method, report.shape, report.problems)
     try:
-        text = load_model_text(entry.folder)
+        return load_model_text(entry.folder)
     except ModelTextError as error:
         report.warn("lengths_unchecked", f"Row lengths were not checked: {error}.")
         return None
-    check_tools(job.method, text, report.problems, report.warn)
-    return text

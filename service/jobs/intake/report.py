@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from grpo_engine.config.job import Method, hyperparameters_of
+from grpo_engine.config.tools import Tool
 from service.hub.models import HubModel
 from service.jobs.intake.estimate import RowTokens
 from service.jobs.intake.model_size import ModelShape
@@ -28,6 +29,8 @@ class Report:
     shape: ModelShape | None = None
     """None if the model's weights are not on this machine."""
     on_gpu: bool = False
+    tools: tuple[Tool, ...] = ()
+    """What the model may call, with the tools of MCP servers in their servers' place."""
     hub_model: HubModel | None = None
     """The hub model to add to the catalogue, if the job names one that is not in it yet."""
 

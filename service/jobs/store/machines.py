@@ -22,6 +22,7 @@ import structlog
 from sqlalchemy import bindparam, delete, distinct, func, select
 from sqlalchemy.orm import Session
 
+from grpo_engine.config import mcp_tools
 from grpo_engine.process.gpus import count_visible_gpus, smallest_memory_gb
 from grpo_engine.sandbox import monty, self_test, unsafe
 from service.jobs.store import formats, history
@@ -39,6 +40,8 @@ PYTHON_GRADERS = "python_graders"
 """The sandbox works, or pydantic-monty can run its subset of Python: graders written by users may run."""
 REASONING_GYM = "reasoning_gym"
 """Code written by models may run, and the engine's environment has Reasoning Gym: its tasks can be scored."""
+MCP = "mcp"
+"""The package `mcp` is installed: jobs may use the tools of MCP servers."""
 UNSAFE = "unsafe_graders"
 """There is no sandbox, but the operator allows untrusted code of a single tenant."""
 CLUSTER = "cluster"
@@ -90,6 +93,7 @@ def of_this_machine(
         found = {SANDBOX, PYTHON_GRADERS, UNSAFE}
     if found and _has_reasoning_gym(engine_python):
         found.add(REASONING_GYM)
+    found |= {MCP} if mcp_tools.is_installed() else set()
     return frozenset(found | ({PYTHON_GRADERS} if monty.installed() else set()))
 
 

@@ -19,7 +19,7 @@ from service.jobs.intake.estimate import RowTokens
 from service.jobs.intake.lengths import LengthCheck
 from service.jobs.intake.report import Report
 from service.jobs.model.dataset import Kind, Problems, Row, read_rows
-from service.jobs.model.methods import DatasetUse, leaves, sampling_of, tools_of
+from service.jobs.model.methods import DatasetUse, leaves, sampling_of
 from service.platform.storage import ObjectMissing, Storage, split_lines
 from service.platform.tables.core import File
 from service.platform.token_counting import ModelText
@@ -68,8 +68,10 @@ class FileCheck:
         """A cache key, which is equal for checks with equal results."""
         unused: dict[str, Any] = {self.method.type: {"hyperparameters": UNUSED_BY_ROWS}}
         files = tuple((use.name, use.file_id) for use in uses)
+        tools = repr(function_schemas(self.report.tools))
         split = self.validation_split and (self.validation_split, self.seed)
-        return files, split, self.method.model_dump_json(exclude=unused), self.context_tokens, id(self.text)
+        method = self.method.model_dump_json(exclude=unused)
+        return files, split, method, tools, self.context_tokens, id(self.text)
 
     @property
     def method(self) -> Method:
@@ -134,7 +136,7 @@ class FileCheck:
         rows = self._rows(use, lines, problems)
         if self.text is None:
             return sum(1 for _ in self._graded(self.duplicates.watch(rows, use.param), use))
-        tools = tuple(function_schemas(tools_of(method)))
+        tools = tuple(function_schemas(self.report.tools))
         lengths = LengthCheck(self.text, method, self.context_tokens, use.param, problems, tools)
         rows = self.duplicates.watch(lengths.watch(rows), use.param)
         num_rows = sum(1 for _ in self._graded(rows, use))

@@ -9,6 +9,7 @@ from service.jobs.model.methods import rules_of, tools_of
 from service.jobs.model.resources import Resources
 from service.jobs.store.machines import (
     CLUSTER,
+    MCP,
     PYTHON_GRADERS,
     REASONING_GYM,
     SANDBOX,
@@ -20,23 +21,33 @@ from service.jobs.store.machines import (
 from service.suites.models import INSTALL
 
 _NEEDS = {"python": PYTHON_GRADERS, "code_tests": SANDBOX, "reasoning_gym": REASONING_GYM}
-
+_TOOL_NEEDS = {"python": SANDBOX, "mcp": MCP}
 _NO_SANDBOX = (
     "needs a sandbox for untrusted code, and no worker has a working one: see the workers' logs",
     "sandbox_unavailable",
 )
-_NO_SUITE = (
-    f"no worker has both a working sandbox and Reasoning Gym in its engine's environment: {INSTALL}",
-    "reasoning_gym_missing",
-)
+_MISSING = {
+    REASONING_GYM: (
+        f"no worker has both a working sandbox and Reasoning Gym in its engine's environment: {INSTALL}",
+        "reasoning_gym_missing",
+    ),
+    MCP: (
+        "no worker has the package mcp; install it there: pip install 'grpo-service[mcp]'",
+        "mcp_unavailable",
+    ),
+}
+"""Capability → reason and code for a part that needs it where no worker has it."""
 
 
 def needs_of(method: Method) -> list[tuple[str, str]]:
-    """For each part of a method that runs untrusted code: its place, and the capability that it needs."""
+    """For each part of a method that not every machine can run: its place, and the capability that it
+    needs."""
     found = [(where, _NEEDS[rule.type]) for where, rule in rules_of(method) if rule.type in _NEEDS]
     places = enumerate(tools_of(method))
     return found + [
-        (f"method.{method.type}.tools[{n}]", SANDBOX) for n, tool in places if tool.type == "python"
+        (f"method.{method.type}.tools[{n}]", _TOOL_NEEDS[tool.type])
+        for n, tool in places
+        if tool.type in _TOOL_NEEDS
     ]
 
 
@@ -115,11 +126,10 @@ def check_capabilities(
     method: Method, machines: list[Machine], problems: Problems, warn: Callable[[str, str], None]
 ) -> None:
     """Adds a problem for each part that no machine can run, and for each grader outside monty's subset."""
-    needs = needs_of(method)
+    hosts, needs = [machine.capabilities for machine in machines], needs_of(method)
     if not needs:
         return
-    hosts = [machine.capabilities for machine in machines]
-    if any(UNSAFE in host for host in hosts):
+    if any(UNSAFE in host for host in hosts) and any(needed != MCP for _, needed in needs):
         warn(UNSAFE_WARNING["code"], UNSAFE_WARNING["message"])
     required = frozenset(needed for _, needed in needs)
     if not hosts or any(required | {SANDBOX} <= host for host in hosts):
@@ -127,7 +137,7 @@ def check_capabilities(
     able = any(required <= host for host in hosts)
     for where, needed in needs:
         if not able and not any(needed in host for host in hosts):
-            reason, code = _NO_SUITE if needed == REASONING_GYM else _NO_SANDBOX
+            reason, code = _MISSING.get(needed, _NO_SANDBOX)
             problems.add(where, reason, code=code)
     if able and monty.installed():
         _check_subset(method, problems)

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from grpo_engine.config.job import Lora, Method, Reinforcement, Supervised
 from grpo_engine.config.tool_formats import HERMES, QUESTION, UnreadableFormat, find_format
-from grpo_engine.config.tools import HttpTool, function_schemas
+from grpo_engine.config.tools import HttpTool, Tool, function_schemas
 from grpo_engine.graders import Grader
 from grpo_engine.graders import formula as formulas
 from grpo_engine.graders.rules.json_schema import check_schema
@@ -142,9 +142,10 @@ def _check_tool_parameters(method: Method, problems: Problems) -> None:
             problems.add(place, 'must describe an object: set "type": "object"', code="invalid_value")
 
 
-def check_tools(method: Method, text: ModelText, problems: Problems, warn: Warn) -> None:
+def check_tools(
+    method: Method, tools: tuple[Tool, ...], text: ModelText, problems: Problems, warn: Warn
+) -> None:
     """Adds a problem if the model's tool calls cannot be read; warns if its chat template has no tools."""
-    tools = tools_of(method)
     if not tools:
         return
 

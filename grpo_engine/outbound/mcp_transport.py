@@ -1,0 +1,111 @@
+"""HTTP for the official MCP client, under the address rules of `web.py`.
+
+The host is looked up once per session and every connection goes to a checked address, with the name in TLS
+and Host. No redirects, proxy, decompression or streams that the server opens on its own (GET). The bytes of
+each response and of the whole session are bounded; the caller bounds the time.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import partial
+
+import anyio
+import anyio.to_thread
+import httpx2
+
+from grpo_engine.outbound.addresses import AllowedHosts, Resolver, addresses_of, parse, resolve
+from grpo_engine.outbound.pinned import MAX_ADDRESSES, tls_context
+from grpo_engine.outbound.web import MAX_ANSWER_BYTES
+
+MAX_SESSION_BYTES = 2**24
+CLOSE_SECONDS = 3.0
+"""Time limit of the request that ends a session."""
+
+
+class RefusedConnection(httpx2.TransportError):
+    """The server did something that is not accepted."""
+
+
+class PinnedTransport(httpx2.AsyncBaseTransport):
+    """Transport of one session. Raises RefusedUrl if its URL may not be requested."""
+
+    def __init__(self, url: str, resolver: Resolver = resolve) -> None:
+        self.target = parse(url, AllowedHosts.from_environment())
+        self.failure = ""
+        """What the server did wrong; the MCP client reports some errors without their reason."""
+        self._resolver = resolver
+        self._addresses: list[str] = []
+        self._room = MAX_SESSION_BYTES
+        self._inner = httpx2.AsyncHTTPTransport(
+            verify=tls_context(os.environ.get("SSL_CERT_FILE")),
+            trust_env=False,
+            limits=httpx2.Limits(max_keepalive_connections=0),
+        )
+
+    async def look_up(self) -> None:
+        """Find the host's addresses. Raises RefusedUrl if one may not be connected to, OSError."""
+        look_up = partial(addresses_of, self.target, self._resolver)
+        self._addresses = (await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True))[:MAX_ADDRESSES]
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if request.method == "GET":
+            return httpx2.Response(405)
+        is_end = request.method == "DELETE"
+        with anyio.fail_after(CLOSE_SECONDS if is_end else None):
+            response = await self._send(request)
+        compressed = response.headers.get("content-encoding", "identity") != "identity"
+        if is_end or response.is_redirect or compressed:
+            await response.aclose()
+        if is_end:
+            return httpx2.Response(response.status_code)
+        if response.is_redirect or compressed:
+            raise self._refused("the answer is compressed" if compressed else "redirects are not followed")
+        status, stream = response.status_code, _Bounded(self, response)
+        return httpx2.Response(status, headers=response.headers, stream=stream)
+
+    async def _send(self, request: httpx2.Request) -> httpx2.Response:
+        """The response from the first address that accepts a connection."""
+        target, path = self.target, self.target.path.encode("ascii")
+        extensions = {**request.extensions, "sni_hostname": target.host}
+        headers = {**request.headers, "host": target.authority, "accept-encoding": "identity"}
+        for address in self._addresses:
+            url = httpx2.URL(scheme=target.scheme, host=address, port=target.port, raw_path=path)
+            pinned = httpx2.Request(
+                request.method, url, headers=headers, stream=request.stream, extensions=extensions
+            )
+            with suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
+                return await self._inner.handle_async_request(pinned)
+        raise self._refused("no connection")
+
+    def spend(self, num_bytes: int, answered: int) -> None:
+        """Count bytes of an answer that then has `answered`. Raises RefusedConnection beyond a limit."""
+        self._room -= num_bytes
+        if answered > MAX_ANSWER_BYTES:
+            raise self._refused(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
+        if self._room < 0:
+            raise self._refused(f"the session has received more than {MAX_SESSION_BYTES} bytes")
+
+    def _refused(self, reason: str) -> RefusedConnection:
+        self.failure = f"{self.target.host}: {reason}"
+        return RefusedConnection(self.failure)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    def __init__(self, transport: PinnedTransport, response: httpx2.Response) -> None:
+        self._transport = transport
+        self._response = response
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        answered = 0
+        assert isinstance(self._response.stream, httpx2.AsyncByteStream)
+        async for part in self._response.stream:
+            answered += len(part)
+            self._transport.spend(len(part), answered)
+            yield part
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
