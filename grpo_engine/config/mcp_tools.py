@@ -18,6 +18,7 @@ from grpo_engine.graders.rules.json_schema import check_schema
 
 MAX_TOOLS, MAX_CHARACTERS = 128, 131_072
 """Maximum number of one server's tools that a model is shown, and of their characters as JSON."""
+MAX_DEPTH = 64
 LISTING_SECONDS = 15.0
 _name: TypeAdapter[str] = TypeAdapter(ToolName)
 
@@ -97,6 +98,8 @@ def _checked(listed: dict[str, Any], special_tokens: Collection[str]) -> dict[st
         _name.validate_python(listed["name"])
     except ValidationError:
         raise ValueError("has no name that a model can call") from None
+    if _depth(listed["parameters"]) > MAX_DEPTH:
+        raise ValueError(f"has parameters nested deeper than {MAX_DEPTH} levels")
     try:
         check_schema(listed["parameters"])
     except ValueError as error:
@@ -105,6 +108,11 @@ def _checked(listed: dict[str, Any], special_tokens: Collection[str]) -> dict[st
     if found := [token for token in special_tokens if json.dumps(token, ensure_ascii=False)[1:-1] in text]:
         raise ValueError(f"contains the special token {found[0]}")
     return listed
+
+
+def _depth(value: Any) -> int:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, parts), default=0)
 
 
 def _conflicts(shown: Sequence[tuple[int, Tool]]) -> list[ToolProblem]:
