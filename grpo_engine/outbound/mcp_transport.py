@@ -7,7 +7,6 @@ each response and of the whole session are bounded; the caller bounds the time.
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from functools import partial
 
 import anyio
@@ -69,14 +68,17 @@ class PinnedTransport(httpx2.AsyncBaseTransport):
         target, path = self.target, self.target.path.encode("ascii")
         extensions = {**request.extensions, "sni_hostname": target.host}
         headers = {**request.headers, "host": target.authority, "accept-encoding": "identity"}
+        reason = "no address"
         for address in self._addresses:
             url = httpx2.URL(scheme=target.scheme, host=address, port=target.port, raw_path=path)
             pinned = httpx2.Request(
                 request.method, url, headers=headers, stream=request.stream, extensions=extensions
             )
-            with suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
+            try:
                 return await self._inner.handle_async_request(pinned)
-        raise self._refused("no connection")
+            except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+                reason = str(error)
+        raise self._refused(f"no connection: {reason[:200]}")
 
     def spend(self, num_bytes: int, answered: int) -> None:
         """Count bytes of an answer that then has `answered`. Raises RefusedConnection beyond a limit."""

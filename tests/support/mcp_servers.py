@@ -27,7 +27,7 @@ def official() -> MCPServer[Any]:
     counts: dict[str, int] = {}
 
     @server.tool()
-    def add(a: int, b: int) -> int:
+    def add(a: int, b: int = 0) -> int:
         """Add two numbers."""
         return a + b
 
@@ -61,12 +61,26 @@ def header(ctx: Context[Any], name: str) -> str:
     return str(request.headers.get(name, "")) if request else ""
 
 
+@dataclass
+class Recorder:
+    """The official server, with the method and headers of each request."""
+
+    app: Any = field(default_factory=lambda: official().streamable_http_app())
+    requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+            self.requests.append((scope["method"], headers))
+        await self.app(scope, receive, send)
+
+
 @contextmanager
-def served(app: Any, path: str = "/mcp") -> Iterator[str]:
-    """Serve an ASGI application or an MCPServer in a thread; its URL."""
+def served(app: Any, path: str = "/mcp", **options: Any) -> Iterator[str]:
+    """Serve an ASGI application or an MCPServer in a thread; its URL. `options`: of uvicorn."""
     asgi = app.streamable_http_app() if isinstance(app, MCPServer) else app
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(asgi, log_config=None, lifespan="auto", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(asgi, log_config=None, timeout_graceful_shutdown=1, **options)
     server = uvicorn.Server(config)
     started = threading.Event()
     startup = server.startup

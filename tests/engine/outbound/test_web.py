@@ -3,7 +3,6 @@
 import contextlib
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -210,27 +209,6 @@ def test_garbage_instead_of_http_gives_no_answer() -> None:
         with pytest.raises(NoAnswer):
             post(f"http://{host}/", b"", {}, timeout_seconds=5, allowed_hosts=AllowedHosts(frozenset({host})))
         thread.join()
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for judge.example that signs itself, and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    chain, key = folder / "chain.pem", folder / "key.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-    ]
-    names = ["-subj", "/CN=judge.example", "-addext", "subjectAltName=DNS:judge.example"]
-    files = ["-keyout", str(key), "-out", str(chain), "-days", "2"]
-    subprocess.run([*command, *names, *files], check=True, capture_output=True)
-    return chain, key
 
 
 def tls_server(certificate: tuple[Path, Path], seen: list[str | None]) -> ScriptedServer:

@@ -61,7 +61,7 @@ def test_a_servers_tools_take_its_place_with_their_schemas(shop: str) -> None:
     assert found == []
     (_, first, second) = function_schemas(tools)
     assert first["function"]["description"] == "Add two numbers."
-    assert first["function"]["parameters"]["required"] == ["a", "b"]
+    assert first["function"]["parameters"]["required"] == ["a"]
     assert second["function"]["name"] == "draw"
     assert function_schemas([python, mcp(shop)]) == function_schemas([python])
 
