@@ -34,7 +34,7 @@ from service.platform.storage import open_usable_storage
 from service.probes import endpoints as probing
 from service.rollouts import endpoints as rollouts
 from service.serving import endpoints as chat
-from service.serving.feed import AnswerFeed
+from service.serving.answer import AnswerFeed, open_client
 from service.settings import Settings
 from service.web import error_handlers, openapi, swagger
 from service.web.auth import usable_keys
@@ -126,6 +126,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.stream_limit = ConcurrencyLimit(
         "open streams", settings.max_streams, code="too_many_streams", retry_seconds=30
     )
+    app.state.chat_limit = ConcurrencyLimit("chat requests", settings.max_chats)
+    app.state.model_servers = open_client()
     app.state.readiness = health.Readiness(app.state.database, settings, app.state.storage)
     job_metrics = prometheus.JobMetrics(app.state.database, settings.sweep_seconds)
     app.state.job_metrics = BoundedCheck(job_metrics.read, None)
@@ -135,6 +137,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     yield
     for feed in (app.state.job_feed, app.state.chat_feed):
         await feed.close()
+    await app.state.model_servers.aclose()
     app.state.wakeups.close()
     app.state.key_use.close()
     app.state.database.engine.dispose()

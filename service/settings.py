@@ -130,8 +130,11 @@ class Settings(BaseSettings):
     """Seconds before an idle model is unloaded."""
     chat_module: str = "grpo_engine.serve.serving"
     """Module of the model server; tests replace it."""
+    serve_host: str | None = None
+    """Name or address of this machine at which its model servers listen, and the API reaches them. None:
+    loopback in embedded mode, the host name in production."""
     max_chats: int = Field(8, ge=1)
-    """Maximum number of concurrent chat requests per tenant, including waiting ones."""
+    """Maximum number of concurrent chat requests per tenant and API process, including waiting ones."""
     warm_engine: bool = True
     """Whether each worker keeps one engine process ready, which saves a job the time of its imports. It uses
     about 370 MB of memory, and no device, while it waits."""
@@ -182,6 +185,10 @@ class Settings(BaseSettings):
     @cached_property
     def storage_location(self) -> str:
         return self.storage_url or f"file://{self.home / 'artifacts'}"
+
+    @property
+    def serve_address(self) -> str:
+        return self.serve_host or ("127.0.0.1" if self.mode == "embedded" else socket.gethostname())
 
     @property
     def models_dir(self) -> Path:

@@ -1,5 +1,5 @@
-"""A model that answers chat requests, in a process of its own that a worker starts.
+"""A model that is talked to over HTTP, in a process of its own that a worker starts.
 
-Belongs here: the protocol with the worker, text streaming, answering.
-Belongs elsewhere: HTTP (`service/serving/`).
+Belongs here: OpenAI's requests and answers, the HTTP application, text streaming, answering.
+Belongs elsewhere: users, models' names and limits (`service/serving/`).
 """

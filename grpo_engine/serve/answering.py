@@ -1,6 +1,7 @@
 """One loaded model and its answer to one request: prompt → tokens → pieces of text."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Self
@@ -15,18 +16,12 @@ from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.run.build import prepare_device, refuse_unknown_tokens
-from grpo_engine.serve.protocol import Answer, Generate, Piece, Refusal, ServedModel, Token, Usage
+from grpo_engine.serve.protocol import Answer, Generate, Piece, Refused, ServedModel, Token, Usage
 from grpo_engine.serve.streaming import Growth, StreamingSampler
 from grpo_engine.serve.text_stream import TextStream
 
 DEFAULT_MAX_TOKENS = 1024
 """Maximum tokens of a completion if the request sets no limit and the context has room for them."""
-
-
-class Refused(Exception):
-    def __init__(self, code: str, message: str, param: str) -> None:
-        super().__init__(message)
-        self.refusal = Refusal(code=code, message=message, param=param)
 
 
 @dataclass(frozen=True)
@@ -48,8 +43,21 @@ class Answering:
         limits = [limit for limit in (policy.max_length, served.context_tokens) if limit is not None]
         return cls(policy, StreamingSampler(policy), min(limits, default=None))
 
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """Answers are made inside this block."""
+        with torch.no_grad(), self.policy.sampling():
+            yield
+
     def answer(self, command: Generate) -> Iterator[Answer]:
-        """The answer piece by piece, the last one with its usage. Raises Refused before the first."""
+        """The answer piece by piece, the last one with its usage. Raises Refused."""
+        try:
+            yield from self._answer(command)
+        except torch.OutOfMemoryError as error:
+            message = "The request does not fit the device's memory. Shorten it or lower max_tokens."
+            raise Refused("out_of_memory", message) from error
+
+    def _answer(self, command: Generate) -> Iterator[Answer]:
         token_ids = self._prompt(command)
         sampling = Sampling(
             max_tokens=self._max_tokens(command, len(token_ids)),
@@ -62,10 +70,10 @@ class Answering:
             pieces = [piece for growth in growths if (piece := completions[growth.index].grow(growth))]
             if all(completion.is_finished for completion in completions):
                 break
-            yield Answer(id=command.id, pieces=tuple(pieces))
+            yield Answer(pieces=tuple(pieces))
         num_tokens = sum(completion.num_tokens for completion in completions)
         usage = Usage(prompt_tokens=len(token_ids), completion_tokens=num_tokens)
-        yield Answer(id=command.id, pieces=tuple(pieces), usage=usage)
+        yield Answer(pieces=tuple(pieces), usage=usage)
 
     def _prompt(self, command: Generate) -> tuple[int, ...]:
         row = {"prompt": command.prompt} if command.messages is None else {"messages": list(command.messages)}

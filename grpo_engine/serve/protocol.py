@@ -1,8 +1,8 @@
-"""Requests to a serving engine (`serving.py`) and its answers: one record per line.
+"""What a worker and its serving engine (`serving.py`) say to each other, and a request's answer inside it.
 
-In: a `ServedModel`, then `Generate` and `Cancel` records. Out: `Loaded` or `Unloadable`, then parts of the
-answers to all open requests.
-Boundary: plain data; the API creates the requests and the worker forwards them.
+The worker writes one line, a `ServedModel`. The engine reports `Loaded` or `Unloadable`, then `Working`, one
+line each. Requests and answers travel over HTTP (`http_app.py`).
+Boundary: plain data.
 """
 
 from typing import Any, Literal
@@ -27,12 +27,15 @@ class ServedModel(Record):
     """The operator's limit of prompt and completion together, in tokens; None: the model's limit."""
     quantization: Quantization | None = None
     """How the base was quantised when its adapter was trained; it is loaded in the same way."""
+    host: str = "127.0.0.1"
+    """Name or address of this machine at which the engine listens."""
+    secret: str = Field(min_length=1, repr=False)
+    """Bearer secret that each request must have."""
 
 
 class Generate(Record):
     """One request, with either `messages` or `prompt`."""
 
-    type: Literal["generate"] = "generate"
     id: str
     messages: tuple[dict[str, Any], ...] | None = None
     prompt: str | None = None
@@ -44,13 +47,6 @@ class Generate(Record):
     """A completion ends before the first of these texts."""
     n: int = Field(1, ge=1, le=MAX_COMPLETIONS)
     logprobs: bool = False
-
-
-class Cancel(Record):
-    """The client no longer waits for the answer."""
-
-    type: Literal["cancel"] = "cancel"
-    id: str
 
 
 class Token(Record):
@@ -89,8 +85,6 @@ class Refusal(Record):
 class Answer(Record):
     """Part of the answer to one request; the last one has `usage` or `refusal`."""
 
-    type: Literal["answer"] = "answer"
-    id: str
     pieces: tuple[Piece, ...] = ()
     usage: Usage | None = None
     refusal: Refusal | None = None
@@ -101,7 +95,17 @@ class Answer(Record):
 
 
 class Loaded(Record):
+    """The model is loaded, and the engine listens."""
+
     type: Literal["loaded"] = "loaded"
+    port: int
+
+
+class Working(Record):
+    """Sent when the number of open requests changes, and about once a second while they are answered."""
+
+    type: Literal["working"] = "working"
+    num_open: int
 
 
 class Unloadable(Record):
@@ -112,5 +116,12 @@ class Unloadable(Record):
     message: str
 
 
-Command = TypeAdapter[Generate | Cancel](Generate | Cancel)
-Output = TypeAdapter[Answer | Loaded | Unloadable](Answer | Loaded | Unloadable)
+Report = TypeAdapter[Loaded | Working | Unloadable](Loaded | Working | Unloadable)
+
+
+class Refused(Exception):
+    """A model does not answer a request."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.refusal = Refusal(code=code, message=message, param=param)

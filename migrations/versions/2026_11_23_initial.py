@@ -258,30 +258,15 @@ def _create_chat_and_workers() -> None:
         sa.PrimaryKeyConstraint("name", name="pk_chat_workers"),
     )
     op.create_table(
-        "generations",
-        *_texts(id=64, tenant=64, model=512, state=16),
-        *_ints("fence", "num_chunks"),
-        *_documents("request"),
-        *_times("created_at"),
+        "model_servers",
+        *_texts(key=64, tenant=64, model=512),
+        *_times("wanted_at"),
+        *_ints("fence"),
         *_texts(nullable=True, lease_owner=128),
-        *_documents("usage", "refusal", nullable=True),
         *_times("lease_expires_at", nullable=True),
-        sa.PrimaryKeyConstraint("id", name="pk_generations"),
-    )
-    op.create_index("ix_generations_tenant", "generations", ["tenant"])
-    _partial_index("ix_generations_waiting", "generations", ["created_at"], "state = 'waiting'")
-    op.create_table(
-        "generation_chunks",
-        *_texts(generation_id=64),
-        *_ints("sequence"),
-        *_documents("pieces"),
-        sa.ForeignKeyConstraint(
-            ["generation_id"],
-            ["generations.id"],
-            name="fk_generation_chunks_generation_id",
-            ondelete="CASCADE",
-        ),
-        sa.PrimaryKeyConstraint("generation_id", "sequence", name="pk_generation_chunks"),
+        *_texts(nullable=True, address=256, secret=64),
+        *_documents("refusal", nullable=True),
+        sa.PrimaryKeyConstraint("key", name="pk_model_servers"),
     )
     op.create_table(
         "worker_hosts",

@@ -83,16 +83,11 @@ class Feed(ABC, Generic[AnySubscriber, Update]):
         self._usable_keys = usable_keys
         self._subscribers: dict[str, set[AnySubscriber]] = {}
         self._latest: dict[str, int] = {}
-        self._abandoned: set[str] = set()
-        """Topics to release."""
         self._task: asyncio.Task[None] | None = None
 
     @abstractmethod
     def read(self, session: Session, seen: Mapping[str, int | None]) -> Mapping[str, Update]:
         """Each topic's rows after the number in `seen`, which is None at the first read of a topic."""
-
-    def release(self, topics: Sequence[str]) -> None:
-        """Release topics whose last subscriber has left. Called in a thread; called again if it raises."""
 
     @property
     def num_subscribers(self) -> int:
@@ -110,8 +105,6 @@ class Feed(ABC, Generic[AnySubscriber, Update]):
             self._subscribers[topic] = others
         elif self._subscribers.pop(topic, None) is not None:
             self._latest.pop(topic, None)
-            self._abandoned.add(topic)
-            self._run()
 
     def stop(self) -> None:
         """End all subscribers, so that the server need not wait for them."""
@@ -135,10 +128,9 @@ class Feed(ABC, Generic[AnySubscriber, Update]):
         """Run while there are subscribers. If it fails, they are ended and their clients reconnect."""
         checked_at = time.monotonic()
         try:
-            while self._subscribers or self._abandoned:
+            while self._subscribers:
                 await asyncio.sleep(self.poll_seconds)
                 try:
-                    await self._release_abandoned()
                     await self._deliver_updates()
                     if time.monotonic() - checked_at >= KEY_SECONDS:
                         await self._end_keyless()
@@ -147,12 +139,6 @@ class Feed(ABC, Generic[AnySubscriber, Update]):
                     log.warning("feed waits for the database", error=type(error).__name__)
         finally:
             self.stop()
-
-    async def _release_abandoned(self) -> None:
-        topics = sorted(self._abandoned)
-        if topics:
-            await run_in_threadpool(self.release, topics)
-            self._abandoned.difference_update(topics)
 
     async def _deliver_updates(self) -> None:
         seen = {topic: self._latest.get(topic) for topic in self._subscribers}

@@ -4,8 +4,7 @@ The read scope is enough: requests change nothing and are not kept.
 """
 
 import json
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Annotated
 
@@ -13,14 +12,13 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.concurrency import run_in_threadpool
 
+from grpo_engine.serve.answers import ChatCompletion, TextCompletion
+from grpo_engine.serve.requests import Body, ChatRequest, CompletionRequest
 from service.platform.errors import ServiceError
-from service.serving.answers import AnswerFormat, ChatCompletion, ChatFormat, Completion, Document, TextFormat
-from service.serving.feed import AnswerFeed
-from service.serving.schemas import Body, ChatRequest, CompletionRequest
-from service.serving.service import Chat
-from service.serving.waiting import PendingAnswer
+from service.serving.answer import OpenAnswer
+from service.serving.service import wanted_model
 from service.web.auth import Reader
-from service.web.dependencies import from_state
+from service.web.dependencies import CatalogDep, DatabaseDep
 
 router = APIRouter(prefix="/v1", tags=["models"])
 
@@ -31,84 +29,57 @@ CHUNKS = {
 }
 
 
-def _pending(prefix: str) -> Callable[..., AsyncIterator[PendingAnswer]]:
-    """A dependency that closes the answer when the response was sent or the client has disconnected."""
-
-    async def open_answer(
-        feed: Annotated[AnswerFeed, Depends(from_state("chat_feed"))], principal: Reader
-    ) -> AsyncIterator[PendingAnswer]:
-        pending = PendingAnswer(feed, prefix, principal.key_id)
+async def _open_answer(request: Request, principal: Reader) -> AsyncIterator[OpenAnswer]:
+    """Count the request, and close it when the response was sent or the client has disconnected."""
+    state = request.app.state
+    with state.chat_limit.slot(principal.tenant):
+        answer = OpenAnswer(state.chat_feed, state.model_servers, principal.tenant, principal.key_id)
         try:
-            yield pending
+            yield answer
         finally:
-            pending.close()
-
-    return open_answer
+            answer.close()
 
 
-ChatDep = Annotated[Chat, Depends()]
+AnswerDep = Annotated[OpenAnswer, Depends(_open_answer)]
 
 
 @router.post("/chat/completions", response_model=ChatCompletion, responses={200: CHUNKS})
 async def create_chat_completion(
-    body: ChatRequest,
-    request: Request,
-    principal: Reader,
-    chat: ChatDep,
-    pending: Annotated[PendingAnswer, Depends(_pending("chatcmpl"))],
-) -> ChatCompletion | Completion | Response:
+    body: ChatRequest, request: Request, database: DatabaseDep, catalog: CatalogDep, answer: AnswerDep
+) -> Response:
     """OpenAI's chat completions for base models, fine-tuned models and checkpoints.
 
     For low traffic: to try a model before you download it. Unsupported options are refused.
     """
-    await run_in_threadpool(chat.submit, principal.tenant, pending.id, body)
-    return await _respond(request, body, pending, ChatFormat)
+    model = await run_in_threadpool(wanted_model, database, catalog, answer.tenant, body.model)
+    answer.send(model, "/v1/chat/completions", body)
+    return await _respond(request, body, answer)
 
 
-@router.post("/completions", response_model=Completion, responses={200: CHUNKS})
+@router.post("/completions", response_model=TextCompletion, responses={200: CHUNKS})
 async def create_completion(
-    body: CompletionRequest,
-    request: Request,
-    principal: Reader,
-    chat: ChatDep,
-    pending: Annotated[PendingAnswer, Depends(_pending("cmpl"))],
-) -> ChatCompletion | Completion | Response:
+    body: CompletionRequest, request: Request, database: DatabaseDep, catalog: CatalogDep, answer: AnswerDep
+) -> Response:
     """OpenAI's completions: the model reads the prompt without a chat template."""
-    await run_in_threadpool(chat.submit, principal.tenant, pending.id, body)
-    return await _respond(request, body, pending, TextFormat)
+    model = await run_in_threadpool(wanted_model, database, catalog, answer.tenant, body.model)
+    answer.send(model, "/v1/completions", body)
+    return await _respond(request, body, answer)
 
 
-async def _respond(
-    request: Request, body: Body, pending: PendingAnswer, make_format: type[AnswerFormat]
-) -> ChatCompletion | Completion | Response:
-    await pending.start(request.is_disconnected)
-    format_ = make_format(pending.id, int(time.time()), body.model, body.n or 1, body.includes_usage)
+async def _respond(request: Request, body: Body, answer: OpenAnswer) -> Response:
+    await answer.start(request.is_disconnected)
     if not body.stream:
-        return format_.whole(*await pending.whole(request.is_disconnected))
+        return Response(await answer.whole(request.is_disconnected), media_type="application/json")
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return EventSourceResponse(_frames(pending, format_), headers=headers)
+    return EventSourceResponse(_frames(answer), headers=headers)
 
 
-async def _frames(pending: PendingAnswer, format_: AnswerFormat) -> AsyncIterator[bytes]:
-    """All chunks; an error becomes the last one, in OpenAI's shape."""
-    for chunk in format_.opening():
-        yield _frame(chunk)
+async def _frames(answer: OpenAnswer) -> AsyncIterator[bytes]:
+    """The server's frames; an error becomes the last one, in OpenAI's shape."""
     try:
-        async with aclosing(pending.updates()) as updates:
-            async for update in updates:
-                if update is None:
-                    yield KEEPALIVE_COMMENT
-                    continue
-                for piece in update.pieces:
-                    for chunk in format_.chunks(piece):
-                        yield _frame(chunk)
-                if update.usage is not None and format_.includes_usage:
-                    yield _frame(format_.usage_chunk(update.usage))
+        async with aclosing(answer.pieces()) as pieces:
+            async for piece in pieces:
+                yield KEEPALIVE_COMMENT if piece is None else piece
     except ServiceError as error:
-        yield _frame(error.body())
-        return
-    yield format_sse_event(data_str="[DONE]")
-
-
-def _frame(document: Document) -> bytes:
-    return format_sse_event(data_str=json.dumps(document, ensure_ascii=False))
+        # after a blank line, because the server may have ended within a frame
+        yield b"\n\n" + format_sse_event(data_str=json.dumps(error.body(), ensure_ascii=False))

@@ -1,13 +1,11 @@
-"""Queries about requests to models: the API stores and reads them, a worker answers them.
+"""Queries about models that are wanted, loading or served, and about the workers that load them.
 
-A worker's write names its fence and returns False if the request was closed or another worker holds it.
+A worker's write names its fence and returns False if another worker has claimed the model since.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import and_, delete, func, or_, select
+from sqlalchemy import and_, delete, null, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.jobs.model.states import HELD
@@ -16,29 +14,71 @@ from service.platform.clock import db_now
 from service.platform.db import insert_for
 from service.platform.leases import QUIET, Leases
 from service.platform.tables.core import Job
-from service.platform.tables.serving import ChatWorker, Generation, GenerationChunk, GenerationState
+from service.platform.tables.serving import ChatWorker, ModelServer
 
 LIVE_SECONDS = 15.0
 """A worker that has not reported for this long is not live."""
+WANTED_SECONDS = 10.0
+"""A model is loaded only if a request has waited for it during this time."""
 KEPT_SECONDS = 1800.0
-"""Age of rows to delete: no one reads older ones, because the API process that stored them has ended."""
-_IS_WAITING = Generation.state == GenerationState.WAITING.value
-_IS_GENERATING = Generation.state == GenerationState.GENERATING.value
+"""Age of rows to delete."""
 LEASES = Leases(
-    Generation, (Generation.id,), Generation.fence, Generation.lease_expires_at, active=_IS_GENERATING
+    ModelServer,
+    (ModelServer.key,),
+    ModelServer.fence,
+    ModelServer.lease_expires_at,
+    active=ModelServer.lease_owner.is_not(None),
+)
+_IS_FREE = or_(ModelServer.lease_owner.is_(None), LEASES.has_expired)
+_IS_WANTED = and_(
+    _IS_FREE, ModelServer.refusal.is_(null()), ModelServer.wanted_at > db_now() - WANTED_SECONDS
 )
 
 
-@dataclass(frozen=True)
-class Head:
-    """The state of a request, without its chunks."""
+class ServerState(NamedTuple):
+    """The state of one model."""
 
-    state: GenerationState
-    num_chunks: int
-    usage: dict[str, Any] | None
+    fence: int
+    is_held: bool
+    """Whether a worker loads or serves it."""
+    address: str | None
+    secret: str | None
     refusal: dict[str, Any] | None
-    is_lost: bool
-    """Whether its worker has stopped renewing the lease."""
+
+    @property
+    def is_served(self) -> bool:
+        return self.is_held and self.address is not None
+
+
+class ClaimedModel(NamedTuple):
+    key: str
+    fence: int
+    tenant: str
+    model: str
+
+
+def find(session: Session, key: str) -> ServerState | None:
+    row = ModelServer
+    columns = (row.fence, ~_IS_FREE, row.address, row.secret, row.refusal)
+    found = session.execute(select(*columns).where(row.key == key)).one_or_none()
+    return None if found is None else ServerState(*found)
+
+
+def want(session: Session, key: str, tenant: str, model: str, *, is_new: bool) -> None:
+    """Let a worker load the model unless one does. A new request forgets why the last server ended."""
+    values = {"tenant": tenant, "model": model, "wanted_at": db_now()}
+    insert = insert_for(session)(ModelServer).values(key=key, fence=0, **values)
+    session.execute(insert.on_conflict_do_update(index_elements=["key"], set_=values))
+    if is_new:
+        free = update(ModelServer).where(ModelServer.key == key, ModelServer.lease_owner.is_(None))
+        session.execute(free.values(refusal=null()), execution_options=QUIET)
+
+
+def served(session: Session) -> list[tuple[str, str, str, str]]:
+    """Model, worker, address and secret of each registered server."""
+    columns = (ModelServer.model, ModelServer.lease_owner, ModelServer.address, ModelServer.secret)
+    rows = session.execute(select(*columns).where(~_IS_FREE, ModelServer.address.is_not(None)))
+    return [(model, str(worker), str(address), str(secret)) for model, worker, address, secret in rows]
 
 
 def live_workers(session: Session) -> list[bool]:
@@ -47,73 +87,40 @@ def live_workers(session: Session) -> list[bool]:
     return list(session.scalars(select(ChatWorker.is_training).where(fresh)))
 
 
-def num_open(session: Session, tenant: str) -> int:
-    """Requests of a tenant that are waiting or being answered."""
-    query = select(func.count()).where(Generation.tenant == tenant, or_(_IS_WAITING, _IS_GENERATING))
-    return session.execute(query).scalar_one()
+def has_wanted(session: Session) -> bool:
+    """Whether any model is wanted. This read is cheaper than a claim."""
+    return session.scalar(select(ModelServer.key).where(_IS_WANTED).limit(1)) is not None
 
 
-def heads(session: Session, ids: Sequence[str]) -> dict[str, Head]:
-    """The existing requests, by id."""
-    columns = (Generation.state, Generation.num_chunks, Generation.usage, Generation.refusal)
-    rows = session.execute(select(Generation.id, *columns, LEASES.has_expired).where(Generation.id.in_(ids)))
-    return {id: Head(GenerationState(state), *rest) for id, state, *rest in rows}
+def claim(session: Session, worker: str, lease_seconds: float) -> ClaimedModel | None:
+    """Claim the model that is wanted, if any."""
+    wanted = select(ModelServer.key).where(_IS_WANTED).order_by(ModelServer.wanted_at)
+    claiming = LEASES.claim(wanted, lease_seconds, lease_owner=worker, address=None, secret=None)
+    row = ModelServer
+    found = session.execute(
+        claiming.returning(row.key, row.fence, row.tenant, row.model), execution_options=QUIET
+    )
+    first = found.one_or_none()
+    return None if first is None else ClaimedModel(*first)
 
 
-def chunks_after(session: Session, seen: Mapping[str, int]) -> dict[str, list[GenerationChunk]]:
-    """Each request's chunks after the number that was seen, in order."""
-    chunk = GenerationChunk
-    newer = [and_(chunk.generation_id == id, chunk.sequence > number) for id, number in seen.items()]
-    found: dict[str, list[GenerationChunk]] = {}
-    for row in session.scalars(select(chunk).where(or_(*newer)).order_by(chunk.sequence)):
-        found.setdefault(row.generation_id, []).append(row)
-    return found
+def register(session: Session, claimed: ClaimedModel, address: str, secret: str) -> bool:
+    """Store where the model is served."""
+    return LEASES.write(session, claimed.key, number=claimed.fence, address=address, secret=secret)
 
 
-def forget(session: Session, ids: Sequence[str]) -> None:
-    """Delete closed requests. A worker that still answers one then stops, because it has no row to write."""
-    session.execute(delete(Generation).where(Generation.id.in_(ids)), execution_options=QUIET)
-
-
-def has_waiting(session: Session) -> bool:
-    """Whether any request is waiting. This read is cheaper than a claim."""
-    return session.scalar(select(Generation.id).where(_IS_WAITING).limit(1)) is not None
-
-
-def claim(
-    session: Session, worker: str, lease_seconds: float, models: Collection[str] | None = None
-) -> Generation | None:
-    """Claim the request that has waited longest (for one of these models), if any."""
-    waiting = select(Generation.id).where(_IS_WAITING).order_by(Generation.created_at)
-    if models is not None:
-        waiting = waiting.where(Generation.model.in_(models))
-    state = GenerationState.GENERATING.value
-    claiming = LEASES.claim(waiting, lease_seconds, state=state, lease_owner=worker).returning(Generation)
-    return session.scalar(claiming, execution_options=QUIET)
-
-
-def add_chunk(session: Session, id: str, fence: int, sequence: int, pieces: list[dict[str, Any]]) -> bool:
-    """Store a chunk; a repetition changes nothing. False: the request was closed or claimed again."""
-    if not LEASES.write(session, id, number=fence, num_chunks=sequence):
-        return False
-    insert = insert_for(session)(GenerationChunk).values(generation_id=id, sequence=sequence, pieces=pieces)
-    session.execute(insert.on_conflict_do_nothing())
-    return True
-
-
-def finish(session: Session, id: str, fence: int, usage: dict[str, Any]) -> bool:
-    return LEASES.write(session, id, number=fence, state=GenerationState.DONE.value, usage=usage)
-
-
-def fail(session: Session, id: str, fence: int, refusal: dict[str, Any]) -> bool:
-    return LEASES.write(session, id, number=fence, state=GenerationState.FAILED.value, refusal=refusal)
+def end(session: Session, claimed: ClaimedModel, refusal: dict[str, Any] | None) -> None:
+    """Release a model that is no longer served."""
+    values = {"refusal": refusal, "wanted_at": db_now() - WANTED_SECONDS}
+    values |= dict.fromkeys(("lease_owner", "lease_expires_at", "address", "secret"))
+    LEASES.write(session, claimed.key, number=claimed.fence, **values)
 
 
 def renew(session: Session, worker: str, lease_seconds: float) -> set[tuple[str, int]]:
-    """Extend the leases of a worker; returns ids and fences of the requests that are still open."""
-    held = and_(Generation.lease_owner == worker, LEASES.active)
-    renewed = LEASES.renew(held, lease_seconds).returning(Generation.id, Generation.fence)
-    return {(id, fence) for id, fence in session.execute(renewed, execution_options=QUIET)}
+    """Extend the leases of a worker; returns keys and fences of its models."""
+    held = ModelServer.lease_owner == worker
+    renewed = LEASES.renew(held, lease_seconds).returning(ModelServer.key, ModelServer.fence)
+    return {(key, fence) for key, fence in session.execute(renewed, execution_options=QUIET)}
 
 
 def announce(session: Session, name: str, *, is_training: bool) -> None:
@@ -122,7 +129,8 @@ def announce(session: Session, name: str, *, is_training: bool) -> None:
     row = insert_for(session)(ChatWorker).values(name=name, **values)
     session.execute(row.on_conflict_do_update(index_elements=["name"], set_=values))
     session.execute(delete(ChatWorker).where(ChatWorker.seen_at < db_now() - KEPT_SECONDS))
-    session.execute(delete(Generation).where(Generation.created_at < db_now() - KEPT_SECONDS))
+    is_old = ModelServer.wanted_at < db_now() - KEPT_SECONDS
+    session.execute(delete(ModelServer).where(is_old, _IS_FREE), execution_options=QUIET)
 
 
 def leave(session: Session, name: str) -> None:

@@ -1,9 +1,9 @@
 """The limits of tenants: unfinished jobs, stored bytes, chats, requests per second, concurrent operations.
 
-All of them refuse with 429 and `Retry-After`. Unfinished jobs, stored bytes and chats are counted in the
-database under the tenant's lock (`platform/db.py`), so they hold across all API processes; request rates
-and concurrent operations are limited in each process. Boundary: the limit of running jobs is applied where
-workers claim them, the size of one upload where its bytes arrive.
+All of them refuse with 429 and `Retry-After`. Unfinished jobs and stored bytes are counted in the database
+under the tenant's lock (`platform/db.py`), so they hold across all API processes; request rates and
+concurrent operations, chats among them, are limited in each process. Boundary: the limit of running jobs is
+applied where workers claim them, the size of one upload where its bytes arrive.
 """
 
 import math
@@ -48,15 +48,6 @@ def check_stored_bytes(used: int, num_bytes: int, settings: Settings) -> None:
         code="storage_quota_exceeded",
         headers={"Retry-After": str(STORED_BYTES_RETRY_SECONDS), "x-should-retry": "false"},
     )
-
-
-def check_chats(num_open: int, settings: Settings) -> None:
-    """Raise TooManyRequests if a tenant has reached its limit. The caller holds the tenant's lock."""
-    if num_open >= settings.max_chats:
-        raise TooManyRequests(
-            f"Limit of {settings.max_chats} concurrent chat requests reached. Wait for one to finish.",
-            headers={"Retry-After": str(RETRY_SECONDS)},
-        )
 
 
 class RequestRate:

@@ -12,7 +12,7 @@ from grpo_engine.config.runtime import Runtime
 from grpo_engine.contract import errors as engine_errors
 from service.cli.terminal.errors import PAGE, place_of
 from service.platform import errors
-from service.serving.waiting import GONE, INVALID
+from service.serving.answer import GONE, INVALID
 from service.settings import Settings, unknown_variables
 
 ROOT = Path(__file__).parents[2]
@@ -20,10 +20,8 @@ CONFIGURATION = (ROOT / "docs" / "reference" / "configuration.md").read_text()
 ERRORS = (ROOT / "docs" / "reference" / "errors.md").read_text().split("## Failed jobs")[0]
 WHERE = [
     "service",
-    "worker/serving/chat_dispatcher.py",
-    "worker/serving/model_processes.py",
-    "grpo_engine/serve/serving.py",
-    "grpo_engine/serve/answering.py",
+    "worker/serving",
+    "grpo_engine/serve",
 ]
 ELSEWHERE = {"cli", "doctor"}
 RAISES = {"_refused", "_refusal", "Refused"}

@@ -32,7 +32,7 @@ from worker import healthcheck, supervision
 from worker.attempt.attempt import Worker
 from worker.cluster.capacity import Capacity, write_capacity
 from worker.serving.chat import answer_until
-from worker.serving.chat_dispatcher import ChatDispatcher
+from worker.serving.model_keeper import ModelKeeper
 from worker.sinks.keeper import Keeper
 from worker.supervision import supervised
 from worker.sweeper import expected_helpers, maintenance
@@ -151,7 +151,7 @@ def insert_and_cancel(database: Database) -> None:
 
 ROUNDS = {
     "sinks": (Keeper, "check_once"),
-    "chat": (ChatDispatcher, "round"),
+    "chat": (ModelKeeper, "round"),
     "webhooks": (Sender, "send_one"),
 }
 

@@ -1,1 +1,1 @@
-"""Model processes that answer chat requests, and the dispatcher that feeds them."""
+"""Models that answer chat requests, each in a process with an HTTP server of its own."""

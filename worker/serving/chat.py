@@ -1,7 +1,7 @@
 """Answers chat and completion requests: `python -m worker.serving.chat`, or a thread of a polling worker.
 
-One process on a host answers; the others stand by. Boundary: the process; `chat_dispatcher.py` handles
-requests.
+One process on a host answers; the others stand by. Boundary: the process; `model_keeper.py` decides
+which models are loaded, and requests go to their servers.
 """
 
 import fcntl
@@ -17,7 +17,7 @@ from service.ops.helper_heartbeats import CHAT, Heartbeat
 from service.platform import logs
 from service.settings import Settings
 from worker.attempt.attempt import Worker, worker_name
-from worker.serving.chat_dispatcher import BEAT_SECONDS, ChatDispatcher
+from worker.serving.model_keeper import BEAT_SECONDS, ModelKeeper
 from worker.supervision import Flag, run_rounds, stop_flag
 
 logger = structlog.get_logger()
@@ -37,14 +37,14 @@ def answer_until(stopping: Flag, worker: Worker) -> None:
 
 
 def _answer(stopping: Flag, worker: Worker, heartbeat: Heartbeat) -> None:
-    dispatcher = ChatDispatcher(worker)
+    keeper = ModelKeeper(worker)
     try:
-        run_rounds(stopping, heartbeat, dispatcher.round, pause_seconds=0.0)
-        dispatcher.leave()
+        run_rounds(stopping, heartbeat, keeper.round, pause_seconds=0.0)
+        keeper.leave()
     except SQLAlchemyError as error:
         logger.warning("leases not released", error=type(error).__name__)  # they expire
     finally:
-        dispatcher.processes.close_all()
+        keeper.close()
 
 
 @contextmanager

@@ -1,64 +1,40 @@
-"""Tables of chat requests. Rows are deleted when the request is closed, or after half an hour."""
+"""Tables of models that answer chat requests, and of the processes that load them."""
 
-from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import ForeignKey, String
+from sqlalchemy import String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.platform.clock import db_now
-from service.platform.tables.core import Base, Document, partial_index
+from service.platform.tables.core import Base, Document
 
 
-class GenerationState(StrEnum):
-    """A closed request has no state: its row is deleted."""
+class ModelServer(Base):
+    """A model that is wanted, loading or served. The row is deleted when the model is unloaded."""
 
-    WAITING = "waiting"
-    GENERATING = "generating"
-    """A worker holds its lease."""
-    DONE = "done"
-    FAILED = "failed"
-
-
-class Generation(Base):
-    """One request."""
-
-    __tablename__ = "generations"
-    id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(64), index=True)
+    __tablename__ = "model_servers"
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    """Digest of the weights; equal for two names of the same model."""
+    tenant: Mapped[str] = mapped_column(String(64))
+    """Tenant of the newest request, as which the worker finds the weights of `model`."""
     model: Mapped[str] = mapped_column(String(512))
-    request: Mapped[dict[str, Any]] = mapped_column(Document)
-    """`grpo_engine.serve.protocol.Generate`."""
-    state: Mapped[str] = mapped_column(String(16))
-    created_at: Mapped[float] = mapped_column(default=db_now())
+    wanted_at: Mapped[float] = mapped_column(default=db_now())
+    """Renewed while a request waits for the model."""
     fence: Mapped[int] = mapped_column(default=0)
     """Grows with each claim; a write under an older fence changes nothing."""
     lease_owner: Mapped[str | None] = mapped_column(String(128))
+    """The worker that loads or serves it."""
     lease_expires_at: Mapped[float | None]
-    num_chunks: Mapped[int] = mapped_column(default=0)
-    usage: Mapped[dict[str, Any] | None] = mapped_column(Document)
-    """`grpo_engine.serve.protocol.Usage`, if done."""
+    address: Mapped[str | None] = mapped_column(String(256))
+    """URL of the server once the model is loaded."""
+    secret: Mapped[str | None] = mapped_column(String(64))
+    """Bearer secret of the server."""
     refusal: Mapped[dict[str, Any] | None] = mapped_column(Document)
-    """`grpo_engine.serve.protocol.Refusal`, if failed."""
-
-    __table_args__ = (partial_index("ix_generations_waiting", ["created_at"], where="state = 'waiting'"),)
-
-
-class GenerationChunk(Base):
-    """Pieces of an answer that were stored at once."""
-
-    __tablename__ = "generation_chunks"
-    generation_id: Mapped[str] = mapped_column(
-        ForeignKey("generations.id", ondelete="CASCADE"), primary_key=True
-    )
-    sequence: Mapped[int] = mapped_column(primary_key=True)
-    """Number of the chunk, from 1, without gaps."""
-    pieces: Mapped[list[Any]] = mapped_column(Document)
-    """`grpo_engine.serve.protocol.Piece`s."""
+    """`grpo_engine.serve.protocol.Refusal`: why the last server could not start, or has ended."""
 
 
 class ChatWorker(Base):
-    """A process that answers requests."""
+    """A process that loads models."""
 
     __tablename__ = "chat_workers"
     name: Mapped[str] = mapped_column(String(128), primary_key=True)

@@ -5,10 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import func, select
 
 from service.platform.db import Database
-from service.platform.tables.serving import Generation
 from service.serving import repository
 from service.settings import Settings
 from tests.service.embedded import ROOT
@@ -42,12 +40,12 @@ def _thread(settings: Settings, name: str) -> Iterator[Worker]:
         worker.close()
 
 
-def num_generations(database: Database) -> int:
-    """Requests of which there is still a row."""
-    with database.reading() as session:
-        return session.scalar(select(func.count()).select_from(Generation)) or 0
-
-
 def num_workers(database: Database) -> int:
     with database.reading() as session:
         return len(repository.live_workers(session))
+
+
+def num_served(database: Database) -> int:
+    """Models whose servers are registered."""
+    with database.reading() as session:
+        return len(repository.served(session))

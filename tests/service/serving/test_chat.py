@@ -3,11 +3,13 @@
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from openai import OpenAI
 
@@ -16,7 +18,6 @@ from service.jobs.model.states import JobState
 from service.platform import feed
 from service.platform.db import Database
 from service.platform.tables.core import Job
-from service.platform.tables.serving import Generation
 from service.settings import Settings
 from service.web.auth import create_key, revoke_key
 from tests.conftest import on_sqlite
@@ -28,7 +29,7 @@ from tests.service.job_samples import (
     lessons_method,
     make_model,
 )
-from tests.service.serving.answering import answering, num_generations
+from tests.service.serving.answering import answering, num_served
 from tests.support.servers import wait_until
 from worker.attempt.attempt import Worker
 
@@ -66,9 +67,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.mark.usefixtures("answered")
-def test_the_unmodified_client_chats_whole_and_streamed_and_nothing_is_kept(
-    openai_client: OpenAI, database: Database
-) -> None:
+def test_the_unmodified_client_chats_whole_and_streamed(openai_client: OpenAI) -> None:
     whole = openai_client.chat.completions.create(model="tiny", messages=HELLO, n=2, user="u", store=False)
     assert [one.message.content for one in whole.choices] == ["Base: hello there"] * 2
     assert [one.finish_reason for one in whole.choices] == ["stop", "stop"]
@@ -85,7 +84,6 @@ def test_the_unmodified_client_chats_whole_and_streamed_and_nothing_is_kept(
     assert "".join(choice.delta.content or "" for choice in choices) == "Base: hello"
     assert choices[-1].finish_reason == "length"
     assert [chunk.usage and chunk.usage.total_tokens for chunk in chunks[-2:]] == [None, 9]
-    wait_until(lambda: num_generations(database) == 0, what="all that was delivered is deleted")
 
 
 @on_sqlite
@@ -226,21 +224,19 @@ def test_without_a_worker_the_answer_is_a_503_at_once(client: TestClient, settin
 
 
 @on_sqlite
+@pytest.mark.usefixtures("answered")
 def test_a_tenant_has_at_most_the_allowed_chat_requests(
-    client: TestClient, other_client: TestClient, settings: Settings, database: Database, answered: Worker
+    client: TestClient, other_client: TestClient, app: FastAPI, settings: Settings
 ) -> None:
-    with database.transaction() as session:
-        session.add_all(
-            Generation(
-                id=f"chatcmpl-{n}", tenant="tenant-a", model="elsewhere", request={}, state="generating"
-            )
-            for n in range(settings.max_chats)
-        )
     body = {"model": "tiny", "messages": HELLO}
-    answer = client.post("/v1/chat/completions", json=body)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "quota_exceeded")
-    assert answer.headers["retry-after"] == "5"
-    assert other_client.post("/v1/chat/completions", json=body).status_code == 200
+    with ExitStack() as others:
+        for _ in range(settings.max_chats):
+            others.enter_context(app.state.chat_limit.slot("tenant-a"))
+        answer = client.post("/v1/chat/completions", json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "quota_exceeded")
+        assert answer.headers["retry-after"] == "5"
+        assert other_client.post("/v1/chat/completions", json=body).status_code == 200
+    assert client.post("/v1/chat/completions", json=body).status_code == 200
 
 
 @on_sqlite
@@ -259,8 +255,9 @@ def test_a_stream_ends_with_done_and_is_not_cached(server_url: str, api_key: str
 @on_sqlite
 @pytest.mark.usefixtures("answered")
 def test_a_revoked_key_ends_its_own_answers_only(
-    openai_client: OpenAI, server_url: str, api_key: str, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    openai_client: OpenAI, server_url: str, api_key: str, app: FastAPI, database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.setattr(feed, "KEY_SECONDS", 0.1)
     hang: Any = {"model": "tiny", "messages": [{"role": "user", "content": "hang"}]}
     with database.transaction() as session:
@@ -274,7 +271,7 @@ def test_a_revoked_key_ends_its_own_answers_only(
         with pytest.raises(openai.APIError) as ended:
             list(lost)
         assert ended.value.code == "invalid_api_key"
-        wait_until(lambda: num_generations(database) == 1, what="the other answer continues alone")
+        assert app.state.chat_feed.num_subscribers == 1, "the other answer continues alone"
         open_.close()
 
 
@@ -293,6 +290,6 @@ def test_an_answer_that_is_not_streamed_is_a_401_when_its_key_is_revoked(
 
 
 def _revoke_when_asked(database: Database, api_key: str) -> None:
-    wait_until(lambda: num_generations(database) == 1, what="the question has been asked")
+    wait_until(lambda: num_served(database) == 1, what="the model answers")
     with database.transaction() as session:
         revoke_key(session, api_key.split("_")[1])

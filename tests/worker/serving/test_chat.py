@@ -16,12 +16,12 @@ from sqlalchemy import select, update
 from service.app import create_app
 from service.platform.db import Database
 from service.platform.tables.core import Job
-from service.platform.tables.serving import ChatWorker, Generation, GenerationState
+from service.platform.tables.serving import ChatWorker, ModelServer
 from service.serving import repository
 from service.settings import Settings
 from service.web.auth import create_key
 from tests.conftest import on_sqlite
-from tests.service.serving.answering import FAKE, answering, num_generations, num_workers
+from tests.service.serving.answering import FAKE, answering, num_workers
 from tests.service.serving.processes import serving
 from tests.support.servers import wait_until
 from tests.support.waiting import is_alive, talking_engines
@@ -112,10 +112,9 @@ def test_a_killed_worker_ends_its_streams_and_its_sampler(
         (sampler,) = samplers()
         worker.kill()
         with database.transaction() as session:  # expires its lease
-            session.execute(update(Generation).values(lease_expires_at=0.0))
+            session.execute(update(ModelServer).values(lease_expires_at=0.0))
         assert last_code(events) == "worker_lost"
     wait_until(lambda: not is_alive(sampler), 10, "the sampler dies with its worker")
-    wait_until(lambda: num_generations(database) == 0, 10, "the row is deleted")
 
 
 @on_sqlite
@@ -147,14 +146,13 @@ def test_a_killed_sampler_fails_its_requests_and_is_replaced(
 
 @on_sqlite
 def test_a_request_whose_client_has_left_frees_its_model_slot(
-    http: httpx.Client, answer: Callable[..., None], database: Database, capfd: pytest.CaptureFixture[str]
+    http: httpx.Client, answer: Callable[..., None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     answer(chat_models=1)
     with started_stream(http):
         pass
     with pytest.raises(httpx.ReadTimeout):
         http.post(CHAT, json=body("hang on"), timeout=1)
-    wait_until(lambda: num_generations(database) == 0, 15, "all requests are deleted")
     assert http.post(CHAT, json=body("hello", "other")).status_code == 200
     assert "client left" in capfd.readouterr().err
 
@@ -222,30 +220,41 @@ def test_prompts_and_answers_are_not_logged(
 
 def test_a_stale_claim_writes_nothing(database: Database) -> None:
     with database.transaction() as session:
-        waiting = GenerationState.WAITING.value
-        session.add(Generation(id="one", tenant="a", model="tiny", request={}, state=waiting))
+        repository.want(session, "key", "a", "tiny", is_new=True)
+        stale = repository.claim(session, "worker", 0)
+        assert stale is not None
     with database.transaction() as session:
-        claimed = repository.claim(session, "worker", 60)
-        assert claimed is not None
-        assert repository.claim(session, "other", 60) is None
-        pieces = [{"index": 0, "text": "a"}]
-        assert not repository.add_chunk(session, "one", claimed.fence - 1, 1, pieces)
-        assert repository.add_chunk(session, "one", claimed.fence, 1, pieces)
-        assert repository.add_chunk(session, "one", claimed.fence, 1, pieces), "a repeated write is harmless"
-        assert [chunk.pieces for chunk in repository.chunks_after(session, {"one": 0})["one"]] == [pieces]
-        assert repository.finish(session, "one", claimed.fence, {"prompt_tokens": 1, "completion_tokens": 1})
-        assert not repository.fail(session, "one", claimed.fence, {"code": "x", "message": "y"})
-        repository.forget(session, ["one"])
-        assert repository.chunks_after(session, {"one": 0}) == {}
+        claimed = repository.claim(session, "other", 60)
+        assert claimed == stale._replace(fence=stale.fence + 1)
+        assert repository.claim(session, "third", 60) is None
+        assert not repository.register(session, stale, "http://stale", "s")
+        assert repository.register(session, claimed, "http://here", "s")
+        repository.end(session, stale, {"code": "x", "message": "y"})
+        assert repository.served(session) == [("tiny", "other", "http://here", "s")]
+        assert repository.renew(session, "worker", 60) == set()
+        assert repository.renew(session, "other", 60) == {("key", claimed.fence)}
 
 
-def test_old_requests_are_deleted(database: Database) -> None:
+def test_an_unloaded_model_is_loaded_again_only_for_a_new_request(database: Database) -> None:
     with database.transaction() as session:
-        session.add(Generation(id="old", tenant="a", model="tiny", request={}, state="done", created_at=1.0))
+        for refusal in (None, {"code": "model_unloadable", "message": "no"}):
+            repository.want(session, "key", "a", "tiny", is_new=True)
+            claimed = repository.claim(session, "worker", 60)
+            assert claimed is not None
+            repository.end(session, claimed, refusal)
+            assert not repository.has_wanted(session)
+            assert repository.find(session, "key") == (claimed.fence, False, None, None, refusal)
+
+
+def test_old_rows_are_deleted(database: Database) -> None:
+    with database.transaction() as session:
+        session.add(ModelServer(key="old", tenant="a", model="tiny", wanted_at=1.0))
+        session.add(ModelServer(key="held", tenant="a", model="tiny", wanted_at=1.0, lease_owner="new"))
         session.add(ChatWorker(name="gone", is_training=False, seen_at=1.0))
         session.flush()
+        repository.renew(session, "new", 60)
         repository.announce(session, "new", is_training=False)
-        assert list(session.scalars(select(Generation.id))) == []
+        assert list(session.scalars(select(ModelServer.key))) == ["held"]
         assert list(session.scalars(select(ChatWorker.name))) == ["new"]
 
 

@@ -1,6 +1,6 @@
-"""Builds OpenAI's responses from a worker's pieces: a whole completion, or the chunks of a stream.
+"""Builds OpenAI's responses from a model's pieces: a whole completion, or the chunks of a stream.
 
-Boundary: pure; the endpoints frame the chunks.
+Boundary: pure; `http_app.py` frames the chunks.
 """
 
 from abc import ABC, abstractmethod
@@ -65,7 +65,7 @@ class TextChoice(BaseModel):
     finish_reason: Literal["stop", "length"]
 
 
-class Completion(BaseModel):
+class TextCompletion(BaseModel):
     """OpenAI's `text_completion`."""
 
     id: str
@@ -90,7 +90,7 @@ class AnswerFormat(ABC):
     chunk_object: ClassVar[str]
 
     @abstractmethod
-    def whole(self, pieces: Iterable[Piece], usage: Usage) -> ChatCompletion | Completion: ...
+    def whole(self, pieces: Iterable[Piece], usage: Usage) -> ChatCompletion | TextCompletion: ...
 
     @abstractmethod
     def chunks(self, piece: Piece) -> list[Document]:
@@ -152,12 +152,12 @@ class ChatFormat(AnswerFormat):
 class TextFormat(AnswerFormat):
     chunk_object = "text_completion"
 
-    def whole(self, pieces: Iterable[Piece], usage: Usage) -> Completion:
+    def whole(self, pieces: Iterable[Piece], usage: Usage) -> TextCompletion:
         choices = [
             TextChoice(index=index, text=_text(own), finish_reason=_reason(own))
             for index, own in _by_index(pieces)
         ]
-        return Completion(**self._head, choices=choices, usage=_usage(usage))
+        return TextCompletion(**self._head, choices=choices, usage=_usage(usage))
 
     def chunks(self, piece: Piece) -> list[Document]:
         choice = {"index": piece.index, "text": piece.text, "logprobs": None}

@@ -4,14 +4,15 @@ Unsupported fields are refused by name if they would change the answer; others a
 """
 
 import json
+import secrets
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from grpo_engine.config.recipes import problem_at
-from grpo_engine.serve.protocol import MAX_COMPLETIONS, MAX_STOPS
-from service.web.validation import RequestBody
+from grpo_engine.contract.described import Described
+from grpo_engine.serve.protocol import MAX_COMPLETIONS, MAX_STOPS, Generate
 
 MAX_TOKENS = 2**20
 REASON = "This sampler draws from the model's whole distribution and returns its text"
@@ -39,17 +40,21 @@ class Only:
         return value
 
 
+class _Strict(Described):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
 Ignored = Annotated[Any, Field(description="Accepted for compatibility and ignored.")]
 Text = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class Part(RequestBody):
+class Part(_Strict):
     type: Literal["text"]
     text: str
     """Text of the part."""
 
 
-class Message(RequestBody):
+class Message(_Strict):
     role: Literal["developer", "system", "user", "assistant", "tool"]
     """Author of the message."""
     content: str | Annotated[list[Part], Field(min_length=1)] | None = None
@@ -70,14 +75,14 @@ class Message(RequestBody):
         return self
 
 
-class StreamOptions(RequestBody):
+class StreamOptions(_Strict):
     include_usage: bool | None = None
     """Send the usage in a last chunk."""
     include_obfuscation: bool | None = None
     """Accepted and ignored: chunks are never padded."""
 
 
-class Body(RequestBody):
+class Body(_Strict):
     """Fields of both requests."""
 
     model: str = Field(min_length=1, max_length=512)
@@ -118,6 +123,17 @@ class Body(RequestBody):
     def includes_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    def command(self, id: str, **prompt: Any) -> Generate:
+        """The request without OpenAI's forms; without a seed it gets a random one."""
+        return Generate(
+            id=id,
+            n=self.n or 1,
+            stop=self.stops,
+            seed=secrets.randbits(63) if self.seed is None else self.seed % 2**63,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            **{"max_tokens": self.max_tokens, **prompt},
+        )
+
 
 class ChatRequest(Body):
     messages: list[Message] = Field(min_length=1)
@@ -155,6 +171,11 @@ class ChatRequest(Body):
             raise problem_at("give either max_tokens or max_completion_tokens", "max_tokens")
         return self
 
+    def command(self, id: str, **_prompt: Any) -> Generate:
+        messages = tuple(message.model_dump(exclude_none=True) for message in self.messages)
+        limit = self.max_completion_tokens or self.max_tokens
+        return super().command(id, messages=messages, max_tokens=limit, logprobs=bool(self.logprobs))
+
 
 class CompletionRequest(Body):
     prompt: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1, max_length=1)]
@@ -165,6 +186,9 @@ class CompletionRequest(Body):
     suffix: Annotated[Any, Only()] = None
     echo: Annotated[Any, Only(False)] = None
     best_of: Annotated[Any, Only(1)] = None
+
+    def command(self, id: str, **_prompt: Any) -> Generate:
+        return super().command(id, prompt=self.prompt if isinstance(self.prompt, str) else self.prompt[0])
 
 
 def _equal(given: Any, accepted: Any) -> bool:

@@ -1,0 +1,213 @@
+"""OpenAI's chat completions and completions over any backend, as an HTTP application.
+
+A bearer key selects the backend, so the same application serves a loaded model, with one secret, and anything
+else that answers. Boundary: HTTP; backends compute answers, and `requests.py` and `answers.py` hold OpenAI's
+forms.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
+from uuid import uuid4
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import ValidationError
+
+from grpo_engine.serve.answers import AnswerFormat, ChatFormat, TextFormat
+from grpo_engine.serve.protocol import Answer, Generate, Refusal, Refused, Usage
+from grpo_engine.serve.requests import Body, ChatRequest, CompletionRequest
+
+MAX_BODY_BYTES = 2**20
+MAX_OPEN = 16
+"""Maximum requests that are answered at the same time; others wait."""
+WAIT_SECONDS = 60.0
+"""Maximum wait for another request to end."""
+STATUSES = {"invalid_api_key": 401, "payload_too_large": 413}
+INVALID = {"context_length_exceeded", "invalid_messages", "empty_prompt", "invalid_value"}
+"""Codes of refusals that are the request's fault: 400. All others are 503."""
+CROWDED = Refusal(
+    code="generation_timeout",
+    message=f"The model was busy with other requests for {WAIT_SECONDS:g} s. Try again later.",
+)
+T = TypeVar("T")
+
+
+class Backend(Protocol):
+    def answer(self, request: Generate) -> AsyncGenerator[Answer]:
+        """The answer piece by piece; the last part has its usage or a refusal. Closing it cancels."""
+
+
+Backends = Callable[[str], Backend | None]
+"""The backend of a bearer key; None: the key is wrong."""
+
+
+class ClientLeft(Exception):
+    """The client no longer waits for the answer."""
+
+
+def only(secret: str, backend: Backend) -> Backends:
+    """One backend for one key."""
+    return lambda key: backend if secrets.compare_digest(key.encode(), secret.encode()) else None
+
+
+def create_app(backends: Backends) -> FastAPI:
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    places = asyncio.Semaphore(MAX_OPEN)
+
+    def add(path: str, prefix: str, body: type[Body], format_: type[AnswerFormat]) -> None:
+        @app.post(path)
+        async def respond(request: Request) -> Response:
+            try:
+                backend = _backend(backends, request)
+                given = _parsed(body, await _bounded(request))
+                made = _format(format_, f"{prefix}-{uuid4().hex}", given)
+                answers = _in_place(places, backend, given.command(made.id))
+                return await _response(request, given, made, answers)
+            except Refused as refused:
+                return _error(refused.refusal)
+            except ClientLeft:
+                return Response(status_code=499)
+
+    add("/v1/chat/completions", "chatcmpl", ChatRequest, ChatFormat)
+    add("/v1/completions", "cmpl", CompletionRequest, TextFormat)
+
+    @app.get("/health")
+    async def health(request: Request) -> Response:
+        try:
+            _backend(backends, request)
+        except Refused as refused:
+            return _error(refused.refusal)
+        return Response()
+
+    return app
+
+
+def _backend(backends: Backends, request: Request) -> Backend:
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    found = backends(key) if scheme.lower() == "bearer" else None
+    if found is None:
+        raise Refused("invalid_api_key", "Invalid API key.")
+    return found
+
+
+async def _bounded(request: Request) -> bytes:
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY_BYTES:
+            raise Refused("payload_too_large", f"The body is larger than {MAX_BODY_BYTES} bytes.")
+    return body
+
+
+def _parsed(kind: type[Body], body: bytes) -> Body:
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = [*first["loc"], *first.get("ctx", {}).get("place", ())]
+        raise Refused("invalid_value", first["msg"], ".".join(map(str, place)) or None) from error
+
+
+def _format(kind: type[AnswerFormat], id: str, body: Body) -> AnswerFormat:
+    return kind(id, int(time.time()), body.model, body.n or 1, body.includes_usage)
+
+
+async def _in_place(places: asyncio.Semaphore, backend: Backend, command: Generate) -> AsyncGenerator[Answer]:
+    """The backend's answer, as soon as fewer than MAX_OPEN requests are being answered."""
+    try:
+        await asyncio.wait_for(places.acquire(), WAIT_SECONDS)
+    except TimeoutError:
+        yield Answer(refusal=CROWDED)
+        return
+    try:
+        async with aclosing(backend.answer(command)) as answers:
+            async for answer in answers:
+                yield answer
+    finally:
+        places.release()
+
+
+async def _response(
+    request: Request, body: Body, made: AnswerFormat, answers: AsyncGenerator[Answer]
+) -> Response:
+    """Wait for the first part, because a refusal is an HTTP error even for a stream. Raises Refused."""
+    if not body.stream:
+        whole, usage = await _or_left(request, _whole(answers))
+        return Response(made.whole(whole, usage).model_dump_json(), media_type="application/json")
+    first = await _or_left(request, anext(answers))
+    if first.refusal is not None:
+        await answers.aclose()
+        raise Refused(**first.refusal.model_dump())
+    return StreamingResponse(_frames(made, first, answers), media_type="text/event-stream")
+
+
+async def _whole(answers: AsyncGenerator[Answer]) -> tuple[list[Any], Usage]:
+    pieces: list[Any] = []
+    async with aclosing(answers):
+        async for answer in answers:
+            pieces += answer.pieces
+            if answer.refusal is not None:
+                raise Refused(**answer.refusal.model_dump())
+            if answer.usage is not None:
+                return pieces, answer.usage
+    raise AssertionError("unreachable: the last part has a usage or a refusal")
+
+
+async def _frames(made: AnswerFormat, first: Answer, answers: AsyncGenerator[Answer]) -> AsyncIterator[bytes]:
+    """All chunks; an error becomes the last one."""
+    async with aclosing(answers):
+        for chunk in made.opening():
+            yield _frame(chunk)
+        answer: Answer | None = first
+        while answer is not None:
+            if answer.refusal is not None:
+                yield _frame(_error_document(answer.refusal))
+                return
+            for piece in answer.pieces:
+                for chunk in made.chunks(piece):
+                    yield _frame(chunk)
+            if answer.usage is not None and made.includes_usage:
+                yield _frame(made.usage_chunk(answer.usage))
+            answer = await anext(answers, None)
+        yield b"data: [DONE]\n\n"
+
+
+def _frame(document: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(document, ensure_ascii=False)}\n\n".encode()
+
+
+async def _or_left(request: Request, work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled if the client disconnects. Raises ClientLeft then."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeft
+        return working.result()
+    finally:
+        leaving.cancel()
+        working.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _error(refusal: Refusal) -> JSONResponse:
+    status = STATUSES.get(refusal.code, 400 if refusal.code in INVALID else 503)
+    return JSONResponse(_error_document(refusal), status)
+
+
+def _error_document(refusal: Refusal) -> dict[str, Any]:
+    """OpenAI's error body."""
+    is_request = refusal.code in INVALID or refusal.code in STATUSES
+    kind = "invalid_request_error" if is_request else "server_error"
+    fields = {"message": refusal.message, "type": kind, "param": refusal.param, "code": refusal.code}
+    return {"error": fields}

@@ -1,0 +1,107 @@
+"""One thread that answers all open requests of a model in turn, one token of each.
+
+Boundary: no torch and no HTTP; `answering.py` computes, `http_app.py` sends.
+"""
+
+import asyncio
+import queue
+import sys
+import traceback
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from time import monotonic
+from typing import Protocol
+
+from grpo_engine.serve.protocol import Answer, Generate, Refusal, Refused
+
+REPORT_SECONDS = 1.0
+INTERRUPTED = Refusal(code="engine_error", message="The answer was interrupted by an internal error.")
+
+
+class Model(Protocol):
+    def ready(self) -> AbstractContextManager[None]:
+        """Answers are made inside this block."""
+
+    def answer(self, command: Generate) -> Iterator[Answer]:
+        """The answer piece by piece, the last one with its usage. Raises Refused."""
+
+
+@dataclass(eq=False)
+class Turn:
+    """One open request."""
+
+    answers: Iterator[Answer]
+    deliver: Callable[[Answer], object]
+    is_cancelled: bool = False
+
+    def take(self) -> bool:
+        """Deliver the next part of the answer. Returns whether it was the last one."""
+        answer = self._next()
+        if answer.pieces or answer.is_last:
+            self.deliver(answer)
+        return answer.is_last
+
+    def _next(self) -> Answer:
+        """The next part; an error ends this request only."""
+        try:
+            return next(self.answers)
+        except Refused as refused:
+            return Answer(refusal=refused.refusal)
+        except Exception as error:  # noqa: BLE001 - reported, and the other requests continue
+            # Without the error's text, which may quote the prompt.
+            print("".join(traceback.format_tb(error.__traceback__)), type(error).__name__, file=sys.stderr)
+            return Answer(refusal=INTERRUPTED)
+
+
+class Turns:
+    """The requests to one model. `report` gets the number of open ones (`protocol.Working`)."""
+
+    def __init__(self, model: Model, report: Callable[[int], object]) -> None:
+        self._model = model
+        self._report = report
+        self._reported = (0, monotonic())
+        self._coming: queue.SimpleQueue[Turn | None] = queue.SimpleQueue()
+
+    async def answer(self, request: Generate) -> AsyncGenerator[Answer]:
+        """The answer's parts as they are made. Closing this generator cancels the request."""
+        inbox: asyncio.Queue[Answer] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def deliver(answer: Answer) -> None:
+            loop.call_soon_threadsafe(inbox.put_nowait, answer)
+
+        turn = Turn(self._model.answer(request), deliver)
+        self._coming.put(turn)
+        try:
+            is_last = False
+            while not is_last:
+                answer = await inbox.get()
+                is_last = answer.is_last
+                yield answer
+        finally:
+            turn.is_cancelled = True
+
+    def stop(self) -> None:
+        self._coming.put(None)
+
+    def run(self) -> None:
+        """Answer in this thread until `stop` is called."""
+        running: list[Turn] = []
+        with self._model.ready():
+            while True:
+                while not running or not self._coming.empty():
+                    self._note(len(running))
+                    turn = self._coming.get()
+                    if turn is None:
+                        return
+                    running.append(turn)
+                self._note(len(running))
+                running = [turn for turn in running if not (turn.is_cancelled or turn.take())]
+
+    def _note(self, num_open: int) -> None:
+        """Report the number of open requests if it has changed, or after a second."""
+        now = monotonic()
+        if num_open != self._reported[0] or now - self._reported[1] > REPORT_SECONDS:
+            self._reported = (num_open, now)
+            self._report(num_open)

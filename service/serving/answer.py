@@ -1,0 +1,247 @@
+"""Passes one request to the server of its model and its answer back, within time limits.
+
+Boundary: no HTTP framing towards the client (`endpoints.py`), no statements (`repository.py`).
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import httpx
+import structlog
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+
+from grpo_engine.serve.protocol import Refusal
+from grpo_engine.serve.requests import Body
+from service.platform.errors import InvalidRequest, NotFound, ServiceError, Unauthorized, Unavailable
+from service.platform.feed import Ending, Feed, Positioned, Subscriber
+from service.platform.ids import new_id
+from service.serving.repository import ServerState
+from service.serving.service import WantedModel
+
+logger = structlog.get_logger()
+
+CLAIM_SECONDS = 60.0
+"""Maximum wait for a worker with free capacity."""
+TOTAL_SECONDS = 600.0
+"""Maximum time of an answer, including loading the model."""
+SILENT_SECONDS = 15.0
+"""Longest silence of a stream, because proxies close silent connections."""
+CHECK_SECONDS = 0.5
+"""Time between two checks of whether the client is still connected."""
+LOADING_SECONDS = 0.05
+"""Time between two looks at a model that is being loaded."""
+WANT_SECONDS = 3.0
+"""Time between two renewals of a request for a worker."""
+REASON_SECONDS = 2.0
+"""Longest wait for the reason why a server has ended."""
+CONNECT_SECONDS = 3.0
+GONE = {"model_not_found", "base_model_changed"}
+"""Codes of refusals that apply to every worker."""
+INVALID = {"context_length_exceeded", "invalid_messages", "empty_prompt", "invalid_value"}
+"""Codes of refusals caused by the request itself."""
+DIED = Refusal(code="sampler_died", message="The model's process ended while it was answering; try again.")
+LOST = Refusal(code="worker_lost", message="The worker that was answering has stopped. Try again.")
+UNREACHABLE = Refusal(
+    code="server_unreachable",
+    message="The API cannot connect to the worker that serves this model; `grpo doctor` shows its address.",
+)
+
+
+def open_client() -> httpx.AsyncClient:
+    """Connections to the servers of models, without the proxies of the environment."""
+    # a kept connection may be one to a server that has ended
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+    return httpx.AsyncClient(trust_env=False, timeout=timeout, limits=limits)
+
+
+class AnswerFeed(Feed["OpenAnswer", Positioned]):
+    """Ends the open answers of revoked keys, and all of them when the service stops."""
+
+    poll_seconds = 0.5
+
+    def read(self, session: Session, seen: Mapping[str, int | None]) -> dict[str, Positioned]:
+        return {}
+
+
+@dataclass(eq=False)
+class OpenAnswer(Subscriber[Positioned]):
+    """One request. Always `close` it, so that the model stops."""
+
+    feed: AnswerFeed
+    http: httpx.AsyncClient
+    tenant: str
+    key_id: str
+    topic: str = field(default_factory=lambda: new_id("chat"))
+    _inbox: asyncio.Queue[bytes | Exception] = field(default_factory=asyncio.Queue)
+    """Bytes of the answer; empty bytes or an error are the end."""
+    _model: str = ""
+    _task: asyncio.Task[None] | None = None
+    _started_at: float = field(default_factory=time.monotonic)
+    _first: bytes | Exception | None = None
+    _ended: str = "client left"
+
+    def deliver(self, update: Positioned) -> None:
+        """The feed has no updates."""
+
+    def end(self, ending: Ending) -> None:
+        if ending is Ending.KEY_INVALID:
+            headers = {"www-authenticate": "Bearer"}
+            error: ServiceError = Unauthorized("This API key was revoked or has expired.", headers=headers)
+        else:
+            error = Unavailable("The service is restarting. Try again.", code="service_stopping")
+        self._inbox.put_nowait(error)
+
+    def close(self) -> None:
+        """Cancel what is left of the request, and log its end without its text."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        self.feed.unsubscribe(self)
+        seconds = round(time.monotonic() - self._started_at, 2)
+        about = {"tenant": self.tenant, "model": self._model, "seconds": seconds}
+        logger.info("request answered", **about, ended=self._ended)
+
+    def send(self, model: WantedModel, path: str, body: Body) -> None:
+        """Start to find the server and to read its answer."""
+        self._model = model.name
+        self.feed.subscribe(self)
+        self._task = asyncio.create_task(self._read(model, path, body.model_dump_json(exclude_unset=True)))
+
+    async def start(self, has_left: Callable[[], Awaitable[bool]]) -> None:
+        """Wait up to SILENT_SECONDS for the first bytes; an error that arrives by then is an HTTP error.
+
+        Raises ServiceError, and ClientDisconnect if the client disconnects.
+        """
+        silent_until = time.monotonic() + SILENT_SECONDS
+        while self._first is None and time.monotonic() < silent_until:
+            self._first = await self._next(CHECK_SECONDS)
+            if self._first is None and await has_left():
+                raise ClientDisconnect
+        if isinstance(self._first, Exception):
+            self._fail(self._first)
+
+    async def whole(self, has_left: Callable[[], Awaitable[bool]]) -> bytes:
+        """The complete answer. Raises ServiceError, and ClientDisconnect if the client disconnects."""
+        found = b""
+        async for piece in self.pieces(CHECK_SECONDS):
+            if piece is None and await has_left():
+                raise ClientDisconnect
+            found += piece or b""
+        return found
+
+    async def pieces(self, silence_seconds: float = SILENT_SECONDS) -> AsyncGenerator[bytes | None]:
+        """Yields bytes as they arrive, and None after `silence_seconds` without any. Raises ServiceError."""
+        piece = self._first or await self._next(silence_seconds)
+        while piece != b"":
+            if isinstance(piece, Exception):
+                self._fail(piece)
+            yield piece
+            piece = await self._next(silence_seconds)
+        self._ended = "answered"
+
+    def _fail(self, error: Exception) -> NoReturn:
+        self._ended = error.code if isinstance(error, ServiceError) else type(error).__name__
+        raise error
+
+    async def _next(self, seconds: float) -> bytes | Exception | None:
+        """The next bytes or the error, None after `seconds`. Raises Unavailable after TOTAL_SECONDS."""
+        try:
+            return await asyncio.wait_for(self._inbox.get(), seconds)
+        except TimeoutError:
+            if time.monotonic() - self._started_at > TOTAL_SECONDS:
+                self._fail(
+                    _timeout(f"The answer was not complete after {TOTAL_SECONDS:g} s. Lower max_tokens.")
+                )
+            return None
+
+    async def _read(self, model: WantedModel, path: str, body: str) -> None:
+        """Put the answer, or the reason why there is none, into the inbox."""
+        last: bytes | Exception = b""
+        try:
+            while not await self._copy(await self._server(model), model, path, body):
+                pass
+        except Exception as error:  # noqa: BLE001 - raised where the inbox is read
+            last = error
+        self._inbox.put_nowait(last)
+
+    async def _copy(self, server: ServerState, model: WantedModel, path: str, body: str) -> bool:
+        """Copy the server's answer. False: the server was unloaded meanwhile. Raises ServiceError."""
+        headers = {"authorization": f"Bearer {server.secret}", "content-type": "application/json"}
+        sending = self.http.stream("POST", f"{server.address}{path}", content=body, headers=headers)
+        try:
+            async with sending as response:
+                if response.status_code != httpx.codes.OK:
+                    raise error_of(_refusal(response.status_code, await response.aread()))
+                async for piece in response.aiter_raw():
+                    self._inbox.put_nowait(piece)
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            if await _reason(model, server, UNREACHABLE) == UNREACHABLE:
+                raise error_of(UNREACHABLE) from None
+            return False
+        except httpx.TransportError:
+            raise error_of(await _reason(model, server, LOST)) from None
+        return True
+
+    async def _server(self, model: WantedModel) -> ServerState:
+        """The server of the model, as soon as it is loaded. Raises ServiceError."""
+        found = await run_in_threadpool(model.server)
+        is_new, wanted_at = True, 0.0
+        while found is None or not found.is_served:
+            now = time.monotonic()
+            if found is not None and found.refusal is not None and not is_new:
+                raise error_of(Refusal.model_validate(found.refusal))
+            if now - self._started_at > CLAIM_SECONDS and not (found and found.is_held):
+                raise _timeout(
+                    f"No worker was free for the request within {CLAIM_SECONDS:g} s. Try again later."
+                )
+            if now - wanted_at > WANT_SECONDS:
+                await run_in_threadpool(model.want, is_new=is_new)
+                wanted_at, is_new = now, False
+            else:
+                await asyncio.sleep(LOADING_SECONDS)
+            found = await run_in_threadpool(model.server)
+        return found
+
+
+async def _reason(model: WantedModel, server: ServerState, otherwise: Refusal) -> Refusal:
+    """Why a server has ended, which its worker writes; `otherwise` if it does not."""
+    until = time.monotonic() + REASON_SECONDS
+    while time.monotonic() < until:
+        found = await run_in_threadpool(model.server)
+        if found is None or (found.fence, found.address) != (server.fence, server.address):
+            is_reason = found is not None and found.fence == server.fence and found.refusal is not None
+            return Refusal.model_validate(found.refusal) if found and is_reason else DIED
+        await asyncio.sleep(LOADING_SECONDS)
+    return otherwise
+
+
+def _refusal(status: int, body: bytes) -> Refusal:
+    """The error of a server's response."""
+    if status == httpx.codes.UNAUTHORIZED:  # another process has got its address
+        return LOST
+    try:
+        error = json.loads(body)["error"]
+        return Refusal(code=error["code"], message=error["message"], param=error["param"])
+    except (ValueError, KeyError, TypeError):
+        return Refusal(code="worker_busy", message="The model's server is busy; try again.")
+
+
+def _timeout(message: str) -> ServiceError:
+    """A timeout that clients do not retry automatically, because they would wait just as long again."""
+    return Unavailable(message, code="generation_timeout", headers={"x-should-retry": "false"})
+
+
+def error_of(refusal: Refusal) -> ServiceError:
+    """The service's error for a refusal of the worker or of its server."""
+    if refusal.code in GONE:
+        return NotFound(refusal.message, param=refusal.param, code=refusal.code)
+    if refusal.code in INVALID:
+        return InvalidRequest(refusal.message, param=refusal.param, code=refusal.code)
+    return Unavailable(refusal.message, param=refusal.param, code=refusal.code)
