@@ -49,7 +49,7 @@ def serve(load: Callable[[ServedModel], Model], arguments: list[str] | None = No
             port = _listen(create_app(only(served.secret, turns)), served.host)
         except OSError as error:
             message = f"cannot listen at GRPO_SERVE_HOST={served.host}: {error}"
-            _write(out, Unloadable(code="cannot_listen", message=message))
+            _write(out, Unloadable(code="model_unloadable", message=message))
             return 1
         threading.Thread(target=_stop_at_end, args=(turns,), name="input", daemon=True).start()
         _write(out, Loaded(port=port))

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from service.ops.doctor import machine, model, software, stores
+from service.ops.doctor import machine, model, serving, software, stores
 from service.ops.doctor.findings import Finding, failure
 from service.platform.logs import mask
 from service.settings import Settings
@@ -44,6 +44,7 @@ def examine(
         "broker": lambda: stores.broker(settings),
         "storage": lambda: stores.storage(settings),
         "disk": lambda: stores.disk(settings),
+        "model servers": lambda: serving.model_servers(settings),
         "models": lambda: machine.models(settings),
         "sandbox": machine.sandbox,
         "engine": lambda: software.engine(settings),

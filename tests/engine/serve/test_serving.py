@@ -1,6 +1,5 @@
 """Serving a model: the sampler that trains, read while it writes; and the process around it."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,8 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
+import openai
 import pytest
 import torch
+from openai import OpenAI
 
 from grpo_engine.config.job import ModelSource
 from grpo_engine.contract.records import FinishReason
@@ -18,23 +20,28 @@ from grpo_engine.objective.types import Prompt
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
-from grpo_engine.serve.answering import Answering, Refused
-from grpo_engine.serve.protocol import Answer, Generate, Output, ServedModel
+from grpo_engine.serve.answering import Answering
+from grpo_engine.serve.protocol import Answer, Generate, Loaded, Refused, Report, ServedModel, Working
 from grpo_engine.serve.streaming import StreamingSampler
 from tests.engine.conftest import FAMILIES
 from tests.service.embedded import ROOT
 
+SECRET = "the engine's own"
 HELLO = ({"role": "user", "content": "12+3="},)
+
+
+def served(source: ModelSource, **given: Any) -> ServedModel:
+    return ServedModel(model=source, secret=SECRET, **given)
 
 
 @pytest.fixture
 def answering(model_folder: Callable[[str], Path]) -> Answering:
-    return Answering.load(ServedModel(model=ModelSource(name="tiny", path=str(model_folder("qwen3")))))
+    return Answering.load(served(ModelSource(name="tiny", path=str(model_folder("qwen3")))))
 
 
 def answers(model: Answering, **given: Any) -> list[Answer]:
     asked = Generate(id="a", **({"messages": HELLO} if "prompt" not in given else {}) | given)
-    with torch.no_grad(), model.policy.sampling():
+    with model.ready():
         return list(model.answer(asked))
 
 
@@ -74,8 +81,8 @@ def test_an_adapter_answers_as_the_policy_that_it_was_trained_in(
     policy.peft_model.save_pretrained(tmp_path)
     path = str(model_folder("qwen3"))
     source = ModelSource(name="tiny", path=path, adapter=str(tmp_path))
-    served = ServedModel(model=source, quantization=kind)
-    model, base = Answering.load(served), Answering.load(ServedModel(model=ModelSource(name="b", path=path)))
+    model = Answering.load(served(source, quantization=kind))
+    base = Answering.load(served(ModelSource(name="b", path=path)))
     (prompt,) = RowReader(policy.tokenizer).prompts([{"messages": list(HELLO)}])
     sampling = Sampling(max_tokens=24, temperature=0)
     (group,) = TorchSampler(policy, 1).generate([prompt], 1, sampling)
@@ -120,7 +127,7 @@ def test_without_a_limit_an_answer_may_fill_the_context_and_no_more(answering: A
 
 def test_the_operator_s_limit_is_lower(model_folder: Callable[[str], Path]) -> None:
     source = ModelSource(name="tiny", path=str(model_folder("qwen3")))
-    limited = Answering.load(ServedModel(model=source, context_tokens=16))
+    limited = Answering.load(served(source, context_tokens=16))
     with pytest.raises(Refused, match="context is 16 tokens"):
         answers(limited, max_tokens=10)
 
@@ -144,12 +151,12 @@ def test_a_prompt_with_a_token_that_the_model_lacks_is_refused(answering: Answer
 
 
 class Served:
-    """`python -m grpo_engine.serve.serving` with its two pipes."""
+    """`python -m grpo_engine.serve.serving` with its pipes and its address."""
 
     def __init__(self, folder: Path) -> None:
         reading, writing = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "grpo_engine.serve.serving", "--answers-to", str(writing)],
+            [sys.executable, "-m", "grpo_engine.serve.serving", "--reports-to", str(writing)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -157,62 +164,72 @@ class Served:
             env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         )
         os.close(writing)
-        self.answers = os.fdopen(reading)
-        self.send({"model": {"name": "tiny", "path": str(folder)}})
-
-    def send(self, record: dict[str, Any]) -> None:
+        self.reports = os.fdopen(reading)
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(record).encode() + b"\n")
+        line = served(ModelSource(name="tiny", path=str(folder))).model_dump_json()
+        self.process.stdin.write(line.encode() + b"\n")
         self.process.stdin.flush()
+        loaded = self.report()
+        assert isinstance(loaded, Loaded)
+        self.url = f"http://127.0.0.1:{loaded.port}"
 
-    def receive(self) -> Any:
-        return Output.validate_json(self.answers.readline())
+    def report(self) -> Any:
+        return Report.validate_json(self.reports.readline())
+
+    def wait_for(self, num_open: int) -> None:
+        """Read reports until this number of requests is open."""
+        while self.report() != Working(num_open=num_open):
+            pass
 
     def close(self) -> tuple[int, str]:
         """Exit status and output."""
         printed, _ = self.process.communicate(timeout=30)
-        self.answers.close()
+        self.reports.close()
         return self.process.returncode, printed.decode()
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[[Path], Served]]:
-    started: list[Served] = []
-
-    def serve(folder: Path) -> Served:
-        started.append(Served(folder))
-        return started[-1]
-
-    yield serve
-    for each in started:
-        each.process.kill()
-        each.process.wait()
+def process(model_folder: Callable[[str], Path]) -> Iterator[Served]:
+    started = Served(model_folder("qwen3"))
+    yield started
+    started.process.kill()
+    if not started.reports.closed:
+        started.close()
 
 
-def test_the_process_takes_turns_drops_cancelled_requests_and_survives_failed_ones(
-    serve: Callable[[Path], Served], model_folder: Callable[[str], Path]
+def test_the_process_takes_turns_drops_requests_of_clients_that_left_and_survives_failed_ones(
+    process: Served,
 ) -> None:
-    served = serve(model_folder("qwen3"))
-    assert served.receive().type == "loaded"
-    served.send({"type": "generate", "id": "long", "prompt": "1", "max_tokens": 500, "seed": 1, "n": 4})
-    served.receive()
-    served.send(
-        {"type": "generate", "id": "wrong", "messages": [{"role": "user", "content": {"un": "heard"}}]}
-    )
-    served.send({"type": "generate", "id": "short", "prompt": "secret", "max_tokens": 3, "temperature": 0})
-    last: dict[str, Answer] = {}
-    while not {"wrong", "short"} <= last.keys():
-        answer = served.receive()
-        if answer.is_last:
-            last[answer.id] = answer
-    assert "long" not in last, "the short one was answered beside the long one"
-    assert last["wrong"].refusal is not None
-    assert last["wrong"].refusal.code in ("engine_error", "invalid_messages")
-    served.send({"type": "cancel", "id": "long"})
-    served.send({"type": "generate", "id": "next", "prompt": "1", "max_tokens": 1})
-    while served.receive().id != "next":
-        pass
-    status, printed = served.close()
+    client = httpx.Client(base_url=f"{process.url}/v1", headers={"authorization": f"Bearer {SECRET}"})
+    with client as http:
+        long = {"model": "m", "prompt": "1", "max_tokens": 500, "seed": 1, "n": 4, "stream": True}
+        with http.stream("POST", "/completions", json=long) as streamed:
+            next(streamed.iter_lines())
+            wrong = {"model": "m", "messages": [{"role": "tool", "tool_calls": [{"un": "heard"}]}]}
+            refused = http.post("/chat/completions", json=wrong).json()["error"]
+            assert refused["code"] in ("engine_error", "invalid_messages")
+            short = {"model": "m", "prompt": "secret", "max_tokens": 3, "temperature": 0}
+            answered = http.post("/completions", json=short).json()
+            assert answered["usage"]["completion_tokens"] == 3, "answered beside the long one"
+        process.wait_for(num_open=0)
+        whole = http.post("/completions", json={**long, "stream": False, "max_tokens": 1}).json()
+        assert [len(choice["text"]) for choice in whole["choices"]] == [1] * 4
+    status, printed = process.close()
     assert status == 0
     assert "secret" not in printed
     assert "heard" not in printed
+
+
+def test_openai_s_client_needs_only_the_address_and_the_secret(process: Served) -> None:
+    given: Any = {"model": "m", "messages": [{"role": "user", "content": "12+3="}], "seed": 3}
+    with OpenAI(base_url=f"{process.url}/v1", api_key=SECRET, max_retries=0) as client:
+        whole = client.chat.completions.create(**given, max_tokens=9, logprobs=True)
+        stream = client.chat.completions.create(**given, max_tokens=9, stream=True)
+        streamed = [chunk.choices[0].delta.content or "" for chunk in stream]
+        assert "".join(streamed) == whole.choices[0].message.content
+        assert whole.choices[0].logprobs is not None
+        assert whole.usage is not None
+        assert len(whole.choices[0].logprobs.content or []) == whole.usage.completion_tokens
+    wrong = OpenAI(base_url=f"{process.url}/v1", api_key="another", max_retries=0)
+    with wrong, pytest.raises(openai.AuthenticationError):
+        wrong.chat.completions.create(**given)

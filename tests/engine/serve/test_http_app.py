@@ -1,0 +1,102 @@
+"""The HTTP application over a backend that answers on command."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import httpx
+import pytest
+
+from grpo_engine.contract.records import FinishReason
+from grpo_engine.serve import http_app
+from grpo_engine.serve.http_app import MAX_BODY_BYTES, create_app, only
+from grpo_engine.serve.protocol import Answer, Generate, Piece, Usage
+
+KEY = {"authorization": "Bearer right"}
+BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "seed": 5}
+
+
+class Backend:
+    """Answers "ok" to each request once `may_answer` is set."""
+
+    def __init__(self) -> None:
+        self.requests: list[Generate] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def answer(self, request: Generate) -> AsyncGenerator[Answer]:
+        self.requests.append(request)
+        await self.may_answer.wait()
+        usage = Usage(prompt_tokens=1, completion_tokens=1)
+        yield Answer(pieces=(Piece(index=0, text="ok", finish_reason=FinishReason.STOP),), usage=usage)
+
+
+def client_of(backend: Backend) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(create_app(only("right", backend)))
+    return httpx.AsyncClient(transport=transport, base_url="http://engine")
+
+
+def test_a_request_without_the_secret_reaches_no_backend() -> None:
+    async def run() -> None:
+        backend = Backend()
+        async with client_of(backend) as http:
+            for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic right"}):
+                for method, path in (("POST", "/v1/chat/completions"), ("GET", "/health")):
+                    refused = await http.request(method, path, json=BODY, headers=headers)
+                    assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+            assert (await http.get("/health", headers=KEY)).status_code == 200
+        assert backend.requests == []
+
+    asyncio.run(run())
+
+
+def test_a_key_selects_its_backend() -> None:
+    async def run() -> None:
+        backends = {"one": Backend(), "two": Backend()}
+        transport = httpx.ASGITransport(create_app(backends.get))
+        async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http:
+            headers = {"authorization": "Bearer two"}
+            answer = await http.post("/v1/chat/completions", json=BODY, headers=headers)
+        assert answer.json()["choices"][0]["message"]["content"] == "ok"
+        assert (len(backends["one"].requests), backends["two"].requests[0].seed) == (0, 5)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "param"),
+    [
+        ({"content": b"x" * (MAX_BODY_BYTES + 1)}, 413, None),
+        ({"content": b"{"}, 400, None),
+        ({"json": {**BODY, "top_p": 0.5}}, 400, "top_p"),
+        ({"json": {**BODY, "max_tokens": 2**21}}, 400, "max_tokens"),
+    ],
+)
+def test_a_wrong_request_is_an_error_of_openai_s_form(given: Any, status: int, param: str | None) -> None:
+    async def run() -> httpx.Response:
+        async with client_of(Backend()) as http:
+            return await http.post("/v1/chat/completions", headers=KEY, **given)
+
+    refused = asyncio.run(run())
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"], error["type"]) == (status, param, "invalid_request_error")
+
+
+def test_a_request_beyond_the_limit_waits_and_is_then_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_app, "MAX_OPEN", 1)
+    monkeypatch.setattr(http_app, "WAIT_SECONDS", 0.05)
+
+    async def run() -> None:
+        backend = Backend()
+        backend.may_answer.clear()
+        async with client_of(backend) as http:
+            first = asyncio.create_task(http.post("/v1/chat/completions", json=BODY, headers=KEY))
+            while not backend.requests:
+                await asyncio.sleep(0)
+            second = await http.post("/v1/chat/completions", json=BODY, headers=KEY)
+            assert (second.status_code, second.json()["error"]["code"]) == (503, "generation_timeout")
+            backend.may_answer.set()
+            assert (await first).status_code == 200
+            assert (await http.post("/v1/chat/completions", json=BODY, headers=KEY)).status_code == 200
+
+    asyncio.run(run())
