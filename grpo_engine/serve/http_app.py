@@ -59,30 +59,30 @@ def create_app(backends: Backends) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     places = asyncio.Semaphore(MAX_OPEN)
 
-    def add(path: str, prefix: str, body: type[Body], format_: type[AnswerFormat]) -> None:
+    def add(path: str, prefix: str, kind: type[Body], made_by: type[AnswerFormat]) -> None:
         @app.post(path)
         async def respond(request: Request) -> Response:
-            try:
-                backend = _backend(backends, request)
-                given = _parsed(body, await _bounded(request))
-                made = _format(format_, f"{prefix}-{uuid4().hex}", given)
-                answers = _in_place(places, backend, given.command(made.id))
-                return await _response(request, given, made, answers)
-            except Refused as refused:
-                return _error(refused.refusal)
-            except ClientLeft:
-                return Response(status_code=499)
+            backend = _backend(backends, request)
+            body = _parsed(kind, await _bounded(request))
+            id, now = f"{prefix}-{uuid4().hex}", int(time.time())
+            made = made_by(id, now, body.model, body.n or 1, body.includes_usage)
+            return await _response(request, body, made, _in_place(places, backend, body.command()))
 
     add("/v1/chat/completions", "chatcmpl", ChatRequest, ChatFormat)
     add("/v1/completions", "cmpl", CompletionRequest, TextFormat)
 
     @app.get("/health")
     async def health(request: Request) -> Response:
-        try:
-            _backend(backends, request)
-        except Refused as refused:
-            return _error(refused.refusal)
+        _backend(backends, request)
         return Response()
+
+    @app.exception_handler(Refused)
+    async def refuse(_request: Request, error: Refused) -> Response:
+        return _error(error.refusal)
+
+    @app.exception_handler(ClientLeft)
+    async def give_up(_request: Request, _error: ClientLeft) -> Response:
+        return Response(status_code=499)
 
     return app
 
@@ -111,10 +111,6 @@ def _parsed(kind: type[Body], body: bytes) -> Body:
         first = error.errors(include_url=False, include_input=False)[0]
         place = [*first["loc"], *first.get("ctx", {}).get("place", ())]
         raise Refused("invalid_value", first["msg"], ".".join(map(str, place)) or None) from error
-
-
-def _format(kind: type[AnswerFormat], id: str, body: Body) -> AnswerFormat:
-    return kind(id, int(time.time()), body.model, body.n or 1, body.includes_usage)
 
 
 async def _in_place(places: asyncio.Semaphore, backend: Backend, command: Generate) -> AsyncGenerator[Answer]:

@@ -36,7 +36,6 @@ class ServedModel(Record):
 class Generate(Record):
     """One request, with either `messages` or `prompt`."""
 
-    id: str
     messages: tuple[dict[str, Any], ...] | None = None
     prompt: str | None = None
     max_tokens: int | None = Field(None, ge=1)

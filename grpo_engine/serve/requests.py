@@ -123,10 +123,9 @@ class Body(_Strict):
     def includes_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def command(self, id: str, **prompt: Any) -> Generate:
+    def command(self, **prompt: Any) -> Generate:
         """The request without OpenAI's forms; without a seed it gets a random one."""
         return Generate(
-            id=id,
             n=self.n or 1,
             stop=self.stops,
             seed=secrets.randbits(63) if self.seed is None else self.seed % 2**63,
@@ -171,10 +170,10 @@ class ChatRequest(Body):
             raise problem_at("give either max_tokens or max_completion_tokens", "max_tokens")
         return self
 
-    def command(self, id: str, **_prompt: Any) -> Generate:
+    def command(self, **_prompt: Any) -> Generate:
         messages = tuple(message.model_dump(exclude_none=True) for message in self.messages)
         limit = self.max_completion_tokens or self.max_tokens
-        return super().command(id, messages=messages, max_tokens=limit, logprobs=bool(self.logprobs))
+        return super().command(messages=messages, max_tokens=limit, logprobs=bool(self.logprobs))
 
 
 class CompletionRequest(Body):
@@ -187,8 +186,8 @@ class CompletionRequest(Body):
     echo: Annotated[Any, Only(False)] = None
     best_of: Annotated[Any, Only(1)] = None
 
-    def command(self, id: str, **_prompt: Any) -> Generate:
-        return super().command(id, prompt=self.prompt if isinstance(self.prompt, str) else self.prompt[0])
+    def command(self, **_prompt: Any) -> Generate:
+        return super().command(prompt=self.prompt if isinstance(self.prompt, str) else self.prompt[0])
 
 
 def _equal(given: Any, accepted: Any) -> bool:

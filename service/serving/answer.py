@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 import httpx
 import structlog
@@ -30,8 +29,6 @@ CLAIM_SECONDS = 60.0
 """Maximum wait for a worker with free capacity."""
 TOTAL_SECONDS = 600.0
 """Maximum time of an answer, including loading the model."""
-SILENT_SECONDS = 15.0
-"""Longest silence of a stream, because proxies close silent connections."""
 CHECK_SECONDS = 0.5
 """Time between two checks of whether the client is still connected."""
 LOADING_SECONDS = 0.05
@@ -76,16 +73,16 @@ class OpenAnswer(Subscriber[Positioned]):
 
     feed: AnswerFeed
     http: httpx.AsyncClient
+    has_left: Callable[[], Awaitable[bool]]
+    """Whether the client has disconnected."""
     tenant: str
     key_id: str
     topic: str = field(default_factory=lambda: new_id("chat"))
     _inbox: asyncio.Queue[bytes | Exception] = field(default_factory=asyncio.Queue)
     """Bytes of the answer; empty bytes or an error are the end."""
-    _model: str = ""
     _task: asyncio.Task[None] | None = None
     _started_at: float = field(default_factory=time.monotonic)
-    _first: bytes | Exception | None = None
-    _ended: str = "client left"
+    _about: dict[str, str] = field(default_factory=dict)
 
     def deliver(self, update: Positioned) -> None:
         """The feed has no updates."""
@@ -98,68 +95,43 @@ class OpenAnswer(Subscriber[Positioned]):
             error = Unavailable("The service is restarting. Try again.", code="service_stopping")
         self._inbox.put_nowait(error)
 
-    def close(self) -> None:
-        """Cancel what is left of the request, and log its end without its text."""
-        if self._task is None:
-            return
-        self._task.cancel()
-        self.feed.unsubscribe(self)
-        seconds = round(time.monotonic() - self._started_at, 2)
-        about = {"tenant": self.tenant, "model": self._model, "seconds": seconds}
-        logger.info("request answered", **about, ended=self._ended)
-
     def send(self, model: WantedModel, path: str, body: Body) -> None:
         """Start to find the server and to read its answer."""
-        self._model = model.name
+        self._about = {"tenant": self.tenant, "model": model.name, "ended": "client left"}
         self.feed.subscribe(self)
         self._task = asyncio.create_task(self._read(model, path, body.model_dump_json(exclude_unset=True)))
 
-    async def start(self, has_left: Callable[[], Awaitable[bool]]) -> None:
-        """Wait up to SILENT_SECONDS for the first bytes; an error that arrives by then is an HTTP error.
+    def close(self) -> None:
+        """Cancel what is left of the request, and log its end without its text."""
+        if self._task is not None:
+            self._task.cancel()
+            self.feed.unsubscribe(self)
+            seconds = round(time.monotonic() - self._started_at, 2)
+            logger.info("request answered", **self._about, seconds=seconds)
+
+    async def pieces(self) -> AsyncGenerator[bytes | None]:
+        """Yields bytes as they arrive, and None after CHECK_SECONDS without any.
 
         Raises ServiceError, and ClientDisconnect if the client disconnects.
         """
-        silent_until = time.monotonic() + SILENT_SECONDS
-        while self._first is None and time.monotonic() < silent_until:
-            self._first = await self._next(CHECK_SECONDS)
-            if self._first is None and await has_left():
-                raise ClientDisconnect
-        if isinstance(self._first, Exception):
-            self._fail(self._first)
-
-    async def whole(self, has_left: Callable[[], Awaitable[bool]]) -> bytes:
-        """The complete answer. Raises ServiceError, and ClientDisconnect if the client disconnects."""
-        found = b""
-        async for piece in self.pieces(CHECK_SECONDS):
-            if piece is None and await has_left():
-                raise ClientDisconnect
-            found += piece or b""
-        return found
-
-    async def pieces(self, silence_seconds: float = SILENT_SECONDS) -> AsyncGenerator[bytes | None]:
-        """Yields bytes as they arrive, and None after `silence_seconds` without any. Raises ServiceError."""
-        piece = self._first or await self._next(silence_seconds)
-        while piece != b"":
+        while True:
+            try:
+                piece = await asyncio.wait_for(self._inbox.get(), CHECK_SECONDS)
+            except TimeoutError:
+                if await self.has_left():
+                    raise ClientDisconnect from None
+                if time.monotonic() - self._started_at > TOTAL_SECONDS:
+                    message = f"The answer was not complete after {TOTAL_SECONDS:g} s. Lower max_tokens."
+                    raise _timeout(message) from None
+                yield None
+                continue
             if isinstance(piece, Exception):
-                self._fail(piece)
+                self._about["ended"] = piece.code if isinstance(piece, ServiceError) else type(piece).__name__
+                raise piece
+            if not piece:
+                self._about["ended"] = "answered"
+                return
             yield piece
-            piece = await self._next(silence_seconds)
-        self._ended = "answered"
-
-    def _fail(self, error: Exception) -> NoReturn:
-        self._ended = error.code if isinstance(error, ServiceError) else type(error).__name__
-        raise error
-
-    async def _next(self, seconds: float) -> bytes | Exception | None:
-        """The next bytes or the error, None after `seconds`. Raises Unavailable after TOTAL_SECONDS."""
-        try:
-            return await asyncio.wait_for(self._inbox.get(), seconds)
-        except TimeoutError:
-            if time.monotonic() - self._started_at > TOTAL_SECONDS:
-                self._fail(
-                    _timeout(f"The answer was not complete after {TOTAL_SECONDS:g} s. Lower max_tokens.")
-                )
-            return None
 
     async def _read(self, model: WantedModel, path: str, body: str) -> None:
         """Put the answer, or the reason why there is none, into the inbox."""
@@ -244,4 +216,6 @@ def error_of(refusal: Refusal) -> ServiceError:
         return NotFound(refusal.message, param=refusal.param, code=refusal.code)
     if refusal.code in INVALID:
         return InvalidRequest(refusal.message, param=refusal.param, code=refusal.code)
+    if refusal.code == "generation_timeout":
+        return _timeout(refusal.message)
     return Unavailable(refusal.message, param=refusal.param, code=refusal.code)

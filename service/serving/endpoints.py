@@ -4,7 +4,8 @@ The read scope is enough: requests change nothing and are not kept.
 """
 
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Annotated
 
@@ -22,6 +23,8 @@ from service.web.dependencies import CatalogDep, DatabaseDep
 
 router = APIRouter(prefix="/v1", tags=["models"])
 
+SILENT_SECONDS = 15.0
+"""Longest silence of a stream, because proxies close silent connections."""
 EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
 CHUNKS = {
     "description": "The completion; with `stream: true` its chunks as server-sent events, then `[DONE]`.",
@@ -33,7 +36,10 @@ async def _open_answer(request: Request, principal: Reader) -> AsyncIterator[Ope
     """Count the request, and close it when the response was sent or the client has disconnected."""
     state = request.app.state
     with state.chat_limit.slot(principal.tenant):
-        answer = OpenAnswer(state.chat_feed, state.model_servers, principal.tenant, principal.key_id)
+        has_left = request.is_disconnected
+        answer = OpenAnswer(
+            state.chat_feed, state.model_servers, has_left, principal.tenant, principal.key_id
+        )
         try:
             yield answer
         finally:
@@ -45,7 +51,7 @@ AnswerDep = Annotated[OpenAnswer, Depends(_open_answer)]
 
 @router.post("/chat/completions", response_model=ChatCompletion, responses={200: CHUNKS})
 async def create_chat_completion(
-    body: ChatRequest, request: Request, database: DatabaseDep, catalog: CatalogDep, answer: AnswerDep
+    body: ChatRequest, database: DatabaseDep, catalog: CatalogDep, answer: AnswerDep
 ) -> Response:
     """OpenAI's chat completions for base models, fine-tuned models and checkpoints.
 
@@ -53,33 +59,42 @@ async def create_chat_completion(
     """
     model = await run_in_threadpool(wanted_model, database, catalog, answer.tenant, body.model)
     answer.send(model, "/v1/chat/completions", body)
-    return await _respond(request, body, answer)
+    return await _respond(body, answer)
 
 
 @router.post("/completions", response_model=TextCompletion, responses={200: CHUNKS})
 async def create_completion(
-    body: CompletionRequest, request: Request, database: DatabaseDep, catalog: CatalogDep, answer: AnswerDep
+    body: CompletionRequest, database: DatabaseDep, catalog: CatalogDep, answer: AnswerDep
 ) -> Response:
     """OpenAI's completions: the model reads the prompt without a chat template."""
     model = await run_in_threadpool(wanted_model, database, catalog, answer.tenant, body.model)
     answer.send(model, "/v1/completions", body)
-    return await _respond(request, body, answer)
+    return await _respond(body, answer)
 
 
-async def _respond(request: Request, body: Body, answer: OpenAnswer) -> Response:
-    await answer.start(request.is_disconnected)
+async def _respond(body: Body, answer: OpenAnswer) -> Response:
+    pieces = answer.pieces()
     if not body.stream:
-        return Response(await answer.whole(request.is_disconnected), media_type="application/json")
+        whole = b"".join([piece async for piece in pieces if piece is not None])
+        return Response(whole, media_type="application/json")
+    silent_until = time.monotonic() + SILENT_SECONDS
+    # an error that arrives by then is an HTTP error
+    while (first := await anext(pieces, b"")) is None and time.monotonic() < silent_until:
+        pass
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return EventSourceResponse(_frames(answer), headers=headers)
+    return EventSourceResponse(_frames(first, pieces), headers=headers)
 
 
-async def _frames(answer: OpenAnswer) -> AsyncIterator[bytes]:
+async def _frames(first: bytes | None, pieces: AsyncGenerator[bytes | None]) -> AsyncIterator[bytes]:
     """The server's frames; an error becomes the last one, in OpenAI's shape."""
+    yield first or KEEPALIVE_COMMENT
+    sent_at = time.monotonic()
     try:
-        async with aclosing(answer.pieces()) as pieces:
+        async with aclosing(pieces):
             async for piece in pieces:
-                yield KEEPALIVE_COMMENT if piece is None else piece
+                if piece is not None or time.monotonic() - sent_at > SILENT_SECONDS:
+                    yield piece or KEEPALIVE_COMMENT
+                    sent_at = time.monotonic()
     except ServiceError as error:
         # after a blank line, because the server may have ended within a frame
         yield b"\n\n" + format_sse_event(data_str=json.dumps(error.body(), ensure_ascii=False))

@@ -104,16 +104,16 @@ def claim(session: Session, worker: str, lease_seconds: float) -> ClaimedModel |
     return None if first is None else ClaimedModel(*first)
 
 
-def register(session: Session, claimed: ClaimedModel, address: str, secret: str) -> bool:
+def register(session: Session, key: str, fence: int, address: str, secret: str) -> bool:
     """Store where the model is served."""
-    return LEASES.write(session, claimed.key, number=claimed.fence, address=address, secret=secret)
+    return LEASES.write(session, key, number=fence, address=address, secret=secret)
 
 
-def end(session: Session, claimed: ClaimedModel, refusal: dict[str, Any] | None) -> None:
+def end(session: Session, key: str, fence: int, refusal: dict[str, Any] | None = None) -> None:
     """Release a model that is no longer served."""
     values = {"refusal": refusal, "wanted_at": db_now() - WANTED_SECONDS}
     values |= dict.fromkeys(("lease_owner", "lease_expires_at", "address", "secret"))
-    LEASES.write(session, claimed.key, number=claimed.fence, **values)
+    LEASES.write(session, key, number=fence, **values)
 
 
 def renew(session: Session, worker: str, lease_seconds: float) -> set[tuple[str, int]]:

@@ -25,7 +25,7 @@ from service.serving.repository import ClaimedModel
 from worker.attempt.attempt import Worker
 from worker.attempt.fetch_weights import fetch_weights
 from worker.launchers.run_files import LocalRunFiles
-from worker.serving.model_process import BROKEN, ModelProcess
+from worker.serving.model_process import BROKEN, KILL_SECONDS, ModelProcess
 
 logger = structlog.get_logger()
 
@@ -80,7 +80,7 @@ class ModelKeeper:
         for process in self.processes:
             process.close()
         for process in self.processes:
-            process.join()
+            process.join(KILL_SECONDS)
 
     def _yield_gpus(self) -> None:
         """Free the GPUs for a job that has started; loaded models would take the memory that it expects."""
@@ -98,10 +98,12 @@ class ModelKeeper:
         with self.worker.database.transaction() as session:
             repository.announce(session, self.worker.name, is_training=self._is_training)
             held = repository.renew(session, self.worker.name, LEASE_SECONDS)
+            ours = {process.claimed[:2]: process for process in self.processes}
+            for key, fence in held - ours.keys():  # claimed when the database was lost
+                repository.end(session, key, fence)
         self._beaten_at = monotonic()
-        for process in list(self.processes):
-            if (process.claimed.key, process.claimed.fence) not in held:
-                self._drop(process)
+        for lost in ours.keys() - held:
+            self._drop(ours[lost])
 
     def _has_room(self) -> bool:
         """Whether another model can be loaded, if necessary by unloading an idle one."""
@@ -157,7 +159,7 @@ class ModelKeeper:
             self._end(process, None)
         elif process.address is not None and not process.is_registered:
             with self.worker.database.transaction() as session:
-                repository.register(session, process.claimed, process.address, process.secret)
+                repository.register(session, *process.claimed[:2], process.address, process.secret)
             process.is_registered = True
 
     def _end_all(self, refusal: Refusal) -> None:
@@ -175,4 +177,4 @@ class ModelKeeper:
 
     def _release(self, claimed: ClaimedModel, refusal: Refusal | None) -> None:
         with self.worker.database.transaction() as session:
-            repository.end(session, claimed, refusal.model_dump() if refusal else None)
+            repository.end(session, *claimed[:2], refusal.model_dump() if refusal else None)

@@ -40,7 +40,7 @@ def answering(model_folder: Callable[[str], Path]) -> Answering:
 
 
 def answers(model: Answering, **given: Any) -> list[Answer]:
-    asked = Generate(id="a", **({"messages": HELLO} if "prompt" not in given else {}) | given)
+    asked = Generate(**({"messages": HELLO} if "prompt" not in given else {}) | given)
     with model.ready():
         return list(model.answer(asked))
 

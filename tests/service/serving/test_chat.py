@@ -271,7 +271,7 @@ def test_a_revoked_key_ends_its_own_answers_only(
         with pytest.raises(openai.APIError) as ended:
             list(lost)
         assert ended.value.code == "invalid_api_key"
-        assert app.state.chat_feed.num_subscribers == 1, "the other answer continues alone"
+        wait_until(lambda: app.state.chat_feed.num_subscribers == 1, what="the other answer continues alone")
         open_.close()
 
 

@@ -227,9 +227,9 @@ def test_a_stale_claim_writes_nothing(database: Database) -> None:
         claimed = repository.claim(session, "other", 60)
         assert claimed == stale._replace(fence=stale.fence + 1)
         assert repository.claim(session, "third", 60) is None
-        assert not repository.register(session, stale, "http://stale", "s")
-        assert repository.register(session, claimed, "http://here", "s")
-        repository.end(session, stale, {"code": "x", "message": "y"})
+        assert not repository.register(session, *stale[:2], "http://stale", "s")
+        assert repository.register(session, *claimed[:2], "http://here", "s")
+        repository.end(session, *stale[:2], {"code": "x", "message": "y"})
         assert repository.served(session) == [("tiny", "other", "http://here", "s")]
         assert repository.renew(session, "worker", 60) == set()
         assert repository.renew(session, "other", 60) == {("key", claimed.fence)}
@@ -241,9 +241,27 @@ def test_an_unloaded_model_is_loaded_again_only_for_a_new_request(database: Data
             repository.want(session, "key", "a", "tiny", is_new=True)
             claimed = repository.claim(session, "worker", 60)
             assert claimed is not None
-            repository.end(session, claimed, refusal)
+            repository.end(session, *claimed[:2], refusal)
             assert not repository.has_wanted(session)
             assert repository.find(session, "key") == (claimed.fence, False, None, None, refusal)
+
+
+@on_sqlite
+def test_a_model_that_was_claimed_and_never_loaded_is_released(
+    settings: Settings, database: Database
+) -> None:
+    with database.transaction() as session:
+        repository.want(session, "key", "a", "tiny", is_new=True)
+        claimed = repository.claim(session, "chat-worker", 60)
+        assert claimed is not None
+    with answering(settings):
+        wait_until(lambda: repository_state(database, "key") == (1, False), 10, "it is released")
+
+
+def repository_state(database: Database, key: str) -> tuple[int, bool] | None:
+    with database.reading() as session:
+        found = repository.find(session, key)
+        return found and (found.fence, found.is_held)
 
 
 def test_old_rows_are_deleted(database: Database) -> None:
