@@ -22,7 +22,7 @@ CLOSE_SECONDS = 3.0
 """Time limit of the request that ends a session."""
 
 
-class RefusedConnection(httpx2.TransportError):
+class UnacceptableAnswer(httpx2.TransportError):
     """The server did something that is not accepted."""
 
 
@@ -81,16 +81,16 @@ class PinnedTransport(httpx2.AsyncBaseTransport):
         raise self._refused(f"no connection: {reason[:200]}")
 
     def spend(self, num_bytes: int, answered: int) -> None:
-        """Count bytes of an answer that then has `answered`. Raises RefusedConnection beyond a limit."""
+        """Count bytes of an answer that then has `answered`. Raises UnacceptableAnswer beyond a limit."""
         self._room -= num_bytes
         if answered > MAX_ANSWER_BYTES:
             raise self._refused(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
         if self._room < 0:
             raise self._refused(f"the session has received more than {MAX_SESSION_BYTES} bytes")
 
-    def _refused(self, reason: str) -> RefusedConnection:
+    def _refused(self, reason: str) -> UnacceptableAnswer:
         self.failure = f"{self.target.host}: {reason}"
-        return RefusedConnection(self.failure)
+        return UnacceptableAnswer(self.failure)
 
     async def aclose(self) -> None:
         await self._inner.aclose()

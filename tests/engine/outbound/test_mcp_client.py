@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from grpo_engine.outbound.mcp_client import McpFailure, McpServer, McpSessions
-from tests.support.mcp_servers import HostileServer, served, tool
+from tests.support.mcp_servers.hostile import HostileServer, tool
+from tests.support.mcp_servers.official import served
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from grpo_engine.rollout.tools import listing
 from grpo_engine.run import build
 from tests.engine.conftest import sum_rows, write_rows
 from tests.engine.rollout.tools.test_training import CallsAfterwards
-from tests.support.mcp_servers import ALLOWED, HostileServer, Recorder, official, served, tool
+from tests.support.mcp_servers.hostile import HostileServer, tool
+from tests.support.mcp_servers.official import ALLOWED, Recorder, official, served
 
 LETTER = {"type": "format", "pattern": "Q", "match": "search"}
 """A reward that about half of the completions of a random model earn."""

@@ -15,7 +15,8 @@ from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.conftest import on_sqlite
 from tests.service.job_samples import create, jsonl, make_model, reinforcement, request, row, upload
-from tests.support.mcp_servers import ALLOWED, HostileServer, official, served, tool
+from tests.support.mcp_servers.hostile import HostileServer, tool
+from tests.support.mcp_servers.official import ALLOWED, official, served
 
 ROWS = jsonl(row(), row("What is 3+3?", "6"))
 SHOWING = "{% if tools %}{{ tools|tojson }} {% endif %}{{ messages[0].content }}"
