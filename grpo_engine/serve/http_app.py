@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import ValidationError
 
 from grpo_engine.serve.answers import AnswerFormat, ChatFormat, TextFormat
-from grpo_engine.serve.protocol import Answer, Generate, Refusal, Refused, Usage
+from grpo_engine.serve.protocol import INVALID, Answer, Generate, Refusal, Refused, Usage
 from grpo_engine.serve.requests import Body, ChatRequest, CompletionRequest
 
 MAX_BODY_BYTES = 2**20
@@ -27,9 +27,8 @@ MAX_OPEN = 16
 """Maximum requests that are answered at the same time; others wait."""
 WAIT_SECONDS = 60.0
 """Maximum wait for another request to end."""
-STATUSES = {"invalid_api_key": 401, "payload_too_large": 413}
-INVALID = {"context_length_exceeded", "invalid_messages", "empty_prompt", "invalid_value"}
-"""Codes of refusals that are the request's fault: 400. All others are 503."""
+STATUSES = {"invalid_api_key": 401, "payload_too_large": 413, **dict.fromkeys(INVALID, 400)}
+"""By code; all others are 503."""
 CROWDED = Refusal(
     code="generation_timeout",
     message=f"The model was busy with other requests for {WAIT_SECONDS:g} s. Try again later.",
@@ -197,13 +196,12 @@ async def _disconnected(request: Request) -> None:
 
 
 def _error(refusal: Refusal) -> JSONResponse:
-    status = STATUSES.get(refusal.code, 400 if refusal.code in INVALID else 503)
+    status = STATUSES.get(refusal.code, 503)
     return JSONResponse(_error_document(refusal), status)
 
 
 def _error_document(refusal: Refusal) -> dict[str, Any]:
     """OpenAI's error body."""
-    is_request = refusal.code in INVALID or refusal.code in STATUSES
-    kind = "invalid_request_error" if is_request else "server_error"
+    kind = "invalid_request_error" if refusal.code in STATUSES else "server_error"
     fields = {"message": refusal.message, "type": kind, "param": refusal.param, "code": refusal.code}
     return {"error": fields}

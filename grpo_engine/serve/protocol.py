@@ -16,6 +16,8 @@ from grpo_engine.contract.records import FinishReason, Record
 MAX_COMPLETIONS = 8
 """Maximum completions of one request."""
 MAX_STOPS = 4
+INVALID = {"context_length_exceeded", "invalid_messages", "empty_prompt", "invalid_value"}
+"""Codes of refusals that the request itself caused."""
 
 
 class ServedModel(Record):

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from grpo_engine.serve.protocol import Refusal
+from grpo_engine.serve.protocol import INVALID, Refusal
 from grpo_engine.serve.requests import Body
 from service.platform.errors import InvalidRequest, NotFound, ServiceError, Unauthorized, Unavailable
 from service.platform.feed import Ending, Feed, Positioned, Subscriber
@@ -40,8 +40,6 @@ REASON_SECONDS = 2.0
 CONNECT_SECONDS = 3.0
 GONE = {"model_not_found", "base_model_changed"}
 """Codes of refusals that apply to every worker."""
-INVALID = {"context_length_exceeded", "invalid_messages", "empty_prompt", "invalid_value"}
-"""Codes of refusals caused by the request itself."""
 DIED = Refusal(code="sampler_died", message="The model's process ended while it was answering; try again.")
 LOST = Refusal(code="worker_lost", message="The worker that was answering has stopped. Try again.")
 UNREACHABLE = Refusal(

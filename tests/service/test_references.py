@@ -10,9 +10,10 @@ import pytest
 
 from grpo_engine.config.runtime import Runtime
 from grpo_engine.contract import errors as engine_errors
+from grpo_engine.serve.protocol import INVALID
 from service.cli.terminal.errors import PAGE, place_of
 from service.platform import errors
-from service.serving.answer import GONE, INVALID
+from service.serving.answer import GONE
 from service.settings import Settings, unknown_variables
 
 ROOT = Path(__file__).parents[2]
