@@ -21,8 +21,8 @@ from pydantic import BaseModel
 
 from grpo_engine.contract.errors import EngineError
 from grpo_engine.serve.http_app import create_app, only
+from grpo_engine.serve.open_requests import Model, OpenRequests
 from grpo_engine.serve.protocol import Loaded, ServedModel, Unloadable, Working
-from grpo_engine.serve.turns import Model, Turns
 
 NICENESS = 10
 MAX_CONNECTIONS = 256
@@ -44,16 +44,16 @@ def serve(load: Callable[[ServedModel], Model], arguments: list[str] | None = No
         except EngineError as error:
             _write(out, Unloadable(code=error.code, message=error.message))
             return 1
-        turns = Turns(model, lambda num_open: _write(out, Working(num_open=num_open)))
+        requests = OpenRequests(model, lambda num_open: _write(out, Working(num_open=num_open)))
         try:
-            port = _listen(create_app(only(served.secret, turns)), served.host)
+            port = _listen(create_app(only(served.secret, requests)), served.host)
         except OSError as error:
             message = f"cannot listen at GRPO_SERVE_HOST={served.host}: {error}"
             _write(out, Unloadable(code="model_unloadable", message=message))
             return 1
-        threading.Thread(target=_stop_at_end, args=(turns,), name="input", daemon=True).start()
+        threading.Thread(target=_stop_at_end, args=(requests,), name="input", daemon=True).start()
         _write(out, Loaded(port=port))
-        turns.run()
+        requests.run()
     return 0
 
 
@@ -75,10 +75,10 @@ def _listen(app: FastAPI, host: str) -> int:
     return int(listening.getsockname()[1])
 
 
-def _stop_at_end(turns: Turns) -> None:
+def _stop_at_end(requests: OpenRequests) -> None:
     """Stop when the worker has closed standard input."""
     sys.stdin.read()
-    turns.stop()
+    requests.stop()
 
 
 def _write(out: TextIO, record: BaseModel) -> None:

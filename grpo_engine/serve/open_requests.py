@@ -28,7 +28,7 @@ class Model(Protocol):
 
 
 @dataclass(eq=False)
-class Turn:
+class OpenRequest:
     """One open request."""
 
     answers: Iterator[Answer]
@@ -54,14 +54,14 @@ class Turn:
             return Answer(refusal=INTERRUPTED)
 
 
-class Turns:
+class OpenRequests:
     """The requests to one model. `report` gets the number of open ones (`protocol.Working`)."""
 
     def __init__(self, model: Model, report: Callable[[int], object]) -> None:
         self._model = model
         self._report = report
         self._reported = (0, monotonic())
-        self._coming: queue.SimpleQueue[Turn | None] = queue.SimpleQueue()
+        self._coming: queue.SimpleQueue[OpenRequest | None] = queue.SimpleQueue()
 
     async def answer(self, request: Generate) -> AsyncGenerator[Answer]:
         """The answer's parts as they are made. Closing this generator cancels the request."""
@@ -71,8 +71,8 @@ class Turns:
         def deliver(answer: Answer) -> None:
             loop.call_soon_threadsafe(inbox.put_nowait, answer)
 
-        turn = Turn(self._model.answer(request), deliver)
-        self._coming.put(turn)
+        opened = OpenRequest(self._model.answer(request), deliver)
+        self._coming.put(opened)
         try:
             is_last = False
             while not is_last:
@@ -80,24 +80,24 @@ class Turns:
                 is_last = answer.is_last
                 yield answer
         finally:
-            turn.is_cancelled = True
+            opened.is_cancelled = True
 
     def stop(self) -> None:
         self._coming.put(None)
 
     def run(self) -> None:
         """Answer in this thread until `stop` is called."""
-        running: list[Turn] = []
+        running: list[OpenRequest] = []
         with self._model.ready():
             while True:
                 while not running or not self._coming.empty():
                     self._note(len(running))
-                    turn = self._coming.get()
-                    if turn is None:
+                    request = self._coming.get()
+                    if request is None:
                         return
-                    running.append(turn)
+                    running.append(request)
                 self._note(len(running))
-                running = [turn for turn in running if not (turn.is_cancelled or turn.take())]
+                running = [request for request in running if not (request.is_cancelled or request.take())]
 
     def _note(self, num_open: int) -> None:
         """Report the number of open requests if it has changed, or after a second."""
