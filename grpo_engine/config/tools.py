@@ -51,7 +51,7 @@ class McpTool(Input):
     server_url: Annotated[str, Field(max_length=2048), AfterValidator(check_url)]
     """https URL with a public host name on port 443 or 8443, or a host that the operator allows."""
     server_label: str = Field("", pattern=r"^[A-Za-z0-9_-]{0,64}$")
-    """Name of the server in error messages."""
+    """A name for people, as in OpenAI's API; it has no effect."""
     headers: Annotated[dict[str, str], Field(max_length=16), AfterValidator(check_headers)] = {}
     """Sent with each request, such as an Authorization header."""
     allowed_tools: Listed[ToolName] | None = Field(None, max_length=128)

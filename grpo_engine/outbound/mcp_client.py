@@ -34,7 +34,8 @@ MAX_LISTED = 1000
 SHOWN_CHARACTERS = 200
 _REQUEST_IS_WRONG = (mcp_types.INVALID_PARAMS, mcp_types.METHOD_NOT_FOUND)
 """Errors after which the session can be used."""
-logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs what servers send
+for _name in ("mcp", "httpx2"):  # they log what servers send, and URLs
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
 T = TypeVar("T")
 
 
@@ -48,13 +49,6 @@ class McpServer:
     headers: Mapping[str, str] = field(hash=False)
     timeout_seconds: float
     """Limit of opening a session and making one request, and of listing the tools."""
-
-
-@dataclass(frozen=True, slots=True)
-class McpAnswer:
-    text: str
-    failed: bool
-    """Whether the tool reported an error."""
 
 
 class _Session:
@@ -144,9 +138,9 @@ class McpSessions:
         self._sessions: dict[tuple[str, McpServer], _Session] = {}
         self._tasks: list[Future[None]] = []
 
-    def call(self, server: McpServer, rollout: str, name: str, arguments: Mapping[str, Any]) -> McpAnswer:
-        """The answer of a tool. Raises McpFailure, RefusedUrl."""
-        return self._session(server, rollout).request(partial(_call, name, dict(arguments)))
+    def call(self, server: McpServer, rollout: str, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+        """Text of a tool's answer, and whether it is an error. Raises McpFailure, RefusedUrl."""
+        return self._session(server, rollout).request(partial(_call, name, arguments))
 
     def tools(self, server: McpServer) -> list[dict[str, Any]]:
         """`name`, `description` and `parameters` of each tool, unchecked. Raises McpFailure, RefusedUrl."""
@@ -214,7 +208,7 @@ async def _tools(session: ClientSession) -> list[dict[str, Any]]:
             ]
 
 
-async def _call(name: str, arguments: dict[str, Any], session: ClientSession) -> McpAnswer:
+async def _call(name: str, arguments: dict[str, Any], session: ClientSession) -> tuple[str, bool]:
     """Not `call_tool`, which runs the server's own output schema, regular expressions included."""
     params = mcp_types.CallToolRequestParams(name=name, arguments=arguments)
     request = mcp_types.CallToolRequest(params=params)
@@ -222,7 +216,7 @@ async def _call(name: str, arguments: dict[str, Any], session: ClientSession) ->
     text = "\n".join(map(_text_of, result.content))
     if not text and result.structured_content is not None:
         text = json.dumps(result.structured_content, ensure_ascii=False)
-    return McpAnswer(text, result.is_error)
+    return text, result.is_error
 
 
 def _text_of(block: mcp_types.ContentBlock) -> str:

@@ -35,7 +35,8 @@ class PinnedTransport(httpx2.AsyncBaseTransport):
         """What the server did wrong; the MCP client reports some errors without their reason."""
         self._resolver = resolver
         self._addresses: list[str] = []
-        self._room = MAX_SESSION_BYTES
+        self.room = MAX_SESSION_BYTES
+        """Bytes that the session may still receive."""
         self._inner = httpx2.AsyncHTTPTransport(
             verify=tls_context(os.environ.get("SSL_CERT_FILE")),
             trust_env=False,
@@ -59,7 +60,7 @@ class PinnedTransport(httpx2.AsyncBaseTransport):
         if is_end:
             return httpx2.Response(response.status_code)
         if response.is_redirect or compressed:
-            raise self._refused("the answer is compressed" if compressed else "redirects are not followed")
+            raise self.refused("the answer is compressed" if compressed else "redirects are not followed")
         status, stream = response.status_code, _Bounded(self, response)
         return httpx2.Response(status, headers=response.headers, stream=stream)
 
@@ -78,17 +79,10 @@ class PinnedTransport(httpx2.AsyncBaseTransport):
                 return await self._inner.handle_async_request(pinned)
             except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
                 reason = str(error)
-        raise self._refused(f"no connection: {reason[:200]}")
+        raise self.refused(f"no connection: {reason[:200]}")
 
-    def spend(self, num_bytes: int, answered: int) -> None:
-        """Count bytes of an answer that then has `answered`. Raises UnacceptableAnswer beyond a limit."""
-        self._room -= num_bytes
-        if answered > MAX_ANSWER_BYTES:
-            raise self._refused(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
-        if self._room < 0:
-            raise self._refused(f"the session has received more than {MAX_SESSION_BYTES} bytes")
-
-    def _refused(self, reason: str) -> UnacceptableAnswer:
+    def refused(self, reason: str) -> UnacceptableAnswer:
+        """The error to raise; it is also the session's `failure`."""
         self.failure = f"{self.target.host}: {reason}"
         return UnacceptableAnswer(self.failure)
 
@@ -106,7 +100,11 @@ class _Bounded(httpx2.AsyncByteStream):
         assert isinstance(self._response.stream, httpx2.AsyncByteStream)
         async for part in self._response.stream:
             answered += len(part)
-            self._transport.spend(len(part), answered)
+            if answered > MAX_ANSWER_BYTES:
+                raise self._transport.refused(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
+            self._transport.room -= len(part)
+            if self._transport.room < 0:
+                raise self._transport.refused(f"the session has received more than {MAX_SESSION_BYTES} bytes")
             yield part
 
     async def aclose(self) -> None:

@@ -226,11 +226,11 @@ def _run_mcp(tool: ListedTool, call: ToolCall, sessions: McpSessions | None, rol
     assert sessions is not None
     server = McpServer(tool.server_url, tool.headers, tool.timeout_seconds)
     try:
-        answer = sessions.call(server, rollout, call.name, call.arguments)
+        answer, failed = sessions.call(server, rollout, call.name, call.arguments)
     except (McpFailure, RefusedUrl) as error:
         return ToolResult(storable(f"Error: {error}"), failed=True)
-    text = storable(answer.text).strip()
-    return ToolResult(f"Error: {text}" if answer.failed else text or NO_OUTPUT, answer.failed)
+    text = storable(answer).strip()
+    return ToolResult(f"Error: {text}" if failed else text or NO_OUTPUT, failed)
 
 
 def http_request(call: ToolCall, item: Mapping[str, Any], key: str) -> tuple[bytes, dict[str, str]]:

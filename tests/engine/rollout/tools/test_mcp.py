@@ -112,7 +112,7 @@ def test_a_server_that_dies_in_a_session_is_an_answer() -> None:
     try:
         with served(server) as url:
             place = McpServer(url, {}, SECONDS)
-            assert sessions.call(place, "r", "look", {}).text == "seen"
+            assert sessions.call(place, "r", "look", {}) == ("seen", False)
         with pytest.raises(McpFailure, match="no connection"):
             sessions.call(place, "r", "look", {})
     finally:
@@ -157,7 +157,7 @@ def test_a_name_is_looked_up_once_for_a_session(monkeypatch: pytest.MonkeyPatch)
         sessions = McpSessions(lambda host, port: next(found))
         try:
             place = McpServer(url.replace("127.0.0.1", "localhost"), {}, SECONDS)
-            assert [sessions.call(place, "r", "look", {}).text for _ in range(3)] == ["seen"] * 3
+            assert [sessions.call(place, "r", "look", {})[0] for _ in range(3)] == ["seen"] * 3
         finally:
             sessions.close()
     assert {headers["host"] for _, headers, _ in server.requests} == {place.url.split("/")[2]}
