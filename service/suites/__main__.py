@@ -107,8 +107,10 @@ def write_rows(dataset: ReasoningGymDataset, rows: TextIO) -> dict[str, Any]:
 def _check_names(dataset: ReasoningGymDataset, suite: Any) -> None:
     """Raise SuiteError for an unknown task, an unknown or fixed option, or too many levels."""
     task, levels = dataset.task, dataset.levels
-    if task not in suite.DATASETS:
-        _refuse_unknown("task", task, suite.DATASETS, f"it has {len(suite.DATASETS)} tasks")
+    if task not in (
+        tasks := suite.DATASETS.keys() - {"composite"}
+    ):  # a mixture, of objects without a JSON form
+        _refuse_unknown("task", task, tasks, "the tasks")
     names = {each.name for each in dataclasses.fields(suite.DATASETS[task][1])}
     fixed = {"size": "set dataset.size", "seed": "set dataset.seed"}
     if levels is not None:
@@ -127,12 +129,12 @@ def _check_names(dataset: ReasoningGymDataset, suite: Any) -> None:
         if name in fixed:
             raise SuiteError(f"config.{name}", fixed[name])
         if name not in names:
-            _refuse_unknown(f"config.{name}", name, names, f"options of {task}: {', '.join(sorted(names))}")
+            _refuse_unknown(f"config.{name}", name, names, f"the options of {task}")
 
 
-def _refuse_unknown(where: str, name: str, known: Mapping[str, Any] | set[str], otherwise: str) -> None:
-    close = difflib.get_close_matches(name, sorted(known), NUM_CLOSEST, cutoff=0.4)
-    shown = f"did you mean {' or '.join(close)}?" if close else otherwise
+def _refuse_unknown(where: str, name: str, known: set[str], noun: str) -> None:
+    close = difflib.get_close_matches(name, sorted(known), NUM_CLOSEST)
+    shown = f"did you mean {' or '.join(close)}?" if close else f"{noun} are {', '.join(sorted(known))}"
     raise SuiteError(where, f"{name!r} is unknown: {shown}")
 
 

@@ -1,4 +1,4 @@
-"""A grader of every type, those of OpenAI with the class by which their client reads them."""
+"""A grader of every type for any rows, those of OpenAI with the class by which their client reads them."""
 
 from typing import Any
 
@@ -16,7 +16,6 @@ OWN_GRADERS: list[dict[str, Any]] = [
     {"type": "process", "grader": NUMERIC},
     {"type": "reward_model", "model": "tiny"},
     {"type": "endpoint", "url": "https://grade.example.com/run"},
-    {"type": "reasoning_gym"},
 ]
 TEXT = {"input": "{{sample.output_text}}", "reference": "{{item.answer}}"}
 OPENAIS_GRADERS: list[tuple[type[object], dict[str, Any]]] = [

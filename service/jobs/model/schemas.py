@@ -41,6 +41,7 @@ TO_BE_GENERATED = "generated"
 def _in_openais_older_form(schema: dict[str, Any]) -> None:
     """Allow the form without a method, or with null, and without a training file; `JobCreate` adds both."""
     filled_in("method", "training_file")(schema)
+    schema["anyOf"] = [{"required": [name]} for name in ("training_file", "dataset")]
     schema["properties"]["method"] = {"anyOf": [schema["properties"]["method"], {"type": "null"}]}
 
 

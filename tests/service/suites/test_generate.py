@@ -76,7 +76,9 @@ def test_own_answers_without_full_score_are_reported() -> None:
     ("more", "where", "reason"),
     [
         ({"task": "chain_sums"}, "task", "'chain_sums' is unknown: did you mean chain_sum"),
-        ({"task": "zzzz"}, "task", "'zzzz' is unknown: it has "),
+        ({"task": "zzzz"}, "task", "'zzzz' is unknown: the tasks are ab, acre, "),
+        ({"task": "composite"}, "task", "'composite' is unknown"),
+        ({"config": {"zzzz": 3}}, "config.zzzz", "the options of chain_sum are allow_negation, max_digits, "),
         ({"config": {"max_term": 3}}, "config.max_term", "'max_term' is unknown: did you mean max_terms"),
         ({"config": {"max_terms": 1}}, "config.max_terms", "max_terms must be >= min_terms"),
         ({"config": {"max_digits": "many"}}, "config", "chain_sum refuses it: "),
