@@ -3,6 +3,9 @@
 
 export const MAX_BYTES = 64 * 2 ** 20;
 
+// Usual names of the field with the right answer, the likeliest first.
+export const ANSWER_NAMES = ["answer", "label", "category", "class", "target", "reference", "expected", "solution", "completion", "response", "output"];
+
 // The bytes of a file → {columns, rows}, each row a list of as many cells. Throws Error naming the line.
 export function parsedCsv(bytes) {
   let text;
@@ -53,13 +56,16 @@ function recordsOf(text) {
 }
 
 // One JSON object a line: the cell of `prompt` as the user's message, the others under their names. Rows have one
-// prompt, so other columns named `prompt` or `messages` are left out. An instruction precedes every prompt.
-export function jsonlOf({ columns, rows }, prompt, instruction) {
-  return rows.map((cells) => `${JSON.stringify(rowOf(columns, cells, prompt, instruction))}\n`).join("");
+// prompt, so other columns named `prompt` or `messages` are left out. An instruction precedes every prompt; a column
+// `answer`, if any, is the assistant's message.
+export function jsonlOf({ columns, rows }, parts) {
+  return rows.map((cells) => `${JSON.stringify(rowOf(columns, cells, parts))}\n`).join("");
 }
 
-export function rowOf(columns, cells, prompt, instruction) {
-  const cell = cells[columns.indexOf(prompt)];
-  const others = columns.map((name, at) => [name, cells[at]]).filter(([name]) => ![prompt, "prompt", "messages"].includes(name));
-  return { messages: [{ role: "user", content: instruction ? `${instruction}\n${cell}` : cell }], ...Object.fromEntries(others) };
+export function rowOf(columns, cells, { prompt, instruction, answer }) {
+  const cell = (name) => cells[columns.indexOf(name)];
+  const others = columns.map((name, at) => [name, cells[at]]).filter(([name]) => ![prompt, answer, "prompt", "messages"].includes(name));
+  const content = instruction ? `${instruction}\n${cell(prompt)}` : cell(prompt);
+  const reply = answer === undefined ? [] : [{ role: "assistant", content: cell(answer) }];
+  return { messages: [{ role: "user", content }, ...reply], ...Object.fromEntries(others) };
 }

@@ -3,14 +3,14 @@
 
 import { upload } from "./api.js";
 import { announce, button, el, number, percent } from "./dom.js";
-import { jsonlOf, MAX_BYTES, parsedCsv, rowOf } from "./csv.js";
+import { ANSWER_NAMES, jsonlOf, MAX_BYTES, parsedCsv, rowOf } from "./csv.js";
 
 const PROMPT_NAMES = ["prompt", "question", "input", "instruction", "problem", "text"];
 const BY_COMMAND = "The command `grpo files upload` takes it.";
 
 // `id`: of the button's input; `onUploaded(file)` receives the stored file. A refused file is named, and
-// `onUploaded` is not called.
-export function uploader({ id, label = "Upload a file", signal, onUploaded }) {
+// `onUploaded` is not called. `imitates()`: whether the rows of a CSV file end with the answer to imitate.
+export function uploader({ id, label = "Upload a file", signal, onUploaded, imitates = () => false }) {
   const bar = el("i", { style: { width: "0%" } });
   const progress = el("div", { class: "bar", hidden: true }, bar);
   const status = el("p", { class: "hint", role: "status" }, "JSONL, one example a row, or CSV. Drop a file here or choose one.");
@@ -24,7 +24,7 @@ export function uploader({ id, label = "Upload a file", signal, onUploaded }) {
     picker.disabled = true;
     say(`Reading ${file.name}…`);
     try {
-      const sent = await converted(file);
+      const sent = await converted(file, imitates());
       if (!sent) return say(`${file.name} was not uploaded.`);
       progress.hidden = false;
       const stored = await upload(sent, { signal, onProgress: (part) => {
@@ -71,36 +71,42 @@ function onDrop(box, take) {
 }
 
 // The file itself; a CSV file as JSONL, or null if the user changed their mind.
-async function converted(file) {
+async function converted(file, imitates) {
   if (/\.(parquet|arrow|xlsx?|tsv)$/i.test(file.name)) throw new Error(`only JSONL and CSV can be uploaded here. ${BY_COMMAND}`);
   if (!/\.csv$/i.test(file.name)) return file;
   if (file.size > MAX_BYTES) throw new Error(`a CSV file of more than 64 MiB is too large for the browser. ${BY_COMMAND}`);
   const csv = parsedCsv(await file.arrayBuffer());
-  const asked = await askedForPrompt(file.name, csv);
+  const asked = await askedForColumns(file.name, csv, imitates);
   if (!asked) return null;
-  return new File([jsonlOf(csv, asked.prompt, asked.instruction)], file.name.replace(/csv$/i, "jsonl"), { type: "application/jsonl" });
+  return new File([jsonlOf(csv, asked)], file.name.replace(/csv$/i, "jsonl"), { type: "application/jsonl" });
 }
 
-// → {prompt: the column with it, instruction: what precedes each, may be empty}; null: cancelled.
-function askedForPrompt(name, { columns, rows }) {
-  const likely = PROMPT_NAMES.map((each) => columns.find((column) => column.toLowerCase() === each)).find(Boolean);
-  const choice = el("select", { id: "csv-prompt" }, columns.map((each) => el("option", { value: each }, each)));
+// → {prompt: the column with it, instruction: what precedes each, may be empty, answer: the column to imitate, if any};
+// null: cancelled.
+function askedForColumns(name, { columns, rows }, imitates) {
+  const likely = (names) => names.map((each) => columns.find((column) => column.toLowerCase() === each)).find(Boolean);
+  const column = (id, initial) => {
+    const choice = el("select", { id, onchange: () => draw() }, columns.map((each) => el("option", { value: each }, each)));
+    choice.value = initial;
+    return choice;
+  };
+  const prompt = column("csv-prompt", likely(PROMPT_NAMES) ?? columns[0]);
+  const reply = imitates && column("csv-answer", likely(ANSWER_NAMES) ?? columns.find((each) => each !== prompt.value) ?? columns[0]);
   const first = el("pre", { class: "code", tabindex: 0, "aria-label": "First row as JSON" });
   const instruction = el("input", { id: "csv-instruction", placeholder: "Answer in one word:", autocomplete: "off" });
-  const answer = () => ({ prompt: choice.value, instruction: instruction.value.trim() });
-  const draw = () => { first.textContent = JSON.stringify(rowOf(columns, rows[0], ...Object.values(answer())), null, 2); };
-  choice.value = likely ?? columns[0];
-  choice.addEventListener("change", draw);
+  const chosen = () => ({ prompt: prompt.value, instruction: instruction.value.trim(), ...(reply && { answer: reply.value }) });
+  const draw = () => { first.textContent = JSON.stringify(rowOf(columns, rows[0], chosen()), null, 2); };
   instruction.addEventListener("input", draw);
   draw();
   return new Promise((resolve) => {
     const dialog = el("dialog", { "aria-labelledby": "csv-title", onclose: () => {
-      resolve(dialog.returnValue === "yes" ? answer() : null);
+      resolve(dialog.returnValue === "yes" ? chosen() : null);
       dialog.remove();
     } },
     el("h2", { id: "csv-title" }, `Convert ${name}`),
-    el("p", {}, `${number(rows.length)} ${rows.length === 1 ? "row" : "rows"}. Which column is the prompt? The others are fields for the grader, as text.`),
-    el("div", { class: "field" }, el("label", { for: "csv-prompt" }, "Prompt column"), choice),
+    el("p", {}, `${number(rows.length)} ${rows.length === 1 ? "row" : "rows"}. Which column is the prompt? ${imitates ? "Which one is the answer to imitate?" : "The others are fields for the grader, as text."}`),
+    el("div", { class: "field" }, el("label", { for: "csv-prompt" }, "Prompt column"), prompt),
+    reply && el("div", { class: "field" }, el("label", { for: "csv-answer" }, "Answer column"), reply),
     el("div", { class: "field" }, el("label", { for: "csv-instruction" }, "Instruction"), instruction,
       el("p", { class: "hint" }, "Optional. Precedes the prompt of every row.")),
     el("p", { class: "small faint" }, "First row"), first,

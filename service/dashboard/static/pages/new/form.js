@@ -66,7 +66,7 @@ export function dataPart(draft, files, signal) {
   draft.listen(peek);
   peek();
   return section("Data", el("div", { class: "panel stack" },
-    field("training_file", "Training file", null, training, uploader({ id: "new-upload", signal, onUploaded: use("training_file") })), rows, fields,
+    field("training_file", "Training file", null, training, uploader({ id: "new-upload", signal, onUploaded: use("training_file"), imitates: () => draft.type === "supervised" })), rows, fields,
     heldOutParts(draft, files, signal, use("validation_file"))));
 }
 

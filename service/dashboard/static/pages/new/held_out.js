@@ -65,7 +65,7 @@ function fileField(draft, files, signal, use) {
     ...files.map((file) => [file.id, file.filename])], (id) => id);
   choice.dataset.files = "";
   return field("validation_file", "Held-out file", null, choice,
-    uploader({ id: "new-held-out-upload", label: "Upload held-out rows", signal, onUploaded: use }));
+    uploader({ id: "new-held-out-upload", label: "Upload held-out rows", signal, onUploaded: use, imitates: () => draft.type === "supervised" }));
 }
 
 // A share in percent, or a whole number of rows.

@@ -1,7 +1,7 @@
 // A new job: choose, check, probe, start. `#/new?from=<job id>` starts with that job's request, and
 // `patch=<JSON>` applies a change to it, or to the kept draft.
 
-import { get, JOBS, paged } from "../../api.js";
+import { get, JOBS, paged, pause } from "../../api.js";
 import { styled } from "../../address.js";
 import { button, el, empty, heading, loading } from "../../dom.js";
 import { actions } from "./actions.js";
@@ -11,24 +11,27 @@ import { dataPart, methodParts, modelPart } from "./form.js";
 import { holdOut } from "./held_out.js";
 
 const SHOWN_FILES = 100;
+const POLL_SECONDS = 2;
 
 export async function show(root, params, signal) {
   styled("new");
   const from = params.query.get("from");
   const patch = JSON.parse(params.query.get("patch") ?? "{}");
   let draft;
+  const reset = button("Reset", () => draft.replace({ ...blank(), model: models.data[0].id }), { kind: "quiet" });
+  reset.hidden = true;
   root.append(heading("New job", {
     below: from && el("p", { class: "hint" }, "A copy of ", el("a", { href: `#/jobs/${from}` }, from), ...changesIn(patch), "."),
-    actions: [button("Reset", () => draft?.replace({ ...blank(), model: models.data[0].id }), { kind: "quiet" })],
+    actions: [reset],
   }));
   const box = root.appendChild(el("div"));
   loading(box, "Loading models and files");
-  const [models, files, job] = await Promise.all([
+  let [models, files, job] = await Promise.all([
     get("/v1/models", { signal }),
     paged("/v1/files", { purpose: "fine-tune", limit: SHOWN_FILES }, { signal }).next(),
     from ? get(`${JOBS}/${from}`, { signal }) : null,
   ]);
-  if (models.data.length === 0) return noModels(box);
+  if (models.data.length === 0) models = await firstModels(box, signal);
   const start = job ? requestOf(job) : keptDraft() ?? { ...blank(), model: models.data[0].id };
   draft = draftOf(changed(start, patch));
   if (start.training_file) draft.guessed = null; // its grader was chosen for these rows
@@ -37,12 +40,21 @@ export async function show(root, params, signal) {
     modelPart(draft, models.data), dataPart(draft, files, signal), methodParts(draft, signal));
   box.replaceChildren(form, actions(draft, form, signal));
   box.className = "new-job";
+  reset.hidden = false;
 }
 
 function changesIn(patch) {
   return Object.keys(patch).length ? [" with this change: ", el("code", {}, JSON.stringify(patch))] : [];
 }
 
-function noModels(box) {
-  empty(box, "No model yet", "Training starts from a base model. Add one, then come back:", waysToAdd());
+// How to add a model, until there is one.
+async function firstModels(box, signal) {
+  empty(box, "No model yet", "Training starts from a base model. Add one; this page continues when it is there:", waysToAdd());
+  for (;;) {
+    await pause(POLL_SECONDS, signal);
+    const models = await get("/v1/models", { signal }).catch((error) => {
+      if (error.status !== 0) throw error;
+    });
+    if (models?.data.length) return models;
+  }
 }
