@@ -54,6 +54,30 @@ def test_more_settings_are_part_of_the_request(
     expect(page.get_by_label("Reward plateau: action")).to_have_value("warn")
 
 
+def test_a_rule_may_have_several_guards(page: Page, rows: Path, shots: Callable[[Page, str], None]) -> None:
+    open_with(page, rows)
+    page.get_by_text("More settings").click()
+    page.get_by_role("button", name="KL divergence: add a guard").click()
+    expect(page.get_by_label("KL divergence 2: action")).to_be_focused()
+    page.get_by_label("KL divergence 2: threshold").fill("30")
+    guards = request_shown(page)["method"]["reinforcement"]["hyperparameters"]["guards"]
+    assert guards[:3] == [
+        {"watch": "kl"},
+        {"watch": "kl", "action": "stop", "threshold": 30},
+        {"watch": "no_signal"},
+    ]
+    page.get_by_label("Max completion tokens").fill("16")
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_role("heading", name=re.compile("^Ready"))).to_be_visible(timeout=RUN_MS)
+    shots(page, "new-guards")
+    page.goto("/#/jobs")
+    page.goto("/#/new")
+    page.get_by_text("More settings").click()
+    expect(page.get_by_label("KL divergence 2: threshold")).to_have_value("30")
+    page.get_by_label("KL divergence 2: action").select_option("Off")
+    assert "guards" not in request_shown(page)["method"]["reinforcement"]["hyperparameters"]
+
+
 def many_questions(path: Path, num_rows: int) -> None:
     rows = [
         {"messages": [{"role": "user", "content": f"What is {n} + 0?"}], "answer": str(n)}
@@ -166,6 +190,23 @@ def test_a_task_fills_in_a_request_that_is_accepted(page: Page, tmp_path: Path, 
     method = request_shown(page)["method"]["reinforcement"]
     assert method["grader"]["type"] == kind
     assert ("tools" in method) == (task == "Maths with a Python tool")
+
+
+def test_a_task_uses_the_rows_own_field_before_and_after_the_upload(page: Page, tmp_path: Path) -> None:
+    def labelled(name: str) -> Path:
+        path = tmp_path / "sums.jsonl"
+        sums = ([{"role": "user", "content": f"What is {n} + 0?"}] for n in range(8))
+        path.write_text(
+            "".join(json.dumps({"messages": each, "id": "x", name: "even"}) + "\n" for each in sums)
+        )
+        return path
+
+    open_with(page, labelled("category"))
+    page.get_by_label("Task").select_option("Classification")
+    expect(page.get_by_label("Reference")).to_have_value("{{item.category}}")
+    page.get_by_label("Upload a file").set_input_files(labelled("label"))
+    expect(page.get_by_label("Reference")).to_have_value("{{item.label}}")
+    expect(page.get_by_label("Task")).to_have_value("classification")
 
 
 def test_another_grader_ends_a_task_and_takes_its_settings_back(page: Page, rows: Path) -> None:

@@ -1,6 +1,6 @@
-// The guards of a job: for each watched value an action, a threshold and a patience.
+// The guards of a job: for each watched value one or more of an action, a threshold and a patience.
 
-import { el } from "../../dom.js";
+import { button, el } from "../../dom.js";
 
 // [watch, label, the rule]
 const GUARDS = [
@@ -16,13 +16,13 @@ const GUARDS = [
 const ACTIONS = [["warn", "Warn"], ["pause", "Pause"], ["stop", "Stop"], ["raise_beta", "Raise β"], ["", "Off"]];
 const ALL = GUARDS.map(([watch]) => ({ watch }));
 
-// Without guards in the request, every rule warns. Several guards of one rule are edited as JSON.
+// Without guards in the request, every rule warns.
 export function guardsPart(draft, at) {
-  const rows = new Map(GUARDS.map(([watch, label]) => [watch, controls(watch, label, () => draft.set(at, read(rows)))]));
+  const rules = new Map(GUARDS.map(([watch, label]) => [watch, new Rule(label, () => draft.set(at, read(rules)))]));
   const write = () => {
     const given = draft.get(at) ?? ALL;
-    if (JSON.stringify(read(rows) ?? ALL) === JSON.stringify(given)) return;
-    for (const [watch, row] of rows) show(row, given.find((guard) => guard.watch === watch));
+    if (JSON.stringify(read(rules) ?? ALL) === JSON.stringify(given)) return;
+    for (const [watch, rule] of rules) rule.show(given.filter((guard) => guard.watch === watch));
   };
   draft.listen(write);
   write();
@@ -30,28 +30,54 @@ export function guardsPart(draft, at) {
     el("legend", {}, "Guards"),
     el("p", { class: "hint" }, "What happens when a value passes its threshold for some steps in a row. Empty = the default."),
     GUARDS.map(([watch, label, rule]) => el("div", { class: "guard" },
-      el("p", {}, label, el("span", { class: "hint" }, rule)), Object.values(rows.get(watch)))),
+      el("p", {}, label, el("span", { class: "hint" }, rule)), rules.get(watch).root)),
     el("p", { class: "problem small", id: `${at}-problem` }));
 }
 
-function controls(watch, label, change) {
-  const number = (name, props) => el("input", { type: "number", "aria-label": `${label}: ${name}`, autocomplete: "off", oninput: change, ...props });
-  return {
-    action: el("select", { "aria-label": `${label}: action`, onchange: change }, ACTIONS.map(([value, text]) => el("option", { value }, text))),
-    threshold: number("threshold", { step: "any", placeholder: "threshold" }),
-    patience: number("steps", { min: 1, step: 1, placeholder: "5 steps" }),
-  };
+// The guards of one rule, a line each; "Off" is no guard.
+class Rule {
+  constructor(label, change) {
+    this.label = label;
+    this.change = change;
+    this.lines = [];
+    this.list = el("div", { class: "guard-lines" });
+    const add = button("Add", () => {
+      this.add({ action: "stop" }).action.focus();
+      change();
+    }, { kind: "small", "aria-label": `${label}: add a guard` });
+    this.root = el("div", { class: "guard-rule" }, this.list, add);
+    this.show([]);
+  }
+
+  show(guards) {
+    this.lines = [];
+    this.list.replaceChildren();
+    for (const guard of guards.length ? guards : [null]) this.add(guard);
+  }
+
+  add(guard) {
+    const line = controls(this.lines.length ? `${this.label} ${this.lines.length + 1}` : this.label, guard, this.change);
+    this.lines.push(line);
+    this.list.append(el("div", { class: "guard-line" }, Object.values(line)));
+    return line;
+  }
 }
 
-function show({ action, threshold, patience }, guard) {
-  action.value = guard ? guard.action ?? "warn" : "";
-  threshold.value = guard?.threshold ?? "";
-  patience.value = guard?.patience ?? "";
+function controls(label, guard, change) {
+  const number = (name, props) => el("input", { type: "number", "aria-label": `${label}: ${name}`, autocomplete: "off", oninput: change, ...props });
+  const line = {
+    action: el("select", { "aria-label": `${label}: action`, onchange: change }, ACTIONS.map(([value, text]) => el("option", { value }, text))),
+    threshold: number("threshold", { step: "any", placeholder: "threshold", value: guard?.threshold ?? "" }),
+    patience: number("steps", { min: 1, step: 1, placeholder: "5 steps", value: guard?.patience ?? "" }),
+  };
+  line.action.value = guard ? guard.action ?? "warn" : "";
+  return line;
 }
 
 // → guards of the request; undefined if all are as without any
-function read(rows) {
-  const guards = [...rows].filter(([, { action }]) => action.value).map(([watch, { action, threshold, patience }]) => ({
+function read(rules) {
+  const lines = [...rules].flatMap(([watch, { lines }]) => lines.map((line) => ({ watch, ...line })));
+  const guards = lines.filter(({ action }) => action.value).map(({ watch, action, threshold, patience }) => ({
     watch, ...(action.value !== "warn" && { action: action.value }),
     ...(threshold.value !== "" && { threshold: threshold.valueAsNumber }), ...(patience.value !== "" && { patience: patience.valueAsNumber }),
   }));
