@@ -80,6 +80,7 @@ export function draftOf(body) {
   const draft = {
     body,
     guessed: "numeric", // the rule that the form chose; null: it chooses none
+    preset: null, // the grader of the chosen task, for rows with a field `answer`
     listen: (listener) => listeners.push(listener),
     get type() { return draft.body.method?.type; },
     get: (path) => path.split(".").reduce((value, name) => value?.[name], draft.body),

@@ -1,20 +1,26 @@
 // The grader: a small form for the common rules, JSON for all rules.
 
+import { ANSWER_NAMES } from "../../csv.js";
 import { el } from "../../dom.js";
 import { codeArea, field, input, jsonArea, select } from "./fields.js";
+import { multiParts } from "./parts.js";
 
 const OUTPUT = "{{sample.output_text}}";
 const PYTHON = `def grade(sample, item):
     return 1.0 if item["answer"] in sample["output_text"] else 0.0
 `;
 
-// Each similarity measure in one line. All score from 0 to 1.
+const STYLE = `def grade(sample, item):
+    return 1.0 if len(sample["output_text"]) <= 40 else 0.0
+`;
+
+// Each similarity measure: its label, and one line on it. All score from 0 to 1.
 const MEASURES = {
-  rouge_l: "The longest sequence of words that both texts have in this order, with gaps (F1).",
-  bleu: "Shared phrases of up to four words, as in machine translation; strict with short texts.",
-  gleu: "Shared phrases of up to four words; suits single sentences better than bleu.",
-  meteor: "Shared words and word stems, with a penalty for another order.",
-  fuzzy_match: "Similar characters: tolerates typing errors.",
+  rouge_l: ["Words in order (ROUGE-L)", "The longest sequence of words that both texts have in this order, with gaps (F1)."],
+  bleu: ["Phrases, strict (BLEU)", "Shared phrases of up to four words, as in machine translation; strict with short texts."],
+  gleu: ["Phrases of a sentence (GLEU)", "Shared phrases of up to four words; suits single sentences better than BLEU."],
+  meteor: ["Words and stems (METEOR)", "Shared words and word stems, with a penalty for another order."],
+  fuzzy_match: ["Characters (fuzzy match)", "Similar characters: tolerates typing errors."],
 };
 
 // Each rule's initial value, and the fields of its form.
@@ -58,8 +64,22 @@ const RULES = {
     parts: (draft, at) => [field(`${at}.source`, "Code", "Runs in a sandbox without network. An exception is an error, not a score of 0.",
       codeArea(draft, `${at}.source`, { rows: 7 }))],
   },
+  multi: {
+    label: "Several graders",
+    start: {
+      graders: {
+        correct: { type: "string_check", operation: "eq", input: OUTPUT, reference: "{{item.answer}}" },
+        style: { type: "python", source: STYLE },
+      },
+      calculate_output: "0.8 * correct + 0.2 * style",
+    },
+    parts: (draft, at) => multiParts(draft, at, {
+      form: (part) => graderForm(draft, part, { isPart: true }),
+      first: () => beginning("python", draft.answer),
+    }),
+  },
 };
-const OTHERS = ["multi", "length", "code_tests", "process", "score_model", "reward_model", "endpoint"];
+const OTHERS = ["length", "code_tests", "process", "score_model", "reward_model", "endpoint"];
 
 const names = (text) => text.split(",").map((name) => name.trim()).filter(Boolean);
 
@@ -69,9 +89,9 @@ function reference(draft, at, label) {
 }
 
 function measure(draft, param) {
-  const box = field(param, "Measure", "Score from 0 to 1.", select(draft, param, Object.keys(MEASURES).map((name) => [name, name])));
+  const box = field(param, "Measure", "Score from 0 to 1.", select(draft, param, Object.entries(MEASURES).map(([name, [label]]) => [name, label])));
   const hint = box.querySelector(".hint");
-  const draw = () => { hint.textContent = `${MEASURES[draft.get(param)] ?? ""} Score from 0 to 1.`.trim(); };
+  const draw = () => { hint.textContent = `${MEASURES[draft.get(param)]?.[1] ?? ""} Score from 0 to 1.`.trim(); };
   draft.listen(draw);
   draw();
   return box;
@@ -83,22 +103,27 @@ function tag(draft, at) {
 }
 
 // A rule's initial value for the rows' field `name`.
-export function beginning(type, name = "answer") {
-  const text = JSON.stringify({ type, ...RULES[type]?.start });
-  return JSON.parse(text.replace("item.answer", `item.${name}`).replace("item[\\\"answer\\\"]", `item[\\\"${name}\\\"]`));
+export function beginning(type, name) {
+  return forField({ type, ...RULES[type]?.start }, name);
 }
 
-// If the rows have other fields than assumed, an unchanged rule uses one of theirs; and if their reference is text, the
-// form's own choice of a rule is exact text.
+// `rule` for rows whose reference is in the field `name` instead of `answer`.
+export function forField(rule, name = "answer") {
+  const text = JSON.stringify(rule);
+  return JSON.parse(text.replaceAll("item.answer", `item.${name}`).replaceAll("item[\\\"answer\\\"]", `item[\\\"${name}\\\"]`));
+}
+
+// If the rows have other fields than assumed, an unchanged rule or task uses one of theirs; and if their reference is
+// text, the form's own choice of a rule is exact text.
 export function suit(draft, row) {
   const at = `method.${draft.type}.grader`;
   const grader = draft.get(at);
-  const isUntouched = JSON.stringify(grader) === JSON.stringify(beginning(grader?.type, draft.answer));
+  const initial = [draft.preset, beginning(grader?.type)].find((rule) => rule && JSON.stringify(grader) === JSON.stringify(forField(rule, draft.answer)));
   draft.answer = answerOf(row);
-  if (!isUntouched) return;
-  const isGuess = grader.type === draft.guessed;
+  if (!initial) return;
+  const isGuess = grader.type === draft.guessed && initial !== draft.preset;
   if (isGuess) draft.guessed = isNumber(row[draft.answer]) ? "numeric" : "string_check";
-  draft.set(at, beginning(isGuess ? draft.guessed : grader.type, draft.answer));
+  draft.set(at, isGuess ? beginning(draft.guessed, draft.answer) : forField(initial, draft.answer));
 }
 
 // Also of a solution that ends with its number, such as "… #### 72". A missing reference may be one.
@@ -106,12 +131,12 @@ const isNumber = (value) => typeof value !== "string" || /(^|[^\p{L}\d])\d[\d.,/
 
 // The field that most likely contains the reference.
 function answerOf(row) {
-  if ("answer" in row) return "answer";
-  return Object.keys(row).find((name) => /^[A-Za-z_]\w*$/.test(name) && name !== "prompt" && typeof row[name] !== "object");
+  const named = ANSWER_NAMES.find((name) => name in row);
+  return named ?? Object.keys(row).find((name) => /^[A-Za-z_]\w*$/.test(name) && name !== "prompt" && typeof row[name] !== "object");
 }
 
-// The box of the grader of a method at `at`; rendered again when its rule changes.
-export function graderForm(draft, at) {
+// The box of the grader of a method at `at`, or of a part of `multi`; rendered again when its rule changes.
+export function graderForm(draft, at, { isPart = false } = {}) {
   const box = el("div", { class: "stack" });
   const parts = el("div", { class: "stack" });
   let shown;
@@ -124,7 +149,7 @@ export function graderForm(draft, at) {
     details.open ||= !common;
   };
   const options = [
-    ...Object.entries(RULES).map(([type, rule]) => [type, rule.label]),
+    ...Object.entries(RULES).filter(([type]) => !isPart || type !== "multi").map(([type, rule]) => [type, rule.label]),
     ...OTHERS.map((type) => [type, `${type} (as JSON)`]),
   ];
   const kind = select(draft, `${at}.type`, options, (type) => {

@@ -2,6 +2,7 @@
 
 import { el } from "../../dom.js";
 import { field } from "./fields.js";
+import { forField } from "./grader.js";
 
 const NUMBER = { type: "numeric", name: "correct", reference: "{{item.answer}}" };
 
@@ -55,14 +56,15 @@ export function taskField(draft) {
   let chosen = null; // {task, before: the method without it}
   const leave = () => {
     const { task, before } = chosen;
-    chosen = null;
+    chosen = draft.preset = null;
     return without(task, before, draft.body.method.reinforcement);
   };
   choice.addEventListener("change", () => {
     const before = chosen ? leave() : draft.body.method.reinforcement;
     const task = TASKS[choice.value];
     if (task) chosen = { task, before: structuredClone(before) };
-    draft.set("method.reinforcement", task ? withTask(before, task) : before);
+    draft.preset = task?.grader;
+    draft.set("method.reinforcement", task ? withTask(before, { ...task, grader: forField(task.grader, draft.answer) }) : before);
   });
   draft.listen(() => {
     const method = draft.body.method?.reinforcement;

@@ -1,0 +1,60 @@
+"""The new-job page: without a model yet, a CSV file for supervised training, several graders."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from playwright.sync_api import Page, Route, expect
+
+from tests.browser.new.test_form import RUN_MS, open_with, request_shown
+
+
+def test_several_graders_with_python_parts_are_edited_in_the_form(
+    page: Page, rows: Path, shots: Callable[[Page, str], None]
+) -> None:
+    open_with(page, rows)
+    page.get_by_label("Grader", exact=True).select_option("multi")
+    page.get_by_role("button", name="Add a grader").click()
+    part = page.get_by_role("group", name="part3")
+    expect(part.get_by_label("Grader", exact=True)).to_be_focused()
+    part.get_by_label("Grader", exact=True).select_option("numeric")
+    expect(part.get_by_label("Reference")).to_have_value("{{item.answer}}")
+    expect(page.get_by_label("Formula")).to_have_value("0.8 * correct + 0.2 * style + part3")
+    page.get_by_role("button", name="Remove correct").click()
+    page.get_by_label("Formula").fill("0.7 * part3 + 0.3 * style")
+    grader = request_shown(page)["method"]["reinforcement"]["grader"]
+    assert {name: each["type"] for name, each in grader["graders"].items()} == {
+        "style": "python",
+        "part3": "numeric",
+    }
+    page.get_by_label("Max completion tokens").fill("16")
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_role("heading", name="Ready to start")).to_be_visible(timeout=RUN_MS)
+    shots(page, "new-multi")
+
+
+def test_a_csv_file_gets_an_answer_column_for_supervised_training(page: Page, tmp_path: Path) -> None:
+    path = tmp_path / "sums.csv"
+    path.write_text("question,note,label\n" + "".join(f"What is {n} + 0?,a,{n}\n" for n in range(8)))
+    page.goto("/#/new")
+    page.get_by_label("Method").select_option("supervised")
+    page.get_by_label("Upload a file").set_input_files(path)
+    expect(page.get_by_label("Answer column")).to_have_value("label")
+    expect(page.get_by_label("First row as JSON")).to_contain_text('"role": "assistant"')
+    page.get_by_role("dialog").get_by_role("button", name="Upload").click()
+    expect(page.get_by_text("sums.jsonl uploaded. 8 rows.")).to_be_visible()
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_role("heading", name=re.compile("^Ready"))).to_be_visible(timeout=RUN_MS)
+
+
+def test_without_a_model_the_form_appears_once_there_is_one(page: Page) -> None:
+    def none(route: Route) -> None:
+        route.fulfill(json={"object": "list", "data": []})
+
+    page.route("**/v1/models", none)
+    page.goto("/#/new")
+    expect(page.get_by_role("heading", name="No model yet")).to_be_visible()
+    expect(page.get_by_role("button", name="Reset")).to_be_hidden()
+    page.unroute("**/v1/models")
+    expect(page.get_by_label("Start from")).to_be_visible()
+    expect(page.get_by_role("button", name="Reset")).to_be_visible()
