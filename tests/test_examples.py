@@ -211,3 +211,16 @@ def test_only_sums_with_a_carry_are_wrong_without_it() -> None:
     num_carries = sum(int(row["answer"]) % 10 < int(row["messages"][0]["content"][3]) for row in rows)
     assert missing["none"] == 0
     assert 0.55 < missing["carry"] / num_carries < 0.75
+
+
+def test_the_jobs_with_a_task_by_name_are_accepted() -> None:
+    guide = (EXAMPLES.parent / "docs" / "write-a-job" / "suites.md").read_text()
+    bodies = [
+        (EXAMPLES / "reasoning_gym" / "job.json").read_text(),
+        guide.split("```json\n")[1].split("```")[0],
+    ]
+    for body in bodies:
+        job = JobCreate.model_validate(json.loads(body))
+        assert job.dataset is not None
+        assert isinstance(job.method, Reinforcement)
+        assert job.method.reinforcement.grader.type == job.dataset.type == "reasoning_gym"
