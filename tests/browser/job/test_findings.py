@@ -64,6 +64,26 @@ def test_repeated_warnings_are_one_line_with_their_number(page: Page, deployment
     expect(page.get_by_text("far at 3")).to_be_visible()
 
 
+def test_the_results_lead_to_the_findings_of_which_the_severe_are_first(
+    page: Page, deployment: Deployment
+) -> None:
+    job = {**deployment.job("first"), "warnings": [{"code": "guard_low_signal", "message": "No signal at 9"}]}
+    path = f"**{JOBS}/{job['id']}"
+    note = repeated(code="note", cause="A few rows.", severity="info")
+    found = {**deployment.get(f"{JOBS}/{job['id']}/diagnosis"), "findings": [note, repeated()]}
+    page.route(f"{path}/diagnosis", lambda route: route.fulfill(json=found))
+    page.route(path, lambda route: route.fulfill(json=job))
+    page.goto(f"/#/jobs/{job['id']}")
+    lines = page.get_by_role("region", name="Findings").locator("summary > strong")
+    expect(lines).to_have_text(["Groups have no signal.", "A few rows."])
+    results = page.get_by_role("region", name="Results")
+    results.get_by_role("link", name="Read 2 findings").click()
+    expect(page.get_by_role("heading", name="Findings")).to_be_in_viewport()
+    assert page.url.endswith(f"/#/jobs/{job['id']}")
+    results.get_by_role("link", name="Download").click()
+    expect(page.get_by_role("heading", name="Downloads")).to_be_visible()
+
+
 def test_the_failure_shown_above_is_not_repeated(page: Page, deployment: Deployment) -> None:
     failure = deployment.job("failed")["failure"]
     reported = deployment.get(f"{JOBS}/{deployment.jobs['failed']}/diagnosis")["findings"][0]

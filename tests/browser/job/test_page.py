@@ -88,7 +88,7 @@ def test_a_supervised_job_has_no_tab_for_rollouts(page: Page, deployment: Deploy
 def test_a_link_to_a_tab_further_down_the_page_shows_it(page: Page, deployment: Deployment) -> None:
     open_job(page, deployment, "first")
     drawn(page, "Reward")
-    page.locator(".next").get_by_role("link", name="Checkpoints").click()
+    page.locator(".next").get_by_role("link", name="Download").click()
     expect(page.get_by_role("heading", name="Checkpoints")).to_be_in_viewport()
 
 

@@ -7,7 +7,7 @@ import { announce, button, confirmed, el, failed, number, section } from "../../
 import { labelOf } from "../../metric_names.js";
 import { settingLabel } from "../../setting_names.js";
 
-const KINDS = { error: "bad", warning: "warn", info: "" };
+const KINDS = { error: "bad", warning: "warn", info: "" }; // the most severe first
 
 export class Diagnosis {
   // `counted(n)`: called with the number of findings that are no errors.
@@ -20,6 +20,7 @@ export class Diagnosis {
     this.failure = section("Failure", this.errors);
     this.list = el("div", { class: "findings" });
     this.root = section("Findings", this.problem, this.list);
+    this.root.id = "findings";
     this.failure.hidden = this.root.hidden = true;
     this.readAt = 0;
   }
@@ -37,7 +38,10 @@ export class Diagnosis {
     if (drawn === this.drawn) return;
     this.drawn = drawn;
     const errors = findings.filter((one) => one.severity === "error");
-    const others = [...findings.filter((one) => one.severity !== "error"), ...warningsOf(job, findings)];
+    const named = new Set(findings.map((one) => `guard_${one.code}`)); // a guard's warning adds nothing to a rule's finding
+    const others = [...findings.filter((one) => one.severity !== "error"), ...warningsOf(job, findings)]
+      .filter((one) => !named.has(one.code))
+      .sort((a, b) => Object.keys(KINDS).indexOf(a.severity) - Object.keys(KINDS).indexOf(b.severity));
     this.failure.hidden = !job.failure && !errors.length;
     this.errors.replaceChildren(this.failed(job.failure, errors));
     const open = new Set([...this.list.querySelectorAll("details[open]")].map((one) => one.dataset.code));

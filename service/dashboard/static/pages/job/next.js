@@ -1,4 +1,5 @@
-// The meaning of the results and the next action: one sentence and its links. Boundary: a job and its findings in, elements out.
+// The meaning of the results and the next action: one sentence and its links. Boundary: a job and its findings in, elements
+// out.
 
 import { can } from "../../access.js";
 import { el, number } from "../../dom.js";
@@ -6,48 +7,53 @@ import { hasInterval } from "./strip.js";
 
 // `findings`: the number of those that are not errors.
 export function nextStep(job, findings = 0) {
-  const [text, ...links] = adviceFor(job, findings, linksOf(job));
+  const [text, ...links] = adviceFor(job, findings, linksOf(job, findings));
   return el("p", { class: "next" }, el("strong", {}, text), links.filter(Boolean));
 }
 
-function linksOf(job) {
+function linksOf(job, findings) {
   const link = (label, href) => el("a", { href }, label);
   return {
-    checkpoints: link("Checkpoints", `#/jobs/${job.id}/checkpoints`),
+    checkpoints: link(job.status === "succeeded" ? "Download" : "Checkpoints", `#/jobs/${job.id}/checkpoints`),
+    findings: findings > 0 && el("a", { href: `#/jobs/${job.id}`, onclick: showFindings }, findings === 1 ? "Read the finding" : `Read ${number(findings)} findings`),
     rollouts: job.method.type === "supervised" ? null : link("Read rollouts", `#/jobs/${job.id}/rollouts`),
     edit: can.write && link("Run again with changes", `#/new?from=${job.id}`),
     try: job.fine_tuned_model && job.method.rule !== "training_free" && link("Try the model", `#/try?model=${encodeURIComponent(job.fine_tuned_model)}`),
   };
 }
 
-function adviceFor(job, findings, { checkpoints, rollouts, edit, try: talk }) {
-  const read = findings ? ` ${findings === 1 ? "A finding explains" : "The findings explain"} why.` : "";
+// The address stays, so that the page is not loaded again.
+function showFindings(event) {
+  event.preventDefault();
+  document.getElementById("findings").scrollIntoView();
+}
+
+function adviceFor(job, findings, { checkpoints, rollouts, edit, findings: why, try: talk }) {
   switch (job.status) {
     case "failed": return ["Fix the cause below, then run again.", edit];
     case "cancelled": return [`Cancelled at step ${number(job.progress.step, 7)}. Saved checkpoints stay available.`, checkpoints, edit];
-    case "paused": return [`Paused at step ${number(job.progress.step, 7)}. Resume continues from the last checkpoint.${read && " Read the findings first."}`, checkpoints];
-    case "succeeded": return finished(job, findings, read, { checkpoints, rollouts, edit, talk });
-    default: return running(job, findings, rollouts);
+    case "paused": return [`Paused at step ${number(job.progress.step, 7)}. Resume continues from the last checkpoint.`, why, checkpoints];
+    case "succeeded": return finished(job, { checkpoints, rollouts, edit, why, talk });
+    default: return running(job, why, rollouts);
   }
 }
 
-function finished(job, findings, read, { checkpoints, rollouts, edit, talk }) {
+function finished(job, { checkpoints, rollouts, edit, why, talk }) {
   switch (verdictOf(job)) {
-    case "better": return [`Better on held-out rows.${findings ? " Read the findings and some rollouts before you trust it." : " Try the model, or download it."}`, talk, checkpoints, rollouts];
-    case "worse": return [`Worse on held-out rows than before training.${read}`, edit, checkpoints];
-    case "same": return [`No significant change on held-out rows.${read || " Train longer, or with more held-out rows."}`, edit, rollouts];
-    default: return ["Finished. Without held-out rows, try the model beside the one it was trained from.", talk, checkpoints];
+    case "better": return [`Better on held-out rows.${why ? " Read the findings and some rollouts before you trust it." : " Try the model, or download it."}`, why, talk, checkpoints, rollouts];
+    case "worse": return ["Worse on held-out rows than before training.", why, edit, checkpoints];
+    case "same": return [`No significant change on held-out rows.${why ? "" : " Train longer, or with more held-out rows."}`, why, edit, rollouts];
+    default: return [`Finished. Without held-out rows, ${why ? "read the findings and " : ""}try the model beside the one it was trained from.`, why, talk, checkpoints];
   }
 }
 
-function running(job, findings, rollouts) {
+function running(job, why, rollouts) {
   if (!job.progress.step) return ["Results appear with the first step."];
-  const read = findings ? ` ${number(findings)} ${findings === 1 ? "finding" : "findings"} below.` : "";
   switch (verdictOf(job)) {
-    case "better": return [`Learning: better on held-out rows so far.${read}`, rollouts];
-    case "worse": return [`Worse on held-out rows so far.${read} Read some rollouts before it continues.`, rollouts];
-    case "same": return [`No significant change on held-out rows so far.${read}`, rollouts];
-    default: return [job.eval.baseline ? `The first comparison comes with the next evaluation.${read}` : `Training.${read}`, rollouts];
+    case "better": return ["Learning: better on held-out rows so far.", why, rollouts];
+    case "worse": return ["Worse on held-out rows so far. Read some rollouts before it continues.", why, rollouts];
+    case "same": return ["No significant change on held-out rows so far.", why, rollouts];
+    default: return [job.eval.baseline ? "The first comparison comes with the next evaluation." : "Training.", why, rollouts];
   }
 }
 
