@@ -57,7 +57,7 @@ class McpTool(Input):
     allowed_tools: Listed[ToolName] | None = Field(None, max_length=128)
     """Names of the server's tools that the model may call; null: all of them."""
     require_approval: Literal["never"] = "never"
-    """As in OpenAI's API; nobody can approve a call of a training job."""
+    """As in OpenAI's API; the calls of a training job cannot wait for an approval."""
     timeout_seconds: float = Field(10.0, gt=0, le=120)
     """Time limit of one call, and of opening its session."""
     max_output_chars: int = Field(2000, ge=1, le=100_000)

@@ -11,11 +11,11 @@ from grpo_engine.contract.errors import ConfigError, EndpointDownError
 from grpo_engine.parallel.ranks import Ranks
 
 PAUSES_SECONDS = (1.0, 4.0, 0.0)
-"""Before a server that did not answer is asked again."""
+"""Pauses after each attempt to list the tools of a server that does not answer."""
 
 
 def listed_tools(tools: tuple[Tool, ...], tokenizer: PreTrainedTokenizerBase) -> tuple[Tool, ...]:
-    """The tools with those of each MCP server in its place. All ranks use what the first one is told.
+    """The tools with those of each MCP server in its place. All ranks use the list of the first one.
 
     Raises EndpointDownError if a server does not answer, ConfigError if its tools cannot be used.
     """

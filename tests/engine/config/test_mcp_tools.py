@@ -11,7 +11,7 @@ from grpo_engine.config.tools import McpTool, PythonTool, function_schemas
 from tests.support.mcp_servers.hostile import HostileServer, tool
 from tests.support.mcp_servers.official import ALLOWED, official, served
 
-SECONDS = 1.5
+SECONDS = 15.0
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +109,7 @@ def test_pages_without_an_end_are_out_of_time() -> None:
         return {"tools": [], "nextCursor": "again"}
 
     with served(HostileServer(answer)) as url:
-        ((_, reason),) = problems(url)
+        ((_, reason),) = problems(url, timeout_seconds=1.5)
     assert "did not answer within 1.5 s" in reason
 
 
@@ -131,7 +131,9 @@ async def never(message: dict[str, Any], send: Any) -> None:
 
 def test_servers_are_listed_side_by_side_and_each_has_its_problem(shop: str) -> None:
     with served(HostileServer(never)) as slow:
-        tools, found = with_listed_tools([mcp(slow), mcp(slow), mcp(shop, allowed_tools=["add"])])
+        tools, found = with_listed_tools(
+            [*[mcp(slow, timeout_seconds=1)] * 2, mcp(shop, allowed_tools=["add"])]
+        )
     assert [(each.place, each.unreachable) for each in found] == [
         ("tools[0].server_url", True),
         ("tools[1].server_url", True),

@@ -179,7 +179,8 @@ def test_preflight_decides_the_same_without_transformers(file: str, tmp_path: Pa
         {"type": "reinforcement", "reinforcement": {"grader": DIGITS, "tools": [{"type": "python"}]}}
     )
     problems, codes = Problems(), list[str]()
-    check_tools(method, load_model_text(tmp_path), problems, lambda code, message: codes.append(code))
+    text, tools = load_model_text(tmp_path), method.reinforcement.tools
+    check_tools(method, tools, text, problems, lambda code, message: codes.append(code))
     codes += [problem.code for problem in problems.found]
     assert codes == ([PREFLIGHT[file]] if file in PREFLIGHT else [])
 

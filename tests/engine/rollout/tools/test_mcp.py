@@ -13,7 +13,7 @@ from grpo_engine.rollout.tools.toolbox import Toolbox, ToolResult
 from tests.support.mcp_servers.hostile import HostileServer, respond
 from tests.support.mcp_servers.official import ALLOWED, official, served
 
-SECONDS = 1.5
+SECONDS = 30.0
 TEXT = {"content": [{"type": "text", "text": "seen"}]}
 LOOK = ToolCall("look")
 

@@ -19,7 +19,7 @@ def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPO_ALLOWED_HOSTS", ALLOWED)
 
 
-def hostile_answer(write: Any) -> tuple[ToolResult, HostileServer]:
+def hostile_answer(write: Any, seconds: float = 30.0) -> tuple[ToolResult, HostileServer]:
     """The answer to a call that `write(message, send)` responds to."""
 
     async def answer(message: dict[str, Any], send: Any) -> dict[str, Any] | None:
@@ -28,7 +28,7 @@ def hostile_answer(write: Any) -> tuple[ToolResult, HostileServer]:
 
     server = HostileServer(answer)
     with served(server) as url:
-        (found,) = answers(url, LOOK)
+        (found,) = answers(url, LOOK, timeout_seconds=seconds)
     return found, server
 
 
@@ -110,11 +110,11 @@ async def failing(message: dict[str, Any], send: Any) -> None:
     ],
 )
 def test_whatever_a_server_does_is_an_answer_in_bounded_time_and_size(write: Any, text: str) -> None:
-    found, server = hostile_answer(write)
+    found, server = hostile_answer(write, 1.5 if text == TOO_LATE else 30.0)
     assert found.failed
     assert found.text.startswith(text)
     assert len(found.text) < 400
-    assert len(server.calls()) == 1
+    assert len(server.calls()) <= 1  # never repeated
 
 
 def test_a_session_that_cannot_be_opened_is_out_of_time() -> None:
@@ -123,7 +123,7 @@ def test_a_session_that_cannot_be_opened_is_out_of_time() -> None:
             await asyncio.sleep(60)
 
     with served(stall) as url:
-        (found,) = answers(url, LOOK)
+        (found,) = answers(url, LOOK, timeout_seconds=1.5)
     assert found == ToolResult(TOO_LATE, failed=True)
 
 

@@ -143,7 +143,7 @@ METHODS: list[tuple[dict[str, Any], str, str]] = [
         "hyperparameters.advantage",
         "needs advantage gdpo",
     ),
-    ({"tools": [{"type": "bash"}]}, "tools[0].type", "one of 'python', 'http', got 'bash'"),
+    ({"tools": [{"type": "bash"}]}, "tools[0].type", "one of 'python', 'http', 'mcp', got 'bash'"),
     ({"tools": {"type": "python"}}, "tools", "should be a list"),
     ({"tools": [{"type": "python"}, {**HTTP_TOOL, "name": "python"}]}, "tools[1].name", "different names"),
     ({"tools": [{**HTTP_TOOL, "parameters": {"type": "x"}}]}, "tools[0].parameters", "schema.type"),
