@@ -65,8 +65,8 @@ def test_only_the_settings_that_differ_are_listed(page: Page, deployment: Deploy
     expect(rows).not_to_have_count(0)
     shown = {cells[0]: cells[1:] for row in rows.all() if (cells := row.locator("th, td").all_inner_texts())}
     assert shown == {
-        "hyperparameters.group_size": ["8", "4"],
-        "hyperparameters.learning_rate": ["0.00001", "0.00004"],
+        "Completions per prompt": ["8", "4"],
+        "Learning rate": ["0.00001", "0.00004"],
         "seed": ["7", "8"],
     }
 

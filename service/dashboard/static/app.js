@@ -99,7 +99,8 @@ function frame(found) {
 }
 
 function notAllowed(scope) {
-  const why = el("p", { role: "alert" }, `This key lacks the scope ${scope}.`);
+  const why = el("p", { role: "alert" }, `This key lacks the scope ${scope}.`,
+    scope === "admin" && [" The operator creates one with ", el("code", {}, "grpo keys create --tenant NAME --admin"), "."]);
   root.replaceChildren(heading("Not allowed with this key", { below: why }), el("a", { class: "button", href: "#/jobs" }, "All jobs"));
 }
 

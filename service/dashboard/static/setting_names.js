@@ -30,5 +30,5 @@ const LABELS = {
 export function settingLabel(path) {
   const names = path.split(".");
   const label = LABELS[names.slice(-2).join(".")] ?? LABELS[names.at(-1)];
-  return label ?? path.replace(/^method\.\w+\.(hyperparameters\.)?/, "");
+  return label ?? path.replace(/^(method\.\w+\.)?(hyperparameters\.)?/, "");
 }

@@ -62,6 +62,7 @@ def test_a_refused_key_is_reported_at_the_form(
 def test_other_keys_are_not_led_to_the_page_of_keys(page: Page) -> None:
     page.goto("/#/keys")
     expect(page.get_by_role("heading", name="Not allowed with this key", level=1)).to_be_visible()
+    expect(page.get_by_role("alert")).to_contain_text("grpo keys create --tenant NAME --admin")
     pages = page.get_by_role("navigation", name="Pages", exact=True)
     expect(pages.get_by_role("link", name="Jobs")).to_be_visible()
     expect(pages.get_by_role("link", name="Keys")).to_have_count(0)

@@ -3,6 +3,7 @@
 import { changeOf } from "../../change.js";
 import { button, duration, el, number, table } from "../../dom.js";
 import { jobName, statusBadge } from "../../job_parts.js";
+import { settingLabel } from "../../setting_names.js";
 import { ownMethod } from "../new/draft.js";
 
 // → a table with a row per job; `drop(id)` removes one from the comparison.
@@ -43,7 +44,7 @@ export function differences(runs) {
   const other = names.filter((name) => new Set(settings.map((one) => one.get(name))).size > 1);
   const same = `${names.length - other.length} other settings are the same.`;
   if (!other.length) return el("p", { class: "faint" }, `No setting differs: all ${names.length} are the same.`);
-  const rows = (names) => names.map((name) => el("tr", {}, el("th", { scope: "row", class: "mono" }, name),
+  const rows = (names) => names.map((name) => el("tr", {}, el("th", { scope: "row", title: name }, settingLabel(name)),
     settings.map((one) => el("td", { class: "value" }, shown(one.get(name))))));
   const columns = ["Setting", ...runs.map(({ job }) => jobName(job))];
   const equal = names.filter((name) => !other.includes(name));
