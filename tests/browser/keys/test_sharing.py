@@ -1,15 +1,15 @@
 """A read-only key, and a link to one run: what they show, and what they do not offer."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from service.platform.db import connect
 from service.platform.tables.core import ApiKey
 from tests.browser.charts import drawn
-from tests.browser.conftest import log_in
+from tests.browser.conftest import Tab, log_in, profile
 from tests.browser.deployment import JOBS, Deployment
 
 WRITING = re.compile(
@@ -36,6 +36,14 @@ def share(deployment: Deployment, job: str) -> tuple[str, str]:
     return made["id"], made["url"].replace(made["url"].split("/#")[0], deployment.url)
 
 
+@pytest.fixture(scope="module")
+def reader(browser: Browser, deployment: Deployment) -> Iterator[Tab]:
+    """A tab with a read-only key. All pages share it: a new profile compiles every script again."""
+    with profile(browser, deployment) as context:
+        log_in(context, deployment.new_key("acme", "read"))
+        yield Tab(context.new_page())
+
+
 @pytest.mark.parametrize(
     ("address", "title"),
     [
@@ -51,14 +59,16 @@ def share(deployment: Deployment, job: str) -> tuple[str, str]:
     ],
 )
 def test_a_read_only_key_is_offered_nothing_that_changes_something(
-    blank: Page, deployment: Deployment, address: str, title: str
+    reader: Tab, deployment: Deployment, address: str, title: str
 ) -> None:
-    log_in(blank, deployment.new_key("acme", "read"))
-    blank.goto(f"/#/{address.format(**deployment.jobs)}")
-    heading(blank, title.format(**deployment.jobs))
-    expect(blank.locator("#access")).to_have_text("Read-only key")
-    expect(blank.locator("main .busy")).to_have_count(0)
-    assert controls(blank) == []
+    reader.reset()
+    page = reader.page
+    page.goto(f"/#/{address.format(**deployment.jobs)}")
+    heading(page, title.format(**deployment.jobs))
+    expect(page.locator("#access")).to_have_text("Read-only key")
+    expect(page.locator("main .busy")).to_have_count(0)
+    assert controls(page) == []
+    reader.check([])
 
 
 def test_the_form_of_a_new_job_says_that_a_read_only_key_cannot_start_one(
