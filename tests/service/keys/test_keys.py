@@ -18,6 +18,7 @@ from service.platform.principal import Principal
 from service.platform.tables.core import ApiKey
 from service.settings import Settings
 from service.web.auth import CURRENT_KEY, create_key, revoke_key
+from tests.conftest import on_sqlite
 from tests.service.job_samples import add_job, upload
 
 DAY = 24 * 3600
@@ -46,6 +47,7 @@ def public_id(key: str) -> str:
     return key.split("_")[1]
 
 
+@on_sqlite
 @pytest.mark.parametrize("scopes", [["read"], ["write"], ["read", "write"], []])
 def test_any_valid_key_reads_what_it_is(anonymous: TestClient, database: Database, scopes: list[str]) -> None:
     with database.transaction() as session:
@@ -66,6 +68,7 @@ def test_any_valid_key_reads_what_it_is(anonymous: TestClient, database: Databas
     }
 
 
+@on_sqlite
 @pytest.mark.parametrize(("method", "path"), ADMIN_CALLS)
 def test_keys_without_the_scope_admin_see_and_change_no_key(
     client: TestClient, anonymous: TestClient, method: str, path: str
@@ -118,6 +121,7 @@ def test_an_admin_key_revoked_after_its_check_creates_no_key(
         Keys(database, settings).create(actor, KeyCreate(tenant="tenant-a"))
 
 
+@on_sqlite
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -206,6 +210,7 @@ def test_admin_keys_and_shares_are_not_rotated_over_http(
     assert admin.post(f"{KEYS}/{public_id(share)}/rotate").status_code == 404
 
 
+@on_sqlite
 @pytest.mark.parametrize("hours", [-1, 721, 1.5, "24", None])
 def test_wrong_hours_are_refused(admin: TestClient, api_key: str, hours: Any) -> None:
     answer = admin.post(f"{KEYS}/{public_id(api_key)}/rotate", json={"old_key_hours": hours})

@@ -19,6 +19,7 @@ from service.platform.errors import Unauthorized
 from service.platform.principal import Principal
 from service.platform.tables.core import ApiKey, Job
 from service.web.auth import CURRENT_KEY, JOB, SHARED_ROUTES, create_key, revoke_key
+from tests.conftest import on_sqlite
 from tests.service.job_samples import add_job
 from tests.service.rollouts.rollout_samples import add_group, completion
 from tests.service.web.tenancy import JOBS, World, sqlite_world
@@ -98,6 +99,7 @@ def test_a_share_shows_no_header_and_of_urls_only_the_host(
     assert seen["tools"][0]["url"] == "tool.example"
 
 
+@on_sqlite
 def test_no_route_of_a_share_shows_what_servers_repeat_of_their_urls_and_headers(
     client: TestClient, anonymous: TestClient, with_servers: str, shared: dict[str, Any]
 ) -> None:
@@ -120,6 +122,7 @@ def test_an_older_api_that_ignores_the_job_of_a_share_refuses_it(
         assert session.get_one(ApiKey, shared["id"]).scopes == []
 
 
+@on_sqlite
 @pytest.mark.parametrize("scope", ["read", "write"])
 def test_only_a_key_that_reads_and_writes_makes_a_share(
     anonymous: TestClient, database: Database, job_id: str, scope: str
@@ -141,6 +144,7 @@ def test_a_key_revoked_after_its_check_makes_no_share(
         Shares(database).create(actor, job_id, ShareCreate(), "http://x/")
 
 
+@on_sqlite
 @pytest.mark.parametrize("seconds", [0, 90 * DAY + 1, "7", 1.5])
 def test_a_share_lasts_at_most_ninety_days(client: TestClient, job_id: str, seconds: Any) -> None:
     answer = client.post(f"{JOBS}/{job_id}/shares", json={"expires_in_seconds": seconds})
@@ -185,6 +189,7 @@ def test_a_share_is_revoked_only_as_one_of_its_own_job(
         assert client.delete(f"{JOBS}/{other}/shares/{share_id}").status_code == 404
 
 
+@on_sqlite
 def test_a_job_has_at_most_fifty_active_shares(client: TestClient, job_id: str) -> None:
     made = [client.post(f"{JOBS}/{job_id}/shares", json={}).status_code for _ in range(51)]
     assert made == [*[200] * 50, 409]

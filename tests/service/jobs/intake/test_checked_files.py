@@ -17,6 +17,12 @@ from tests.service.job_samples import GRADER, create, jsonl, make_model, reinfor
 JOBS = "/v1/fine_tuning/jobs"
 
 
+@pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    """Nothing here depends on the database."""
+    return sqlite_url
+
+
 @pytest.fixture(autouse=True)
 def _model(settings: Settings) -> None:
     make_model(settings.home)
