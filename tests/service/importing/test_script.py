@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trl import GRPOTrainer
 
 from service.importing.convert import Imported, imported
 from service.importing.dataset_formats import Unreadable
@@ -42,6 +41,8 @@ def refused(lines: tuple[Line, ...] | list[Line]) -> dict[str, str]:
 
 
 def test_the_parameters_of_the_trainer_are_trl_s() -> None:
+    from trl import GRPOTrainer  # two seconds of a core, in each process that collects the tests
+
     assert tuple(inspect.signature(GRPOTrainer.__init__).parameters)[1:] == POSITIONAL
 
 
