@@ -51,14 +51,19 @@ def run_job(client: Client, body: dict[str, Any], folder: Path = FOLDER) -> dict
     return job
 
 
-def learn(home: Path) -> tuple[float, float]:
-    """Run both jobs in a new folder; returns the held-out reward before and after the second."""
+def learn(home: Path, num_steps: int | None = None) -> tuple[float, float]:
+    """Run both jobs in a new folder; returns the held-out reward before and after the second.
+
+    `num_steps`: of each job, for a trial in which nothing is learned.
+    """
     make_model(home / "models" / "tiny", layers=2)
     body = read_job(FOLDER / "job.json")
     rows = demonstrations(home, body["dataset"])
     with embedded(home) as client:
         heading("Supervised: a random model imitates spelling, two words of three forward")
         imitation = read_job(FOLDER / "supervised.json") | {"training_file": rows.name}
+        for job in (imitation, body) if num_steps else ():
+            job["method"][job["method"]["type"]]["hyperparameters"]["n_steps"] = num_steps
         supervised = run_job(client, imitation, home)
         heading("GRPO: Reasoning Gym's scorer rewards words that are spelled backward")
         job = run_job(client, body | {"model": supervised["fine_tuned_model"]})
