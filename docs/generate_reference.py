@@ -202,7 +202,9 @@ def grader_index() -> str:
 
 
 RUNS = {
-    **dict.fromkeys(("string_check", "numeric", "format", "length", "text_similarity"), "engine"),
+    **dict.fromkeys(
+        ("string_check", "numeric", "format", "length", "text_similarity", "environment"), "engine"
+    ),
     **dict.fromkeys(("math", "reward_model"), "own process"),
     **dict.fromkeys(("code_tests", "python", "reasoning_gym"), "sandbox"),
     **dict.fromkeys(("score_model", "endpoint"), "another server"),

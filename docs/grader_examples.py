@@ -128,6 +128,12 @@ EXAMPLES: dict[str, Example] = {
         {"question": "What is the capital of France?"},
         note="It runs on the worker only; `graders/run` refuses it with `grader_needs_worker`.",
     ),
+    "environment": Example(
+        {"type": "environment"},
+        "b",
+        note="It needs a job with [environments](../../write-a-job/environments.md), whose default it is. "
+        "`graders/run` has no environment, so it cannot score there.",
+    ),
     "endpoint": Example(
         {"type": "endpoint", "url": "https://graders.example.com/score"},
         "It is 42.",

@@ -8,8 +8,9 @@ again changes nothing.
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, overload
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
+from grpo_engine.config.environments import EnvironmentName, OpenEnvEnvironment
 from grpo_engine.config.hyperparameters import Hyperparameters, Lora, SupervisedHyperparameters
 from grpo_engine.config.recipes import problem_at
 from grpo_engine.config.reinforcement import ReinforcementHyperparameters
@@ -18,8 +19,10 @@ from grpo_engine.config.tools import Tool
 from grpo_engine.config.training_free import TrainingFree, TrainingFreeHyperparameters, TrainingFreeMethod
 from grpo_engine.config.validation_split import ValidationSplit
 from grpo_engine.contract.events import VALIDATION
-from grpo_engine.contract.records import Input, Listed, Record
+from grpo_engine.contract.records import Input, Listed, Record, filled_in
 from grpo_engine.graders import Grader
+from grpo_engine.graders.rules.endpoint import EnvironmentReward
+from grpo_engine.graders.rules.multi import Multi
 
 __all__ = [
     "Hyperparameters",
@@ -54,8 +57,10 @@ class RetentionSet(Input):
 
 
 class ReinforcementMethod(Input):
+    model_config = ConfigDict(json_schema_extra=filled_in("grader"))
+
     grader: Grader
-    """The reward rule."""
+    """The reward rule. A job with environments may leave it out: the environment's reward then counts."""
     response_format: dict[str, Any] | None = None
     """JSON schema for completions; a completion that is not JSON has no `sample.output_json`."""
     eval_grader: Grader | None = None
@@ -64,6 +69,8 @@ class ReinforcementMethod(Input):
     """Held-out sets of other domains, evaluated to detect what training unlearns."""
     tools: Listed[Tool] = Field((), max_length=32)
     """Tools that the model may call in its completions."""
+    environments: dict[EnvironmentName, OpenEnvEnvironment] = Field({}, max_length=16)
+    """Environments by name; each row has the name of its own in the field `environment`."""
     hyperparameters: ReinforcementHyperparameters = Field(
         default_factory=lambda: ReinforcementHyperparameters.model_validate({})
     )
@@ -79,6 +86,30 @@ class ReinforcementMethod(Input):
             if isinstance(hyperparameters, dict):
                 data = {**data, "hyperparameters": {"advantage": "gdpo", **hyperparameters}}
         return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _environments_grade(cls, data: Any) -> Any:
+        """With environments, `grader` is `environment` unless it is given."""
+        if isinstance(data, dict) and data.get("environments") and data.get("grader") is None:
+            return {**data, "grader": {"type": "environment"}}
+        return data
+
+    @model_validator(mode="after")
+    def _environments_fit(self) -> Self:
+        if self.environments:
+            if self.tools:
+                raise problem_at("a job with environments cannot have tools", "tools")
+            return self
+        graders: list[tuple[str, Grader | None]] = [
+            ("grader", self.grader),
+            ("eval_grader", self.eval_grader),
+        ]
+        for field, grader in graders:
+            parts = grader.graders.values() if isinstance(grader, Multi) else [grader]
+            if any(isinstance(part, EnvironmentReward) for part in parts):
+                raise problem_at("the grader environment needs a job with environments", field)
+        return self
 
     @model_validator(mode="after")
     def _advantage_fits(self) -> Self:

@@ -95,6 +95,16 @@ class EndpointDownError(EngineError):
     )
 
 
+class EnvironmentUnreachableError(EngineError):
+    """An environment of the job cannot be reached, or all of its episodes fail."""
+
+    code = "environment_unreachable"
+    hint = (
+        "Check that the environment's server runs and has free sessions, then submit the job again. "
+        "The newest checkpoint holds what was learnt so far."
+    )
+
+
 class OverspentError(EngineError):
     """The job has reached its limit of endpoint calls or their cost."""
 

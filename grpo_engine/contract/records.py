@@ -54,6 +54,8 @@ class Sample(Record):
     num_tokens: int = 0
     """Completion tokens, end-of-sequence included."""
     finish_reason: FinishReason = FinishReason.STOP
+    environment_reward: float | None = None
+    """Reward of the completion's environment; None: there is none."""
 
 
 GradeErrorCode = Literal[
@@ -126,6 +128,33 @@ class Score(Record):
     """Part → what its code printed, bounded and otherwise as it was printed."""
 
 
+class EpisodeTurn(Record):
+    """One turn of the model in an environment, and what followed it."""
+
+    action: str
+    """The model's text, shortened."""
+    observation: str
+    """The environment's answer, shortened; the last one is not shown to the model."""
+    reward: float | None = None
+    """None: the environment gave no reward, or the text was not a valid action."""
+    done: bool = False
+    """Whether the environment ended the episode."""
+
+
+class Episode(Record):
+    """A completion's episode in an environment."""
+
+    environment: str
+    """Name in the job's `environments`."""
+    seed: int
+    """Seed of its `reset`, the same for all completions of a group."""
+    turns: tuple[EpisodeTurn, ...] = ()
+    reward: float | None = None
+    """Last reward or sum of rewards, as the environment's options say; None: there was none."""
+    failure: str | None = None
+    """Why the session failed, so that the completion is unscorable; None: it did not."""
+
+
 class CompletionRecord(Record):
     """One completion of a group, as stored and shown."""
 
@@ -142,7 +171,9 @@ class CompletionRecord(Record):
     finish_reason: FinishReason
     policy_version: int
     turns: int = 1
-    """The model's turns; more than one if it called tools."""
+    """The model's turns; more than one if it called tools or acted in an environment."""
+    episode: Episode | None = None
+    """Its episode, in a job with environments."""
 
 
 OVERLONG = "overlong"

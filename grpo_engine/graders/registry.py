@@ -1,7 +1,7 @@
 """The kinds of reward rules. A new kind is a file in `rules/` or `suites/`, and a line here."""
 
 from grpo_engine.graders.rules.code_tests import CodeTests
-from grpo_engine.graders.rules.endpoint import Endpoint
+from grpo_engine.graders.rules.endpoint import Endpoint, EnvironmentReward
 from grpo_engine.graders.rules.format import Format
 from grpo_engine.graders.rules.length import Length
 from grpo_engine.graders.rules.math_answer import MathAnswer
@@ -26,4 +26,5 @@ LeafGrader = (
     | Endpoint
     | RewardModel
     | ReasoningGym
+    | EnvironmentReward
 )

@@ -15,6 +15,7 @@ def make_sample(
     num_tokens: int = 0,
     finish_reason: FinishReason = FinishReason.STOP,
     tools: Sequence[Mapping[str, Any]] = (),
+    environment_reward: float | None = None,
 ) -> Sample:
     """Sample of a completion's text; `output_json` is set if the whole text is JSON.
 
@@ -27,6 +28,7 @@ def make_sample(
         output_tools=tuple(dict(call) for call in tools),
         num_tokens=num_tokens,
         finish_reason=finish_reason,
+        environment_reward=environment_reward,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from grpo_engine.contract.records import FinishReason, Score
+from grpo_engine.contract.records import Episode, FinishReason, Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,14 @@ class Completion:
     finish_reason: FinishReason
     policy_version: int
     sampled: tuple[bool, ...] = ()
-    """T; False if a tool wrote the token. Empty: the model wrote all tokens."""
+    """T; False if a tool or an environment wrote the token. Empty: the model wrote all tokens."""
     turns: int = 1
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     """Tool calls with arguments and answers, in order."""
     answer: str | None = None
     """The last turn's text, which graders see; None: `text` is the whole answer."""
+    episode: Episode | None = None
+    """Its episode, in a job with environments."""
 
     @property
     def num_tokens(self) -> int:
@@ -52,8 +54,8 @@ class Completion:
 
     @property
     def failure(self) -> str | None:
-        """Why the model gave no completion; None: it gave one."""
-        return None
+        """Why there is no whole completion to score; None: there is one."""
+        return None if self.episode is None else self.episode.failure
 
     @property
     def num_sampled(self) -> int:

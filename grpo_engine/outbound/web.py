@@ -1,4 +1,4 @@
-"""POST requests to URLs from users and the operator: the only code that sends them.
+"""HTTP requests to URLs from users and the operator: the only code that sends them.
 
 Requests go to https on public addresses, or what `AllowedHosts` allows. The name is looked up once and the
 connection goes to the checked address, with the name in TLS and Host. No redirects, proxy, cookies or
@@ -144,14 +144,27 @@ def post(
 
     deadline = Deadline(timeout_seconds)
     target = parse(url, allowed_hosts or AllowedHosts.from_environment())
+    return _send("POST", target, _addresses(target, resolver), body, headers, deadline, kept_bytes)
+
+
+def get(url: str, *, timeout_seconds: float, resolver: Resolver = resolve) -> WebAnswer:
+    """GET a response. Raises RefusedUrl before any connection, NoAnswer after."""
+    from grpo_engine.outbound.pinned import Deadline
+
+    deadline = Deadline(timeout_seconds)
+    target = parse(url, AllowedHosts.from_environment())
+    return _send("GET", target, _addresses(target, resolver), b"", {}, deadline, None)
+
+
+def _addresses(target: Target, resolver: Resolver) -> list[str]:
     try:
-        addresses = addresses_of(target, resolver)
+        return addresses_of(target, resolver)
     except (OSError, UnicodeError):
         raise NoAnswer(f"{target.host} has no address") from None
-    return _send(target, addresses, body, headers, deadline, kept_bytes)
 
 
 def _send(
+    method: str,
     target: Target,
     addresses: list[str],
     body: bytes,
@@ -178,7 +191,7 @@ def _send(
     try:
         with (
             httpcore.ConnectionPool(ssl_context=context, network_backend=backend) as pool,
-            pool.stream("POST", url, headers=list(fields.items()), content=body) as response,
+            pool.stream(method, url, headers=list(fields.items()), content=body) as response,
         ):
             return _read(response, kept_bytes)
     except httpcore.LocalProtocolError:  # its text may repeat a header, which may hold a key

@@ -5,6 +5,7 @@ The service checks every row at submit; this module rejects only what requires t
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,9 @@ from grpo_engine.config.job import RunConfig
 from grpo_engine.config.validation_split import held_out_rows, prompt_digest
 from grpo_engine.contract.errors import DatasetError
 from grpo_engine.objective.types import Prompt
+
+OBSERVATION = "observationqzxxzq"
+"""Marks the place of an observation in a rendered prompt."""
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
@@ -113,6 +117,27 @@ class RowReader:
         messages[place] = {**messages[place], "content": rewrite(text_of(messages[place]))}
         row = {**prompt.conversation, "messages": messages}
         return self._encode(self._render(prompt.row, row, generate=True))
+
+    def with_observation(self, prompt: Prompt, text: str, plain: Callable[[str], Sequence[int]]) -> Prompt:
+        """The prompt with a text of others at the end of its last user turn; `plain` tokenizes that text.
+
+        If the last turn is not a user's, the text becomes one. Without a conversation it follows the prompt.
+        """
+        if not prompt.conversation:
+            ids = (*prompt.token_ids, *plain(f"\n{text}\n"))
+            return replace(prompt, text=f"{prompt.text}\n{text}\n", token_ids=ids)
+        messages = list(prompt.conversation["messages"])
+        own = f"{text_of(messages.pop())}\n\n" if messages[-1]["role"] == "user" else ""
+        messages.append({"role": "user", "content": own + OBSERVATION})
+        row = {**prompt.conversation, "messages": messages}
+        before, _, after = self._render(prompt.row, row, generate=True).rpartition(OBSERVATION)
+        messages[-1] = {"role": "user", "content": own + text}
+        return replace(
+            prompt,
+            text=before + text + after,
+            token_ids=(*self._encode(before), *plain(text), *self._encode(after)),
+            conversation={**prompt.conversation, "messages": messages},
+        )
 
     def _demonstration(self, index: int, row: dict[str, Any]) -> Prompt:
         if "messages" not in row:

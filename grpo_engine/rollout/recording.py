@@ -66,6 +66,7 @@ def record(scored: ScoredGroup) -> GroupRecord:
                 finish_reason=completion.finish_reason,
                 policy_version=completion.policy_version,
                 turns=completion.turns,
+                episode=completion.episode,
             )
             for completion, score, advantage in zip(
                 group.completions, scored.scores, scored.advantages, strict=True

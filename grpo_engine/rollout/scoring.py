@@ -28,12 +28,13 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def sample_of(completion: Completion) -> Sample:
-    """The completion as graders see it: its last turn and its tool calls."""
+    """The completion as graders see it: its last turn, its tool calls and its environment's reward."""
     return make_sample(
         completion.text if completion.answer is None else completion.answer,
         num_tokens=completion.num_tokens,
         finish_reason=completion.finish_reason,
         tools=completion.tool_calls,
+        environment_reward=None if completion.episode is None else completion.episode.reward,
     )
 
 
@@ -122,9 +123,15 @@ def punished(graded: GradedGroup, settings: ReinforcementHyperparameters) -> Gra
 def refuse_broken_grader(graded: Sequence[GradedGroup], limit: float) -> None:
     """Raise GraderError if more than `limit` of the completions could not be scored.
 
-    Raises MachineError instead if only failures of this machine's sandbox exceed the limit.
+    Raises MachineError instead if only failures of this machine's sandbox exceed the limit. Failed sessions
+    of an environment are not the grader's errors and do not count.
     """
-    scores = [score for group in graded for score in group.scores]
+    scores = [
+        score
+        for group in graded
+        for score, completion in zip(group.scores, group.group.completions, strict=True)
+        if completion.episode is None or completion.episode.failure is None
+    ]
     broken = [score for score in scores if score.reward is None]
     if len(broken) <= limit * len(scores):
         return

@@ -28,6 +28,7 @@ from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Prompt
 from grpo_engine.process.setup import keep_freed_memory
 from grpo_engine.rollout.dataset import RowReader, held_out_numbers, parted, read_rows
+from grpo_engine.rollout.environments.sampler import EnvironmentSampler, refuse_unknown_environments
 from grpo_engine.rollout.evaluation import HeldOutSet
 from grpo_engine.rollout.sampler.choice import open_sampler
 from grpo_engine.rollout.sampler.vllm.shared_engine import in_lockstep
@@ -97,6 +98,7 @@ def _reinforcement(
         made = reader.prompts(read_rows(path))
         _refuse_long(made, settings.max_completion_tokens, policy.max_length)
         refuse_unknown_tokens(made, policy)
+        refuse_unknown_environments(made, method.environments)
         return made
 
     grading_of = partial(
@@ -112,6 +114,8 @@ def _reinforcement(
     sampler = open_sampler(config.runtime, policy, settings, context, run_dir)
     if method.tools:
         sampler = in_lockstep(ToolSampler(sampler, policy, method.tools, max_turns=settings.max_turns))
+    if method.environments:
+        sampler = in_lockstep(EnvironmentSampler(sampler, policy, method.environments, reader))
     sampler = with_gathered_weights(sampler, policy)
     grading = grading_of(method.grader)
     if config.probe is not None:

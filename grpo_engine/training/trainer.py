@@ -217,7 +217,8 @@ class Trainer(Method):
         """Sample and score the held-out rows and the retention sets; compare with the baseline."""
         self.sampler.load_policy(self.state.policy_version)
         sampling = sampling_of(self.hyperparameters, self.seed, step)
-        sampling = replace(sampling, temperature=self.hyperparameters.eval_temperature)
+        temperature = self.hyperparameters.eval_temperature
+        sampling = replace(sampling, temperature=temperature, same_tasks=True)
         baseline = yield from evaluate_sets(step, self.held_out, self.sampler, sampling, self.state.baseline)
         self.state = replace(self.state, baseline=baseline)
 

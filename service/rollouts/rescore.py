@@ -99,7 +99,8 @@ def _num_completions(groups: Sequence[Rollout]) -> int:
 
 
 def _called_tools(group: Rollout) -> bool:
-    return any(completion.get("turns", 1) > 1 for completion in group.data["completions"])
+    completions = group.data["completions"]
+    return any(each.get("turns", 1) > 1 or each.get("episode") for each in completions)
 
 
 def _estimator(method: Method, request: RescoreRequest) -> Estimator:

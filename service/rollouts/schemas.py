@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from grpo_engine.contract.records import Explanation, FinishReason, GradeError
+from grpo_engine.contract.records import Episode, Explanation, FinishReason, GradeError
 from service.graders.schemas import SentGrader
 from service.web.pagination import MAX_NUMBER
 from service.web.validation import RequestBody
@@ -35,7 +35,10 @@ class CompletionFields(BaseModel):
     """`length`: cut at `max_completion_tokens`."""
     policy_version: int = 0
     turns: int = 1
-    """Number of the model's turns; more than one if it called tools."""
+    """Number of the model's turns; more than one if it called tools or acted in an environment."""
+    episode: Episode | None = None
+    """The episode in an environment: its turns with action, observation, reward and `done`, and the reason if
+    its session failed."""
 
 
 class MessageRead(BaseModel):

@@ -36,6 +36,7 @@ def read_sample(sent: Mapping[str, Any]) -> Sample:
         num_tokens=sent["num_tokens"],
         finish_reason=FinishReason(sent["finish_reason"]),
         tools=sent["output_tools"],
+        environment_reward=sent["environment_reward"],
     )
 
 

@@ -4,6 +4,8 @@
 
 Requests are signed like Standard Webhooks if there is a secret. The same completion of the same row has the
 same trace_id, so a server may cache its responses. `outbound/` checks the URL, at submit and at each call.
+
+`environment`: the reward that the completion's environment gave.
 """
 
 import hashlib
@@ -78,6 +80,17 @@ class Endpoint(RewardGrader):
             max_retries=MAX_RETRIES,
             allowed_hosts=allowed_hosts,
         )
+
+
+class EnvironmentReward(RewardGrader):
+    """Reward = the episode's reward. An episode without any reward is unscorable, not 0."""
+
+    type: Literal["environment"]
+
+    def evaluate(self, sample: Sample, item: Mapping[str, Any]) -> Graded:
+        if sample.environment_reward is None:
+            raise UnscorableError("other_error", "the environment gave no reward")
+        return Graded(sample.environment_reward)
 
 
 def request_body(sample: Sample, item: Mapping[str, Any]) -> tuple[bytes, str]:

@@ -45,6 +45,8 @@ class Sampling:
     """Number of the first prompt in the step; different numbers draw different tokens."""
     stop: tuple[str, ...] = ()
     """A completion ends after the first of these texts in it."""
+    same_tasks: bool = False
+    """Environments draw a row's task by the row alone, so that two evaluations have the same tasks."""
     continuing: tuple[Continuation, ...] = ()
     """The completion that each prompt continues, in groups of one. Empty: new prompts, numbered from
     `first_prompt`."""

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
 from transformers import PreTrainedTokenizerBase
@@ -84,8 +85,24 @@ class AnswerRenderer:
         frame = self.frame(tuple(names))
         if frame.is_json:
             answers = [json.dumps(answer, ensure_ascii=False)[1:-1] for answer in answers]
-        ids = [self._plain(answer) for answer in answers]
+        ids = [self.plain(answer) for answer in answers]
         return frame.around(ids, ended=last_token in self.stop_ids, room=room)
+
+    def render_message(self, text: str, *, last_token: int | None, room: int) -> tuple[int, ...] | None:
+        """Token ids of a user's message after a turn that ended in `last_token`; otherwise like `render`."""
+        frame = self._message_frame
+        if frame.is_json:
+            text = json.dumps(text, ensure_ascii=False)[1:-1]
+        return frame.around([self.plain(text)], ended=last_token in self.stop_ids, room=room)
+
+    @cached_property
+    def _message_frame(self) -> Frame:
+        """The tokens that this model's template writes around a user's message; line breaks without one."""
+        turns = [{"role": "assistant", "content": SPOKEN}, {"role": "user", "content": MARKER.format(0)}]
+        text = rendered(self.tokenizer, [QUESTION, *turns], for_completion=True)
+        frame = None if text is None else self._frame_in(text, 1, with_calls=False)
+        line = self._structure("\n")
+        return frame or Frame((), (line, line))
 
     def frame(self, names: tuple[str, ...]) -> Frame:
         """The tokens that this model's template writes around the answers of these tools."""
@@ -138,7 +155,8 @@ class AnswerRenderer:
     def _structure(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
 
-    def _plain(self, text: str) -> tuple[int, ...]:
+    def plain(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text that never becomes a special token."""
         ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
         return tuple(ids)
 

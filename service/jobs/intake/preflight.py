@@ -14,6 +14,7 @@ from service.hub.child_process import find_model
 from service.hub.models import HubError, is_hub_id
 from service.jobs.intake.adapter_shape import with_adapter_shape
 from service.jobs.intake.checks.duplicates import DuplicateCheck
+from service.jobs.intake.checks.environments import check_environments
 from service.jobs.intake.checks.files import CheckedRows, FileCheck
 from service.jobs.intake.checks.grader import check_grader, check_speakers
 from service.jobs.intake.checks.idle_options import warn_of_idle_options
@@ -106,12 +107,13 @@ class Preflight:
         return self.catalog.place_of(name, report.hub_model)
 
     def _check_deployment(self, job: JobCreate, machines: list[Machine], report: Report) -> None:
-        """Machines, endpoints, reward models and packages that the job needs."""
+        """Machines, endpoints, reward models, environments and packages that the job needs."""
         check_capabilities(job.method, machines, report.problems, report.warn)
         check_gpus(job.resources, job.method, machines, report.problems, report.warn)
         for where, grader in graders_of(job.method):
             check_grader(where, grader, self.catalog, report.problems)
         check_speakers(job.method, report.problems)
+        check_environments(job.method, report.problems)
         warn_of_missing_sinks([*(job.integrations or ()), *self.settings.integrations], machines, report.warn)
 
     def _check_rows(self, uses: list[DatasetUse], stored: Mapping[str, File], check: FileCheck) -> None:

@@ -14,6 +14,7 @@ from grpo_engine.config.tools import function_schemas
 from grpo_engine.config.validation_split import held_out_rows, prompt_digest
 from grpo_engine.graders import Grader
 from service.jobs.intake.checks.duplicates import DuplicateCheck
+from service.jobs.intake.checks.environments import watch_environments
 from service.jobs.intake.checks.grader_trial import try_grader
 from service.jobs.intake.estimate import RowTokens
 from service.jobs.intake.lengths import LengthCheck
@@ -133,7 +134,13 @@ class FileCheck:
 
     def _count_checked(self, use: DatasetUse, lines: Iterable[bytes]) -> int:
         method, problems = self.method, self.problems
-        rows = self._rows(use, lines, problems)
+        rows: Iterable[Row] = watch_environments(
+            self._rows(use, lines, problems),
+            method,
+            use.param,
+            problems,
+            is_training=use.name == "training_file",
+        )
         if self.text is None:
             return sum(1 for _ in self._graded(self.duplicates.watch(rows, use.param), use))
         tools = tuple(function_schemas(self.report.tools))

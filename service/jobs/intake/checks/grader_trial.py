@@ -13,6 +13,7 @@ from grpo_engine.graders import formula as formulas
 from grpo_engine.graders.base import GraderBase, row_value
 from grpo_engine.graders.pool.pool import open_grading
 from grpo_engine.graders.registry import LeafGrader
+from grpo_engine.graders.rules.endpoint import EnvironmentReward
 from grpo_engine.graders.rules.multi import Multi
 from grpo_engine.graders.rules.process import Process
 from grpo_engine.graders.rules.reward_model import RewardModel
@@ -38,7 +39,8 @@ MAX_VALUE_CHARACTERS = 2000
 def try_grader(grader: Grader, rows: Sequence[Row], problems: Problems, warn: Warn, where: str) -> None:
     """Refuses a grader that fails on trial completions; warns if it scores none, or all of them the same.
 
-    Rules that call a server or load a model are not tried. Errors that only workers can judge are ignored.
+    Rules that need a server, a model or an environment are not tried. Errors that only workers can judge are
+    ignored.
     """
     if not all(_runs_here(rule) for _, rule in leaves(where, grader)):
         return
@@ -80,7 +82,7 @@ def _is_broken(errors: Sequence[GradeError]) -> bool:
 
 
 def _runs_here(rule: GraderBase) -> bool:
-    return rule.execution != "thread" and not isinstance(rule, RewardModel)
+    return rule.execution != "thread" and not isinstance(rule, RewardModel | EnvironmentReward)
 
 
 def _tried(grader: Grader, rows: Sequence[Row]) -> list[Score]:

@@ -1,0 +1,56 @@
+"""A model's turn as an action of its environment.
+
+If the schema of actions requires exactly one field, a string, the turn's text is that field. Otherwise the
+turn must hold a tool call or a JSON object. The server, not this module, checks the fields.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_engine.rollout.tools.calls import CallReader
+
+
+class MalformedAction(Exception):
+    """The turn holds no action; the message is for the model."""
+
+
+class ActionReader:
+    def __init__(self, schema: Mapping[str, Any], calls: CallReader) -> None:
+        """`schema`: JSON schema of the environment's actions."""
+        self.text_field = text_field(schema)
+        self._calls = calls
+
+    def read(self, text: str) -> dict[str, Any]:
+        """The action in a turn's text; thoughts before it are ignored. Raises MalformedAction."""
+        before, has_thoughts, after = text.partition(self._calls.known.thoughts_end)
+        answer = after if has_thoughts else before
+        if self.text_field is not None:
+            return {self.text_field: answer.strip()}
+        for call in self._calls.read(text):
+            if call.error:
+                raise MalformedAction(call.error)
+            return call.arguments
+        return _first_object(answer)
+
+
+def text_field(schema: Mapping[str, Any]) -> str | None:
+    """The only required field if it is a string; None otherwise."""
+    required = [name for name in schema.get("required") or () if name != "metadata"]
+    fields = schema.get("properties") or {}
+    if len(required) != 1 or (fields.get(required[0]) or {}).get("type") != "string":
+        return None
+    return str(required[0])
+
+
+def _first_object(text: str) -> dict[str, Any]:
+    start = text.find("{")
+    if start < 0:
+        raise MalformedAction("the action must be a JSON object")
+    try:
+        found, _ = json.JSONDecoder().raw_decode(text, start)
+        json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise MalformedAction(f"the action is not JSON: {str(error)[:64]}") from None
+    assert isinstance(found, dict)
+    return found

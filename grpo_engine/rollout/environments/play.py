@@ -1,0 +1,250 @@
+"""The episodes of one sampling: which of them act, which wait, and how each of them ends."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, cast
+
+from grpo_engine.config.environments import OpenEnvEnvironment
+from grpo_engine.contract.records import Episode, EpisodeTurn, FinishReason
+from grpo_engine.objective.types import Completion, Group, Prompt
+from grpo_engine.outbound.openenv import EnvironmentFailure, Observation, RefusedAction
+from grpo_engine.parallel.ranks import Ranks
+from grpo_engine.rollout.environments.actions import MalformedAction
+from grpo_engine.rollout.environments.episodes import EpisodeSession, SessionLoop
+from grpo_engine.rollout.sampler.base import Continuation, GroupAssembly, OnGroup, Sampling
+from grpo_engine.rollout.tools.conversation import Conversation
+
+if TYPE_CHECKING:
+    from grpo_engine.rollout.environments.sampler import EnvironmentSampler
+
+MAX_SHOWN_CHARACTERS = 2000
+"""Maximum characters of an action and of an observation in the record."""
+
+
+class PlayedEpisode:
+    """One completion while it grows."""
+
+    def __init__(self, name: str, seed: int, conversation: Conversation, session: EpisodeSession) -> None:
+        self.name, self.seed, self.session = name, seed, session
+        self.conversation = conversation
+        self.turns: list[EpisodeTurn] = []
+        self.failure: str | None = None
+
+    @property
+    def options(self) -> OpenEnvEnvironment:
+        return self.session.options
+
+    def add(self, observation: Observation) -> None:
+        """Record what followed the newest turn."""
+        self.turns.append(
+            EpisodeTurn(
+                action=self.conversation.last.text[:MAX_SHOWN_CHARACTERS],
+                observation=observation.text[:MAX_SHOWN_CHARACTERS],
+                reward=observation.reward,
+                done=observation.done,
+            )
+        )
+
+    def record(self) -> Episode:
+        rewards = [turn.reward for turn in self.turns if turn.reward is not None]
+        reward = None
+        if rewards and self.failure is None:
+            reward = rewards[-1] if self.options.reward == "last" else sum(rewards)
+        return Episode(
+            environment=self.name,
+            seed=self.seed,
+            turns=tuple(self.turns),
+            reward=reward,
+            failure=self.failure,
+        )
+
+
+class Play:
+    """The episodes of one `generate`."""
+
+    def __init__(
+        self,
+        sampler: EnvironmentSampler,
+        loop: SessionLoop,
+        prompts_P: Sequence[Prompt],
+        group_size: int,
+        sampling: Sampling,
+        on_group: OnGroup | None,
+    ) -> None:
+        self.sampler, self.loop, self.sampling = sampler, loop, sampling
+        self.prompts = list(prompts_P)
+        """The prompts; each gets its group's first observation."""
+        self.groups = GroupAssembly(self.prompts, group_size, on_group)
+        world = Ranks.current().world
+        places = {
+            name: asyncio.Semaphore(max(1, each.concurrency // world))
+            for name, each in sampler.environments.items()
+        }
+        self.first: dict[int, str] = {}
+        """Place of a prompt → its group's first observation."""
+        self.num_waiting = 0
+        self.answered: SimpleQueue[tuple[PlayedEpisode, Future[Observation]]] = SimpleQueue()
+        self.episodes = [
+            self._episode(place, sample, places)
+            for place in range(len(prompts_P))
+            for sample in range(group_size)
+        ]
+
+    def _episode(self, place: int, sample: int, places: Mapping[str, asyncio.Semaphore]) -> PlayedEpisode:
+        prompt, stream = self.prompts[place], self.sampling.stream(place, sample)
+        name = str(prompt.item["environment"])
+        options = self.sampler.environments[name]
+        arguments = {"seed": task_seed(self.sampling, prompt.row, stream[0]), **options.reset}
+        arguments |= prompt.item.get("reset") or {}
+        given = arguments["seed"]
+        seed = given if isinstance(given, int) else 0
+        conversation = Conversation(prompt, place, stream, self._limit(prompt))
+        episode = PlayedEpisode(name, seed, conversation, EpisodeSession(options, places[name]))
+        self._wait(episode, self.loop.submit(episode.session.start(arguments)))
+        return episode
+
+    def _limit(self, prompt: Prompt) -> int:
+        context = self.sampler.policy.max_length
+        room = self.sampling.max_tokens if context is None else context - len(prompt.token_ids)
+        return min(self.sampling.max_tokens, room)
+
+    def run(self) -> None:
+        """Play all episodes; those that have an observation are sampled together."""
+        while self.num_waiting:
+            ready = [self.answered.get()]
+            with suppress(Empty):
+                while True:
+                    ready.append(self.answered.get_nowait())
+            self.num_waiting -= len(ready)
+            if episodes := [episode for episode, answer in ready if self._goes_on(episode, answer)]:
+                self._sample(episodes)
+
+    def _wait(self, episode: PlayedEpisode, answer: Future[Observation]) -> None:
+        self.num_waiting += 1
+        answer.add_done_callback(lambda done: self.answered.put((episode, done)))
+
+    def _goes_on(self, episode: PlayedEpisode, answer: Future[Observation]) -> bool:
+        """Show the model what its environment answered; False if the episode is over."""
+        is_first = episode.conversation.turns == 0
+        try:
+            observation = answer.result()
+        except EnvironmentFailure as error:
+            self._fail(episode, str(error))
+            return False
+        except RefusedAction as error:
+            return self._malformed(episode, str(error))
+        return self._begin(episode, observation) if is_first else self._continue(episode, observation)
+
+    def _begin(self, episode: PlayedEpisode, observation: Observation) -> bool:
+        conversation = episode.conversation
+        place, before = conversation.place, len(conversation.prompt.token_ids)
+        if observation.done:
+            self._fail(episode, "the episode was over after reset")
+            return False
+        if self.first.setdefault(place, observation.text) != observation.text:
+            reason = "reset gave another first observation than for others of the group, with the same seed"
+            self._fail(episode, f"{reason} {episode.seed}")
+            return False
+        if observation.text and self.prompts[place] is conversation.prompt:
+            self.prompts[place] = self.sampler.reader.with_observation(
+                conversation.prompt, observation.text, self.sampler.renderer.plain
+            )
+        conversation.prompt = self.prompts[place]
+        conversation.limit -= len(conversation.prompt.token_ids) - before
+        if conversation.limit < 1:
+            self._fail(episode, "the first observation leaves no room in max_completion_tokens")
+            return False
+        return True
+
+    def _continue(self, episode: PlayedEpisode, observation: Observation) -> bool:
+        episode.add(observation)
+        conversation = episode.conversation
+        if observation.done:
+            self._end(episode, FinishReason.STOP)
+            return False
+        ids = None
+        if conversation.turns < episode.options.max_turns:
+            ids = self.sampler.renderer.render_message(
+                observation.text, last_token=conversation.token_ids[-1], room=conversation.room - 1
+            )
+        if ids is None:
+            self._end(episode, FinishReason.LENGTH)
+            return False
+        conversation.add_answers(ids)
+        return True
+
+    def _malformed(self, episode: PlayedEpisode, reason: str) -> bool:
+        error = Observation(f"Error: {reason}", None, done=False)
+        if episode.options.malformed_action == "observe":
+            return self._continue(episode, error)
+        episode.add(error)
+        self._end(episode, FinishReason.STOP)
+        return False
+
+    def _sample(self, episodes: Sequence[PlayedEpisode]) -> None:
+        """Sample the next turn of all episodes, as separate prompts in one call of the inner sampler."""
+        conversations = [each.conversation for each in episodes]
+        continuing = tuple(Continuation(*each.stream, max_tokens=each.room) for each in conversations)
+        longest = max(each.max_tokens for each in continuing)
+        prompts = [
+            replace(each.prompt, token_ids=(*each.prompt.token_ids, *each.token_ids))
+            for each in conversations
+        ]
+
+        def on_turn(place: int, group: Group) -> None:
+            self._act(episodes[place], group.completions[0])
+
+        sampling = replace(self.sampling, max_tokens=longest, continuing=continuing)
+        self.sampler.inner.generate(prompts, 1, sampling, on_turn)
+
+    def _act(self, episode: PlayedEpisode, turn: Completion) -> None:
+        """Send a turn to the environment; a turn that was cut ends the episode."""
+        episode.conversation.add_turn(turn)
+        if turn.finish_reason is FinishReason.LENGTH:
+            self._end(episode, FinishReason.LENGTH)
+            return
+        try:
+            action = self.sampler.actions[episode.name].read(self._text(turn))
+        except MalformedAction as error:
+            refused: Future[Observation] = Future()
+            refused.set_exception(RefusedAction(str(error)))
+            self._wait(episode, refused)
+        else:
+            self._wait(episode, self.loop.submit(episode.session.step(action)))
+
+    def _text(self, turn: Completion) -> str:
+        """The turn's text with special tokens, which may mark calls, and without its end-of-turn token."""
+        ids = list(turn.token_ids)
+        if ids and ids[-1] in self.sampler.policy.stop_set:
+            ids.pop()
+        text = self.sampler.policy.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        return cast(str, text)
+
+    def _fail(self, episode: PlayedEpisode, reason: str) -> None:
+        episode.failure = reason
+        self._end(episode, FinishReason.LENGTH)
+
+    def _end(self, episode: PlayedEpisode, reason: FinishReason) -> None:
+        self.loop.close_later(episode.session)
+        conversation, version = episode.conversation, self.sampler.version
+        if conversation.turns:
+            completion = conversation.completion(self.sampler.policy, reason)
+        else:
+            completion = Completion("", (), (), reason, version)
+        completion = replace(completion, episode=episode.record())
+        self.groups.add(conversation.place, conversation.sample, completion)
+
+
+def task_seed(sampling: Sampling, row: int, prompt: int) -> int:
+    """Seed of a group's `reset`: new in each step, except in evaluations, which compare the same tasks."""
+    name = f"environment/{sampling.seed}/{row}" + (
+        "" if sampling.same_tasks else f"/{sampling.step}/{prompt}"
+    )
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest()) & 0x7FFFFFFF

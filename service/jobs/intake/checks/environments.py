@@ -1,0 +1,87 @@
+"""Checks a job's environments: that rows and environments name each other, and that each server works.
+
+Each server is asked for its health and its schema, and one session is reset and closed.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from grpo_engine.config.environments import OpenEnvEnvironment
+from grpo_engine.config.job import Method, Reinforcement
+from grpo_engine.outbound.addresses import RefusedUrl
+from grpo_engine.outbound.openenv import (
+    EnvironmentFailure,
+    Observation,
+    action_schema,
+    check_health,
+    open_session,
+)
+from service.jobs.model.dataset import Problems, Row
+
+TRIAL_SECONDS = 10.0
+"""Maximum seconds of each request of the trial."""
+TRIAL_SEED = 7
+
+
+def environments_of(method: Method) -> Mapping[str, OpenEnvEnvironment]:
+    return method.reinforcement.environments if isinstance(method, Reinforcement) else {}
+
+
+def check_environments(method: Method, problems: Problems) -> None:
+    """Adds a problem for each environment whose server cannot be used."""
+    environments = environments_of(method)
+    if not environments:
+        return
+    with ThreadPoolExecutor(len(environments), thread_name_prefix="environment") as pool:
+        for name, reason in zip(environments, pool.map(_fault, environments.values()), strict=True):
+            if reason:
+                where = f"method.{method.type}.environments.{name}.url"
+                problems.add(where, reason, code="environment_unreachable")
+
+
+def _fault(options: OpenEnvEnvironment) -> str:
+    """Why the server cannot be used; empty if it can."""
+    seconds = min(options.timeout_seconds, TRIAL_SECONDS)
+    try:
+        check_health(options.url, timeout_seconds=seconds)
+        action_schema(options.url, timeout_seconds=seconds)
+        first = asyncio.run(_first_observation(options, seconds))
+    except (EnvironmentFailure, RefusedUrl) as error:
+        return str(error)
+    return "reset ends the episode, before the model can act" if first.done else ""
+
+
+async def _first_observation(options: OpenEnvEnvironment, seconds: float) -> Observation:
+    arguments = {"seed": TRIAL_SEED, **options.reset}
+    session, first = await open_session(options.url, arguments, timeout_seconds=seconds)
+    await session.close()
+    return first
+
+
+def watch_environments(
+    rows: Iterable[Row], method: Method, file: str, problems: Problems, *, is_training: bool
+) -> Iterator[Row]:
+    """The same rows. Adds a problem for each row without an environment of the job, and for each environment
+    that no training row names."""
+    environments = environments_of(method)
+    unused = set(environments)
+    for row in rows:
+        if environments:
+            _check_row(row, environments, f"{file}[{row.line}]", problems)
+            unused.discard(str(row.item.get("environment")))
+        yield row
+    for name in sorted(unused) if is_training else ():
+        where = f"method.{method.type}.environments.{name}"
+        problems.add(where, f"no row of {file} names this environment", code="unused_environment")
+
+
+def _check_row(
+    row: Row, environments: Mapping[str, OpenEnvEnvironment], place: str, problems: Problems
+) -> None:
+    name, reset = row.item.get("environment"), row.item.get("reset")
+    if not isinstance(name, str) or name not in environments:
+        reason = f"must be one of the job's environments: {', '.join(environments)}"
+        problems.add(f"{place}.environment", reason, code="unknown_environment")
+    if not (reset is None or isinstance(reset, dict)):
+        problems.add(f"{place}.reset", "must be an object: the arguments of reset", code="invalid_value")

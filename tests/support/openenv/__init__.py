@@ -1,0 +1,1 @@
+"""A real OpenEnv server for tests."""
