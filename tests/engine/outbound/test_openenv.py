@@ -1,0 +1,112 @@
+"""The protocol's client against servers that break it: order, redirects, refused addresses."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Request, Response
+
+from grpo_engine.outbound.addresses import RefusedUrl
+from grpo_engine.outbound.openenv import EnvironmentFailure, Session, open_session
+from grpo_engine.outbound.websocket import connect
+
+OBSERVATION = {"type": "observation", "data": {"observation": {"text": "hi"}, "reward": None, "done": False}}
+Handler = Callable[[ServerConnection], Awaitable[None]]
+
+
+@pytest.fixture
+def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRPO_ALLOWED_HOSTS", "127.0.0.1")
+
+
+def against(handler: Handler, play: Callable[[str], Awaitable[Any]], **options: Any) -> Any:
+    """The result of `play(url)` while a WebSocket server runs `handler` for each connection."""
+
+    async def both() -> Any:
+        async with serve(handler, "127.0.0.1", 0, **options) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            return await play(f"http://127.0.0.1:{port}")
+
+    return asyncio.run(both())
+
+
+def answers(*messages: dict[str, Any]) -> Handler:
+    """Send all messages after the first request, and nothing else."""
+
+    async def handler(connection: ServerConnection) -> None:
+        await connection.recv()
+        for message in messages:
+            await connection.send(json.dumps(message))
+        await connection.wait_closed()
+
+    return handler
+
+
+async def reset_and_step(url: str) -> None:
+    session, _ = await open_session(url, {}, timeout_seconds=2.0)
+    try:
+        await session.step({"message": "a"})
+    finally:
+        await session.close()
+
+
+@pytest.mark.usefixtures("allowed")
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([OBSERVATION, OBSERVATION], "a message before step was requested"),
+        ([{"type": "state", "data": {}}], "answered with state, not an observation"),
+        ([{"type": "observation"}], "has no data"),
+        ([{"type": "observation", "data": {"observation": [], "done": False}}], "is not an observation"),
+        ([{"type": "observation", "data": {**OBSERVATION["data"], "reward": "1"}}], "not a finite number"),
+        ([{"type": "error", "data": {"code": "SESSION_ERROR", "message": "gone"}}], "SESSION_ERROR: gone"),
+    ],
+)
+def test_an_answer_that_breaks_the_protocol_fails_the_session(
+    messages: list[dict[str, Any]], reason: str
+) -> None:
+    with pytest.raises(EnvironmentFailure, match=reason):
+        against(answers(*messages), reset_and_step)
+
+
+@pytest.mark.usefixtures("allowed")
+def test_a_redirect_is_not_followed() -> None:
+    reached = threading.Event()
+
+    def redirect(connection: ServerConnection, request: Request) -> Response | None:
+        if request.path != "/ws":
+            reached.set()
+            return None
+        response = connection.respond(HTTPStatus.FOUND, "")
+        response.headers["Location"] = "/elsewhere"
+        return response
+
+    with pytest.raises(EnvironmentFailure, match="redirect"):
+        against(answers(OBSERVATION), lambda url: Session.open(url, 2.0), process_request=redirect)
+    assert not reached.is_set()
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "https://localhost", "https://10.0.0.1"])
+def test_a_private_address_is_refused_before_any_connection(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRPO_ALLOWED_HOSTS", raising=False)
+    with pytest.raises(RefusedUrl):
+        asyncio.run(open_session(url, {}, timeout_seconds=2.0))
+
+
+def test_a_public_name_that_leads_to_a_private_address_is_refused() -> None:
+    with pytest.raises(RefusedUrl, match="not public"):
+        asyncio.run(
+            connect(
+                "https://game.example.com/ws",
+                timeout_seconds=2.0,
+                max_bytes=1000,
+                resolver=lambda host, port: ["169.254.169.254"],
+            )
+        )
