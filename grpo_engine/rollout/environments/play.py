@@ -6,19 +6,18 @@ import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import replace
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, cast
 
 from grpo_engine.config.environments import OpenEnvEnvironment
 from grpo_engine.contract.records import Episode, EpisodeTurn, FinishReason
-from grpo_engine.objective.types import Completion, Group, Prompt
+from grpo_engine.objective.types import Completion, Prompt
 from grpo_engine.outbound.openenv import EnvironmentFailure, Observation, RefusedAction
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.rollout.environments.actions import MalformedAction
 from grpo_engine.rollout.environments.episodes import EpisodeSession, SessionLoop
-from grpo_engine.rollout.sampler.base import Continuation, GroupAssembly, OnGroup, Sampling
+from grpo_engine.rollout.sampler.base import Continuation, GroupAssembly, NextTurn, OnGroup, Sampling
+from grpo_engine.rollout.sampler.turns import TurnQueue
 from grpo_engine.rollout.tools.conversation import Conversation
 
 if TYPE_CHECKING:
@@ -36,6 +35,8 @@ class PlayedEpisode:
         self.conversation = conversation
         self.turns: list[EpisodeTurn] = []
         self.failure: str | None = None
+        self.answer: Future[Observation]
+        """To the newest turn, or to the reset."""
 
     @property
     def options(self) -> OpenEnvEnvironment:
@@ -89,13 +90,15 @@ class Play:
         }
         self.first: dict[int, str] = {}
         """Place of a prompt → its group's first observation."""
-        self.num_waiting = 0
-        self.answered: SimpleQueue[tuple[PlayedEpisode, Future[Observation]]] = SimpleQueue()
+        limits = [len(prompt.token_ids) + self._limit(prompt) for prompt in prompts_P]
+        most = len(prompts_P) * group_size
+        self.queue = TurnQueue(self._next_turn, most=most, longest=max(limits, default=0))
         self.episodes = [
             self._episode(place, sample, places)
             for place in range(len(prompts_P))
             for sample in range(group_size)
         ]
+        self.by_stream = {each.conversation.stream[:2]: each for each in self.episodes}
 
     def _episode(self, place: int, sample: int, places: Mapping[str, asyncio.Semaphore]) -> PlayedEpisode:
         prompt, stream = self.prompts[place], self.sampling.stream(place, sample)
@@ -116,30 +119,32 @@ class Play:
         return min(self.sampling.max_tokens, room)
 
     def run(self) -> None:
-        """Play all episodes; those that have an observation are sampled together."""
-        while self.num_waiting:
-            ready = [self.answered.get()]
-            with suppress(Empty):
-                while True:
-                    ready.append(self.answered.get_nowait())
-            self.num_waiting -= len(ready)
-            if episodes := [episode for episode, answer in ready if self._goes_on(episode, answer)]:
-                self._sample(episodes)
+        """Play all episodes; the next turn of each is sampled as soon as it has an observation."""
+        self.sampler.inner.sample_turns(self.queue, self.sampling, self._act)
 
     def _wait(self, episode: PlayedEpisode, answer: Future[Observation]) -> None:
-        self.num_waiting += 1
-        answer.add_done_callback(lambda done: self.answered.put((episode, done)))
+        episode.answer = answer
+        self.queue.put_after(episode, [answer])
 
-    def _goes_on(self, episode: PlayedEpisode, answer: Future[Observation]) -> bool:
-        """Show the model what its environment answered; False if the episode is over."""
-        is_first = episode.conversation.turns == 0
+    def _next_turn(self, episode: PlayedEpisode) -> NextTurn | None:
+        """The turn after the environment's answer; None if the episode is over."""
+        if not self._goes_on(episode):
+            return None
+        conversation = episode.conversation
+        tokens = (*conversation.prompt.token_ids, *conversation.token_ids)
+        continuation = Continuation(*conversation.stream, max_tokens=conversation.room)
+        return NextTurn(replace(conversation.prompt, token_ids=tokens), continuation)
+
+    def _goes_on(self, episode: PlayedEpisode) -> bool:
+        """Add what the environment answered; False if the episode is over."""
         try:
-            observation = answer.result()
+            observation = episode.answer.result()
         except EnvironmentFailure as error:
             self._fail(episode, str(error))
             return False
         except RefusedAction as error:
             return self._malformed(episode, str(error))
+        is_first = episode.conversation.turns == 0
         return self._begin(episode, observation) if is_first else self._continue(episode, observation)
 
     def _begin(self, episode: PlayedEpisode, observation: Observation) -> bool:
@@ -188,30 +193,15 @@ class Play:
         self._end(episode, FinishReason.STOP)
         return False
 
-    def _sample(self, episodes: Sequence[PlayedEpisode]) -> None:
-        """Sample the next turn of all episodes, as separate prompts in one call of the inner sampler."""
-        conversations = [each.conversation for each in episodes]
-        continuing = tuple(Continuation(*each.stream, max_tokens=each.room) for each in conversations)
-        longest = max(each.max_tokens for each in continuing)
-        prompts = [
-            replace(each.prompt, token_ids=(*each.prompt.token_ids, *each.token_ids))
-            for each in conversations
-        ]
-
-        def on_turn(place: int, group: Group) -> None:
-            self._act(episodes[place], group.completions[0])
-
-        sampling = replace(self.sampling, max_tokens=longest, continuing=continuing)
-        self.sampler.inner.generate(prompts, 1, sampling, on_turn)
-
-    def _act(self, episode: PlayedEpisode, turn: Completion) -> None:
+    def _act(self, turn: NextTurn, completion: Completion) -> None:
         """Send a turn to the environment; a turn that was cut ends the episode."""
-        episode.conversation.add_turn(turn)
-        if turn.finish_reason is FinishReason.LENGTH:
+        episode = self.by_stream[turn.continuation.stream[:2]]
+        episode.conversation.add_turn(completion)
+        if completion.finish_reason is FinishReason.LENGTH:
             self._end(episode, FinishReason.LENGTH)
             return
         try:
-            action = self.sampler.actions[episode.name].read(self._text(turn))
+            action = self.sampler.actions[episode.name].read(self._text(completion))
         except MalformedAction as error:
             refused: Future[Observation] = Future()
             refused.set_exception(RefusedAction(str(error)))

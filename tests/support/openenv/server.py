@@ -6,8 +6,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import pytest
-
 from grpo_engine.process.parent_death import dies_with_this_process
 from tests.support.servers import free_port, is_ok, wait_until
 
@@ -20,8 +18,7 @@ class OpenEnvServer:
     """Started by `with`, or by `start`; after `kill` it may be started again on the same port."""
 
     def __init__(self, game: str = "word", sessions: int = 100) -> None:
-        if not PYTHON.exists():
-            pytest.skip("`make setup-openenv` installs the package openenv")
+        assert PYTHON.exists(), "`make setup-openenv` installs the package openenv"
         self.game, self.sessions = game, sessions
         self.process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
