@@ -42,7 +42,8 @@ def test_the_sample_looks_like_openais() -> None:
     body = "return {'score': 1, 'feedback': repr(sorted(sample)) + repr(sample['choices'][0]['message'])}"
     sample = make_sample('{"x": 1}', num_tokens=7, finish_reason=FinishReason.LENGTH)
     assert grader(body).grade(sample, {}).feedback == (
-        "['choices', 'finish_reason', 'num_tokens', 'output_json', 'output_text', 'output_tools']"
+        "['choices', 'environment_reward', 'finish_reason', 'num_tokens', 'output_json', 'output_text', "
+        "'output_tools']"
         "{'role': 'assistant', 'content': '{\"x\": 1}'}"
     )
     checks = "sample['output_json']['x'] == 1, sample['num_tokens'] == 7, sample['finish_reason'] == 'length'"
