@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from grpo_engine.config.reinforcement import ReinforcementHyperparameters
-from grpo_engine.contract.records import FinishReason
+from grpo_engine.contract.records import Episode, FinishReason
 from grpo_engine.objective.loss import clip_counts, kl_estimate, ratios
 from grpo_engine.objective.types import Completion, PackedBatch, ScoredGroup
 
@@ -182,6 +182,21 @@ def tool_metrics(completions: Sequence[Completion]) -> dict[str, float]:
     return metrics
 
 
+def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
+    """Mean reward and turns, and the share of failed sessions, of each environment; empty without any."""
+    by_name: dict[str, list[Episode]] = {}
+    for each in completions:
+        if each.episode is not None:
+            by_name.setdefault(each.episode.environment, []).append(each.episode)
+    metrics = {}
+    for name, episodes in by_name.items():
+        metrics[f"environments/{name}/failure_rate"] = statistics.fmean(bool(e.failure) for e in episodes)
+        metrics[f"environments/{name}/turns_mean"] = statistics.fmean(len(e.turns) for e in episodes)
+        if rewards := [e.reward for e in episodes if e.reward is not None]:
+            metrics[f"environments/{name}/reward"] = statistics.fmean(rewards)
+    return metrics
+
+
 def step_metrics(scored: Sequence[ScoredGroup], timer: PhaseTimer, device: torch.device) -> dict[str, float]:
     """Metrics of every step: rewards, completions, speed, memory, seconds by phase."""
     completions = [completion for each in scored for completion in each.group.completions]
@@ -190,6 +205,7 @@ def step_metrics(scored: Sequence[ScoredGroup], timer: PhaseTimer, device: torch
     return {
         **reward_metrics(scored),
         **completion_metrics(completions),
+        **episode_metrics(completions),
         **length_correlation(scored),
         **speed,
         "memory/peak_bytes": peak_memory_bytes(device),

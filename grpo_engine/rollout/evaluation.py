@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 from grpo_engine.contract.events import VALIDATION, BaseEvent, Evaluated, Split
 from grpo_engine.graders.pool.pool import Grading
-from grpo_engine.objective.metrics import PhaseTimer, completion_metrics, finite, reward_metrics
+from grpo_engine.objective.metrics import (
+    PhaseTimer,
+    completion_metrics,
+    episode_metrics,
+    finite,
+    reward_metrics,
+)
 from grpo_engine.objective.significance import verdict_on
 from grpo_engine.objective.types import Prompt, ScoredGroup
 from grpo_engine.rollout.recording import rollouts
@@ -73,12 +79,13 @@ def rewards_by_row(scored: Sequence[ScoredGroup]) -> Rewards:
 
 
 def evaluation_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Rewards, lengths, share of unscorable rows and number of rows."""
+    """Rewards, lengths, results by environment, share of unscorable rows and number of rows."""
     kept = {
         name: value
         for name, value in reward_metrics(scored).items()
         if name.startswith("rewards/") or name in ("reward", "reward_std", "pass_at_1")
     }
-    lengths = completion_metrics([group.group.completions[0] for group in scored])
+    completions = [group.group.completions[0] for group in scored]
+    about = {**completion_metrics(completions), **episode_metrics(completions)}
     errors = statistics.fmean([1.0 if group.scores[0].reward is None else 0.0 for group in scored])
-    return finite({**kept, **lengths, "error_rate": errors, "num_rows": float(len(scored))})
+    return finite({**kept, **about, "error_rate": errors, "num_rows": float(len(scored))})

@@ -61,7 +61,11 @@ def test_rewards_rise_in_both_environments_of_a_job(job: MakeJob, tmp_path: Path
     for name in ("first", "second"):
         before, after = rewards_of(recorded[:5], name), rewards_of(recorded[-5:], name)
         assert fmean(after) > fmean(before) + 0.2
-    assert any(isinstance(event, Evaluated) for event in events)
+    held_out = [each.metrics for each in events if isinstance(each, Evaluated)][-1]
+    for name in ("first", "second"):
+        assert held_out[f"environments/{name}/reward"] == 1.0
+        assert held_out[f"environments/{name}/failure_rate"] == 0.0
+        assert held_out[f"environments/{name}/turns_mean"] == 1.0
     for group in recorded[0].groups:
         episodes = [each.episode for each in group.completions]
         assert len({each.seed for each in episodes if each}) == 1
