@@ -57,6 +57,9 @@ def _check_deployment(deployment: Deployment, folder: Path) -> Iterator[str]:
         finished(client, job_id)
         _check_adapter(client, job_id, folder)
         yield "a job with a python grader succeeds, and its adapter can be downloaded"
+        _check_answer(client, job_id)
+        assert deployment.in_container(deployment.containers("api")[0], "grpo", "doctor") == 0
+        yield "the trained model answers from the worker's container, and the doctor reaches its server"
         finished(client, submit(client, file_id, num_steps=5, num_ranks=2))
         yield "a job with two ranks succeeds, on a private Ray cluster in the worker's container"
         yield from _check_restarts(deployment, client, file_id)
@@ -99,6 +102,13 @@ def _check_adapter(client: Client, job_id: str, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         archive, _ = fetch_adapter(client, job_id, Path(scratch))
         assert (unpack(archive) / "adapter_model.safetensors").is_file()
+
+
+def _check_answer(client: Client, job_id: str) -> None:
+    model = client.get(f"{JOBS}/{job_id}")["fine_tuned_model"]
+    messages = [{"role": "user", "content": "3+4="}]
+    body = {"model": model, "messages": messages, "max_tokens": 4, "temperature": 0}
+    assert client.post("/v1/chat/completions", body)["usage"]["completion_tokens"] >= 1
 
 
 def _models(folder: Path) -> Path:
