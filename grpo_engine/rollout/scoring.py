@@ -123,14 +123,14 @@ def punished(graded: GradedGroup, settings: ReinforcementHyperparameters) -> Gra
 def refuse_broken_grader(graded: Sequence[GradedGroup], limit: float) -> None:
     """Raise GraderError if more than `limit` of the completions could not be scored.
 
-    Raises MachineError instead if only failures of this machine's sandbox exceed the limit. Failed sessions
-    of an environment are not the grader's errors and do not count.
+    Raises MachineError instead if only failures of this machine's sandbox exceed the limit. Completions that
+    failed themselves (`Completion.failure`) are not the grader's errors and do not count.
     """
     scores = [
         score
         for group in graded
         for score, completion in zip(group.scores, group.group.completions, strict=True)
-        if completion.episode is None or completion.episode.failure is None
+        if completion.failure is None
     ]
     broken = [score for score in scores if score.reward is None]
     if len(broken) <= limit * len(scores):

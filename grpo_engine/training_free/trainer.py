@@ -17,7 +17,7 @@ from grpo_engine.contract.events import VALIDATION, BaseEvent, Finished, StepFin
 from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.metrics import PhaseTimer, completion_metrics, finite, reward_metrics
-from grpo_engine.objective.types import GradedGroup, Prompt, ScoredGroup
+from grpo_engine.objective.types import Prompt, ScoredGroup
 from grpo_engine.rollout.dataset import item_of
 from grpo_engine.rollout.evaluation import Rewards, evaluation_events
 from grpo_engine.rollout.prompt_source import PromptSource
@@ -101,7 +101,7 @@ class ExperienceTrainer(Method):
             self.resources.grading,
             timer,
         )
-        self._refuse_broken(graded)
+        refuse_broken_grader(graded, self.settings.max_grader_error_rate)
         scored = with_advantages(graded)
         yield from rollouts(step, scored)
         reflection = Reflection(
@@ -169,15 +169,6 @@ class ExperienceTrainer(Method):
 
     def _sampling(self, step: int, temperature: float) -> Sampling:
         return Sampling(self.settings.max_completion_tokens, temperature, self.config.seed, step)
-
-    def _refuse_broken(self, graded: Sequence[GradedGroup]) -> None:
-        """Raise GraderError if the grader fails on too many of the attempts that the model made."""
-        made = []
-        for group in graded:
-            pairs = zip(group.group.completions, group.scores, strict=True)
-            scores = tuple(score for completion, score in pairs if completion.failure is None)
-            made.append(GradedGroup(group.group, scores))
-        refuse_broken_grader(made, self.settings.max_grader_error_rate)
 
     def _step_event(
         self, step: int, scored: Sequence[ScoredGroup], metrics: dict[str, float], timer: PhaseTimer
