@@ -279,6 +279,7 @@ FAILED: dict[str, tuple[Run, str | None, Any]] = {
     "ray_missing": (failed("ray_missing"), None, {}),
     "engine_error": (failed("engine_error"), None, {}),
     "endpoint_failed": (failed("endpoint_failed"), None, {}),
+    "environment_unreachable": (failed("environment_unreachable"), None, {}),
     "policy_mismatch": (failed("policy_mismatch"), None, {}),
     "ranks_disagree": (failed("ranks_disagree"), None, {}),
     "spend_limit": (failed("spend_limit"), "method.reinforcement", None),

@@ -37,7 +37,8 @@ def as_answered(grader: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_samples_are_all_the_types_there_are() -> None:
     known = TypeAdapter(Grader).json_schema()["discriminator"]["mapping"]
-    assert {grader["type"] for grader in ALL} == set(known)
+    # the two that need a dataset or an environment of their own have tests beside theirs
+    assert {grader["type"] for grader in ALL} == set(known) - {"reasoning_gym", "environment"}
 
 
 @pytest.mark.parametrize("grader", ALL, ids=lambda grader: str(grader["type"]))
