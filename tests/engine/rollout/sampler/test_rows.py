@@ -20,8 +20,6 @@ from grpo_engine.rollout.sampler.rows import OnRow, Rows
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 
 pytestmark = pytest.mark.needs_compiled
-STOPS = tuple(range(6, 14))
-"""Tokens that end a completion here: of some 90, so rows end unevenly."""
 PROMPTS = [
     Prompt(row, "", tuple(20 + (row * 5 + i) % 60 for i in range(length)), {})
     for row, length in enumerate((3, 9, 1, 5, 12, 2, 7, 4, 1, 30, 6, 3))
@@ -53,24 +51,6 @@ class Watched(SharedDecoder):
         if len(self.live) == self.fails_at:
             raise torch.OutOfMemoryError("here")
         return super().step(tokens_B)
-
-
-@pytest.fixture(scope="module")
-def shared_policy() -> list[Policy]:
-    return []
-
-
-@pytest.fixture
-def policy(make_policy: Callable[..., Policy], shared_policy: list[Policy]) -> Policy:
-    if not shared_policy:
-        shared_policy.append(make_policy())
-    return ending(shared_policy[0])
-
-
-def ending(policy: Policy) -> Policy:
-    policy.stop_set = frozenset(STOPS)
-    policy.stop_ids = torch.tensor(STOPS)
-    return policy
 
 
 def watched(policy: Policy, budget: int, fails_at: int = 0) -> tuple[TorchSampler, list[Watched]]:

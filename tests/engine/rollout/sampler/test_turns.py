@@ -11,7 +11,7 @@ from grpo_engine.objective.types import Completion
 from grpo_engine.rollout.sampler.base import Continuation, NextTurn
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from grpo_engine.rollout.sampler.turns import TurnQueue, sample_in_rounds
-from tests.engine.rollout.sampler.test_rows import PROMPTS, SAMPLING, Watched, ending, one_by_one, watched
+from tests.engine.rollout.sampler.test_rows import PROMPTS, SAMPLING, Watched, one_by_one, watched
 
 pytestmark = pytest.mark.needs_compiled
 LIMITS = (13, 4, 9, 13, 2, 13, 7, 13, 11, 13, 1, 13)
@@ -20,18 +20,6 @@ TURNS = [
     for number, (prompt, limit) in enumerate(zip(PROMPTS, LIMITS, strict=True))
 ]
 AT_FIRST = 4
-
-
-@pytest.fixture(scope="module")
-def shared_policy() -> list[Policy]:
-    return []
-
-
-@pytest.fixture
-def policy(make_policy: Callable[..., Policy], shared_policy: list[Policy]) -> Policy:
-    if not shared_policy:
-        shared_policy.append(make_policy())
-    return ending(shared_policy[0])
 
 
 def queue_of(turns: list[NextTurn]) -> tuple[TurnQueue[NextTurn], Callable[[], None]]:
