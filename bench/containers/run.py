@@ -17,9 +17,11 @@ from bench.containers.engine import container_engine
 from examples.tiny_model import make_model
 from service.cli.commands.download import fetch_adapter, unpack
 from service.cli.http.client import JOBS, Client
+from service.cli.terminal.errors import CommandError
 from tests.support.servers import wait_until
 
 TAKEOVER_SECONDS = 600
+ANSWER_SECONDS = 60
 LONG_STEPS = 80
 
 
@@ -105,10 +107,20 @@ def _check_adapter(client: Client, job_id: str, folder: Path) -> None:
 
 
 def _check_answer(client: Client, job_id: str) -> None:
+    """The job's model answers, as soon as its worker has noticed that the job has ended."""
     model = client.get(f"{JOBS}/{job_id}")["fine_tuned_model"]
     messages = [{"role": "user", "content": "3+4="}]
     body = {"model": model, "messages": messages, "max_tokens": 4, "temperature": 0}
-    assert client.post("/v1/chat/completions", body)["usage"]["completion_tokens"] >= 1
+
+    def answers() -> bool:
+        try:
+            return bool(client.post("/v1/chat/completions", body)["usage"]["completion_tokens"])
+        except CommandError as error:
+            if error.code != "workers_training":
+                raise
+            return False
+
+    wait_until(answers, ANSWER_SECONDS)
 
 
 def _models(folder: Path) -> Path:
