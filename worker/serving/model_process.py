@@ -103,7 +103,7 @@ class ModelProcess(threading.Thread):
             self._end()
 
     def close(self) -> None:
-        """End the engine; the thread then ends by itself."""
+        """Kill the engine, which also stops this thread."""
         with self._lock:
             self._is_closed = True
         if self._engine is not None:

@@ -30,7 +30,7 @@ class TurnQueue(Generic[T]):
         self._answered: SimpleQueue[T] = SimpleQueue()
 
     def put_after(self, conversation: T, answers: Sequence[Future[Any]]) -> None:
-        """Add a conversation, which goes on as soon as all these answers are there."""
+        """Add a conversation; its next turn is ready once all of these answers have arrived."""
         self._num_waiting += 1
         left = Semaphore(len(answers) - 1)
 

@@ -13,7 +13,7 @@ from tests.support.mcp_servers.official import served
 
 @pytest.fixture
 def sessions() -> Iterator[McpSessions]:
-    """Sessions for which every name leads to this machine, after an address that nobody answers at."""
+    """Sessions in which every name resolves to an unreachable address, followed by this machine's."""
     opened = McpSessions(lambda host, port: ["127.0.0.9", "127.0.0.1"])
     yield opened
     opened.close()
