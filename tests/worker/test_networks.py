@@ -103,7 +103,7 @@ def test_a_claim_whose_response_is_lost_expires(
     wait_for: WaitFor,
 ) -> None:
     job_id = submit()
-    proxy.cut_after(b"preparing", b"COMMIT")
+    proxy.cut_after(b"Attempt 1 started", b"COMMIT")  # not after a claim that finds nothing
     far.start_worker()
     wait_until(lambda: proxy.num_cut == 1, 30, "the response to the claim is lost")
     wait_for(job_id, state="running")
