@@ -8,6 +8,7 @@ from typing import Self
 
 import torch
 
+from grpo_engine.chat.protocol import Answer, Generate, Piece, Refused, Token, Usage
 from grpo_engine.config.job import SupervisedHyperparameters
 from grpo_engine.contract.errors import DatasetError
 from grpo_engine.contract.records import FinishReason
@@ -16,7 +17,7 @@ from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.run.build import prepare_device, refuse_unknown_tokens
-from grpo_engine.serve.protocol import Answer, Generate, Piece, Refused, ServedModel, Token, Usage
+from grpo_engine.serve.protocol import ServedModel
 from grpo_engine.serve.streaming import Growth, StreamingSampler
 from grpo_engine.serve.text_stream import TextStream
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
-from grpo_engine.serve.protocol import Answer, Generate, Refusal, Refused
+from grpo_engine.chat.protocol import Answer, Generate, Refusal, Refused
 
 REPORT_SECONDS = 1.0
 INTERRUPTED = Refusal(code="engine_error", message="The answer was interrupted by an internal error.")

@@ -19,8 +19,8 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
 
+from grpo_engine.chat.http_app import create_app, only
 from grpo_engine.contract.errors import EngineError
-from grpo_engine.serve.http_app import create_app, only
 from grpo_engine.serve.open_requests import Model, OpenRequests
 from grpo_engine.serve.protocol import Loaded, ServedModel, Unloadable, Working
 

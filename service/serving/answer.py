@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from grpo_engine.serve.protocol import INVALID, Refusal
-from grpo_engine.serve.requests import Body
+from grpo_engine.chat.protocol import INVALID, Refusal
+from grpo_engine.chat.requests import Body
 from service.platform.errors import InvalidRequest, NotFound, ServiceError, Unauthorized, Unavailable
 from service.platform.feed import Ending, Feed, Positioned, Subscriber
 from service.platform.ids import new_id

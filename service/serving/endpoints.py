@@ -13,8 +13,8 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.concurrency import run_in_threadpool
 
-from grpo_engine.serve.answers import ChatCompletion, TextCompletion
-from grpo_engine.serve.requests import Body, ChatRequest, CompletionRequest
+from grpo_engine.chat.answers import ChatCompletion, TextCompletion
+from grpo_engine.chat.requests import Body, ChatRequest, CompletionRequest
 from service.platform.errors import ServiceError
 from service.serving.answer import OpenAnswer
 from service.serving.service import wanted_model

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo_engine.chat.protocol import INVALID
 from grpo_engine.config.runtime import Runtime
 from grpo_engine.contract import errors as engine_errors
-from grpo_engine.serve.protocol import INVALID
 from service.cli.terminal.errors import PAGE, place_of
 from service.platform import errors
 from service.serving.answer import GONE
@@ -22,6 +22,7 @@ ERRORS = (ROOT / "docs" / "reference" / "errors.md").read_text().split("## Faile
 WHERE = [
     "service",
     "worker/serving",
+    "grpo_engine/chat",
     "grpo_engine/serve",
 ]
 ELSEWHERE = {"cli", "doctor"}

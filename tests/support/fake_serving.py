@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+from grpo_engine.chat.protocol import Answer, Generate, Piece, Refused, Token, Usage
 from grpo_engine.contract.errors import BaseChangedError, ModelError
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.serve.process import serve
-from grpo_engine.serve.protocol import Answer, Generate, Piece, Refused, ServedModel, Token, Usage
+from grpo_engine.serve.protocol import ServedModel
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from time import monotonic
 
 import structlog
 
+from grpo_engine.chat.protocol import Refusal
 from grpo_engine.config.job import ModelSource
-from grpo_engine.serve.protocol import Refusal
 from service.hub.child_process import download_model
 from service.jobs.results.weights import ModelParts, WeightsMissing, model_parts
 from service.jobs.store.lineage import lineage_of

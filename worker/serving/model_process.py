@@ -13,9 +13,10 @@ from time import monotonic
 
 import structlog
 
+from grpo_engine.chat.protocol import Refusal
 from grpo_engine.config.job import ModelSource
 from grpo_engine.contract.errors import BaseChangedError
-from grpo_engine.serve.protocol import Loaded, Refusal, Report, ServedModel, Unloadable, Working
+from grpo_engine.serve.protocol import Loaded, Report, ServedModel, Unloadable, Working
 from service.hub.models import HubError
 from service.jobs.model.methods import parsed_method, quantization_of
 from service.jobs.results.weights import ModelParts

@@ -30,7 +30,7 @@ class ModelServer(Base):
     secret: Mapped[str | None] = mapped_column(String(64))
     """Bearer secret of the server."""
     refusal: Mapped[dict[str, Any] | None] = mapped_column(Document)
-    """`grpo_engine.serve.protocol.Refusal`: why the last server could not start, or has ended."""
+    """`grpo_engine.chat.protocol.Refusal`: why the last server could not start, or has ended."""
 
 
 class ChatWorker(Base):

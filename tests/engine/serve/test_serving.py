@@ -13,6 +13,7 @@ import pytest
 import torch
 from openai import OpenAI
 
+from grpo_engine.chat.protocol import Answer, Generate, Refused
 from grpo_engine.config.job import ModelSource
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.models.policy import Policy
@@ -21,7 +22,7 @@ from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from grpo_engine.serve.answering import Answering
-from grpo_engine.serve.protocol import Answer, Generate, Loaded, Refused, Report, ServedModel, Working
+from grpo_engine.serve.protocol import Loaded, Report, ServedModel, Working
 from grpo_engine.serve.streaming import StreamingSampler
 from tests.engine.conftest import FAMILIES
 from tests.service.embedded import ROOT

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 
+from grpo_engine.chat.protocol import MAX_COMPLETIONS, MAX_STOPS, Generate
 from grpo_engine.config.recipes import problem_at
 from grpo_engine.contract.described import Described
-from grpo_engine.serve.protocol import MAX_COMPLETIONS, MAX_STOPS, Generate
 
 MAX_TOKENS = 2**20
 REASON = "This sampler draws from the model's whole distribution and returns its text"

@@ -18,9 +18,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import ValidationError
 
-from grpo_engine.serve.answers import AnswerFormat, ChatFormat, TextFormat
-from grpo_engine.serve.protocol import INVALID, Answer, Generate, Refusal, Refused, Usage
-from grpo_engine.serve.requests import Body, ChatRequest, CompletionRequest
+from grpo_engine.chat.answers import AnswerFormat, ChatFormat, TextFormat
+from grpo_engine.chat.protocol import INVALID, Answer, Generate, Refusal, Refused, Usage
+from grpo_engine.chat.requests import Body, ChatRequest, CompletionRequest
 
 MAX_BODY_BYTES = 2**20
 MAX_OPEN = 16

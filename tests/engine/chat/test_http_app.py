@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
+from grpo_engine.chat import http_app
+from grpo_engine.chat.http_app import MAX_BODY_BYTES, create_app, only
+from grpo_engine.chat.protocol import Answer, Generate, Piece, Usage
 from grpo_engine.contract.records import FinishReason
-from grpo_engine.serve import http_app
-from grpo_engine.serve.http_app import MAX_BODY_BYTES, create_app, only
-from grpo_engine.serve.protocol import Answer, Generate, Piece, Usage
 
 KEY = {"authorization": "Bearer right"}
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "seed": 5}

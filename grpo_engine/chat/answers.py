@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
-from grpo_engine.serve.protocol import Piece, Token, Usage
+from grpo_engine.chat.protocol import Piece, Token, Usage
 
 Document = dict[str, Any]
 

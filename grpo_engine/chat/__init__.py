@@ -1,0 +1,5 @@
+"""OpenAI's chat completions and completions over HTTP, for anything that answers.
+
+Belongs here: request and response forms, the HTTP application.
+Belongs elsewhere: a loaded model and its process (`serve/`), the rollouts of agents (`rollout/agents/`).
+"""
