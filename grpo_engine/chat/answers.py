@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from grpo_engine.chat.protocol import Piece, Token, Usage
+from grpo_engine.chat.protocol import FunctionCall, Piece, Token, Usage
 
 Document = dict[str, Any]
 
@@ -36,15 +36,17 @@ class Logprobs(BaseModel):
 
 class AssistantMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    """Null if the model only called tools."""
     refusal: None = None
+    tool_calls: list[Document] | None = Field(None, exclude_if=lambda calls: calls is None)
 
 
 class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: Logprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class ChatCompletion(BaseModel):
@@ -88,9 +90,11 @@ class AnswerFormat(ABC):
     includes_usage: bool
     """Whether a last chunk contains the usage."""
     chunk_object: ClassVar[str]
+    ends_with_done: ClassVar[bool] = True
+    """Whether `[DONE]` follows the last chunk."""
 
     @abstractmethod
-    def whole(self, pieces: Iterable[Piece], usage: Usage) -> ChatCompletion | TextCompletion: ...
+    def whole(self, pieces: Iterable[Piece], usage: Usage) -> BaseModel: ...
 
     @abstractmethod
     def chunks(self, piece: Piece) -> list[Document]:
@@ -100,8 +104,9 @@ class AnswerFormat(ABC):
         """The first chunks, sent before any piece."""
         return []
 
-    def usage_chunk(self, usage: Usage) -> Document:
-        return {**self._chunk([]), "usage": _usage(usage).model_dump()}
+    def closing(self, usage: Usage) -> list[Document]:
+        """The last chunks."""
+        return [{**self._chunk([]), "usage": _usage(usage).model_dump()}] if self.includes_usage else []
 
     def _chunk(self, choices: list[Document]) -> Document:
         chunk = {**self._head, "object": self.chunk_object, "choices": choices}
@@ -119,9 +124,9 @@ class ChatFormat(AnswerFormat):
         choices = [
             ChatChoice(
                 index=index,
-                message=AssistantMessage(content=_text(own)),
+                message=_message(own),
                 logprobs=_logprobs([token for piece in own for token in piece.tokens]),
-                finish_reason=_reason(own),
+                finish_reason=_chat_reason(own[-1]),
             )
             for index, own in _by_index(pieces)
         ]
@@ -133,12 +138,16 @@ class ChatFormat(AnswerFormat):
         return [self._delta(index, delta) for index in range(self.num_choices)]
 
     def chunks(self, piece: Piece) -> list[Document]:
-        """The piece's text; after a completion's last piece also an empty delta with the finish reason."""
+        """The piece's text; after a completion's last piece its calls and an empty delta with the finish
+        reason."""
         found = []
         if piece.text or piece.tokens:
             found.append(self._delta(piece.index, {"content": piece.text}, piece.tokens))
+        if piece.calls:
+            calls = [{"index": number, **_call(each)} for number, each in enumerate(piece.calls)]
+            found.append(self._delta(piece.index, {"tool_calls": calls}))
         if piece.finish_reason is not None:
-            found.append(self._delta(piece.index, {}, reason=piece.finish_reason))
+            found.append(self._delta(piece.index, {}, reason=_chat_reason(piece)))
         return found
 
     def _delta(
@@ -173,6 +182,20 @@ def _by_index(pieces: Iterable[Piece]) -> list[tuple[int, list[Piece]]]:
 
 def _reason(pieces: list[Piece]) -> Any:
     return next(piece.finish_reason for piece in pieces if piece.finish_reason is not None).value
+
+
+def _chat_reason(last: Piece) -> Any:
+    return "tool_calls" if last.calls else _reason([last])
+
+
+def _message(pieces: list[Piece]) -> AssistantMessage:
+    text, calls = _text(pieces), [_call(each) for each in pieces[-1].calls]
+    return AssistantMessage(content=text or (None if calls else ""), tool_calls=calls or None)
+
+
+def _call(call: FunctionCall) -> Document:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _usage(usage: Usage) -> UsageRead:

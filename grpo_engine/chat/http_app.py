@@ -1,4 +1,4 @@
-"""OpenAI's chat completions and completions over any backend, as an HTTP application.
+"""OpenAI's chat completions, completions and responses over any backend, as an HTTP application.
 
 A bearer key selects the backend, so the same application serves a loaded model, with one secret, and anything
 else that answers. Boundary: HTTP; backends compute answers, and `requests.py` and `answers.py` hold OpenAI's
@@ -9,25 +9,32 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Set
+from contextlib import aclosing, suppress
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import ValidationError
+from pydantic_core import from_json, to_json
 
 from grpo_engine.chat.answers import AnswerFormat, ChatFormat, TextFormat
 from grpo_engine.chat.protocol import INVALID, Answer, Generate, Refusal, Refused, Usage
 from grpo_engine.chat.requests import Body, ChatRequest, CompletionRequest
+from grpo_engine.chat.responses import ResponseFormat, ResponsesRequest
 
 MAX_BODY_BYTES = 2**20
 MAX_OPEN = 16
-"""Maximum requests that are answered at the same time; others wait."""
 WAIT_SECONDS = 60.0
 """Maximum wait for another request to end."""
-STATUSES = {"invalid_api_key": 401, "payload_too_large": 413, **dict.fromkeys(INVALID, 400)}
+STATUSES = {
+    "invalid_api_key": 401,
+    "payload_too_large": 413,
+    "too_many_turns": 400,
+    "rollout_over": 400,
+    **dict.fromkeys(INVALID, 400),
+}
 """By code; all others are 503."""
 CROWDED = Refusal(
     code="generation_timeout",
@@ -54,21 +61,24 @@ def only(secret: str, backend: Backend) -> Backends:
     return lambda key: backend if secrets.compare_digest(key.encode(), secret.encode()) else None
 
 
-def create_app(backends: Backends) -> FastAPI:
+def create_app(backends: Backends, *, max_open: int = MAX_OPEN, ignored: Set[str] = frozenset()) -> FastAPI:
+    """`max_open`: maximum requests that are answered at the same time; others wait. `ignored`: fields of a
+    request that are not read."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    places = asyncio.Semaphore(MAX_OPEN)
+    places = asyncio.Semaphore(max_open)
 
     def add(path: str, prefix: str, kind: type[Body], made_by: type[AnswerFormat]) -> None:
         @app.post(path)
         async def respond(request: Request) -> Response:
             backend = _backend(backends, request)
-            body = _parsed(kind, await _bounded(request))
+            body = _parsed(kind, _without(ignored, await _bounded(request)))
             id, now = f"{prefix}-{uuid4().hex}", int(time.time())
             made = made_by(id, now, body.model, body.n or 1, body.includes_usage)
             return await _response(request, body, made, _in_place(places, backend, body.command()))
 
     add("/v1/chat/completions", "chatcmpl", ChatRequest, ChatFormat)
     add("/v1/completions", "cmpl", CompletionRequest, TextFormat)
+    add("/v1/responses", "resp", ResponsesRequest, ResponseFormat)
 
     @app.get("/health")
     async def health(request: Request) -> Response:
@@ -103,6 +113,15 @@ async def _bounded(request: Request) -> bytes:
     return body
 
 
+def _without(ignored: Set[str], body: bytes) -> bytes:
+    """The body without these fields; a body that is no object as it is."""
+    with suppress(ValueError):
+        given = from_json(body)
+        if isinstance(given, dict) and not ignored.isdisjoint(given):
+            return to_json({name: value for name, value in given.items() if name not in ignored})
+    return body
+
+
 def _parsed(kind: type[Body], body: bytes) -> Body:
     try:
         return kind.model_validate_json(body)
@@ -113,7 +132,7 @@ def _parsed(kind: type[Body], body: bytes) -> Body:
 
 
 async def _in_place(places: asyncio.Semaphore, backend: Backend, command: Generate) -> AsyncGenerator[Answer]:
-    """The backend's answer, as soon as fewer than MAX_OPEN requests are being answered."""
+    """The backend's answer, as soon as fewer than `max_open` requests are being answered."""
     try:
         await asyncio.wait_for(places.acquire(), WAIT_SECONDS)
     except TimeoutError:
@@ -166,10 +185,11 @@ async def _frames(made: AnswerFormat, first: Answer, answers: AsyncGenerator[Ans
             for piece in answer.pieces:
                 for chunk in made.chunks(piece):
                     yield _frame(chunk)
-            if answer.usage is not None and made.includes_usage:
-                yield _frame(made.usage_chunk(answer.usage))
+            for chunk in made.closing(answer.usage) if answer.usage is not None else ():
+                yield _frame(chunk)
             answer = await anext(answers, None)
-        yield b"data: [DONE]\n\n"
+        if made.ends_with_done:
+            yield b"data: [DONE]\n\n"
 
 
 def _frame(document: dict[str, Any]) -> bytes:

@@ -20,6 +20,8 @@ class Generate(Record):
     """One request, with either `messages` or `prompt`."""
 
     messages: tuple[dict[str, Any], ...] | None = None
+    tools: tuple[dict[str, Any], ...] = ()
+    """Functions that the model may call, in OpenAI's form."""
     prompt: str | None = None
     max_tokens: int | None = Field(None, ge=1)
     """Maximum tokens per completion; None: as many as fit the context, at most `DEFAULT_MAX_TOKENS`."""
@@ -39,6 +41,15 @@ class Token(Record):
     """Log-probability at the sampling temperature; for a greedy token, at temperature 1."""
 
 
+class FunctionCall(Record):
+    """A tool call that the model wrote."""
+
+    id: str
+    name: str
+    arguments: str
+    """A JSON object."""
+
+
 class Piece(Record):
     """New text of one completion."""
 
@@ -46,6 +57,8 @@ class Piece(Record):
     text: str = ""
     """New text, which ends with a complete character."""
     tokens: tuple[Token, ...] = ()
+    calls: tuple[FunctionCall, ...] = ()
+    """Only in a completion's last piece."""
     finish_reason: FinishReason | None = None
     """Set in a completion's last piece."""
 

@@ -5,6 +5,7 @@ Unsupported fields are refused by name if they would change the answer; others a
 
 import json
 import secrets
+from contextlib import suppress
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
@@ -75,6 +76,22 @@ class Message(_Strict):
         return self
 
 
+class Function(_Strict):
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    """Name of the function."""
+    description: str | None = None
+    """What it does, for the model."""
+    parameters: dict[str, Any] | None = None
+    """JSON schema of its arguments."""
+    strict: Annotated[Any, Only(False)] = None
+
+
+class FunctionTool(_Strict):
+    type: Literal["function"]
+    function: Function
+    """The function that the model may call."""
+
+
 class StreamOptions(_Strict):
     include_usage: bool | None = None
     """Send the usage in a last chunk."""
@@ -142,11 +159,13 @@ class ChatRequest(Body):
     logprobs: bool | None = None
     """Return log-probabilities of the sampled tokens, at the request's temperature (greedy: at 1)."""
 
+    tools: list[FunctionTool] | None = Field(None, max_length=128)
+    """Functions that the model may call; its calls are returned, not run."""
+    tool_choice: Annotated[Any, Only("none", "auto")] = None
+
     top_logprobs: Annotated[Any, Only(0)] = None
     response_format: Annotated[Any, Only({"type": "text"})] = None
     modalities: Annotated[Any, Only(["text"])] = None
-    tools: Annotated[Any, Only([])] = None
-    tool_choice: Annotated[Any, Only("none", "auto")] = None
     functions: Annotated[Any, Only([])] = None
     function_call: Annotated[Any, Only("none", "auto")] = None
     audio: Annotated[Any, Only()] = None
@@ -171,9 +190,13 @@ class ChatRequest(Body):
         return self
 
     def command(self, **_prompt: Any) -> Generate:
-        messages = tuple(message.model_dump(exclude_none=True) for message in self.messages)
-        limit = self.max_completion_tokens or self.max_tokens
-        return super().command(messages=messages, max_tokens=limit, logprobs=bool(self.logprobs))
+        shown = [] if self.tool_choice == "none" else self.tools or []
+        return super().command(
+            messages=tuple(_for_template(message) for message in self.messages),
+            tools=tuple(tool.model_dump(exclude_none=True) for tool in shown),
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            logprobs=bool(self.logprobs),
+        )
 
 
 class CompletionRequest(Body):
@@ -188,6 +211,17 @@ class CompletionRequest(Body):
 
     def command(self, **_prompt: Any) -> Generate:
         return super().command(prompt=self.prompt if isinstance(self.prompt, str) else self.prompt[0])
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    """The message with the arguments of its calls as objects: chat templates would quote a string again."""
+    shown = message.model_dump(exclude_none=True)
+    for call in shown.get("tool_calls", ()):
+        function = call.get("function")
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            with suppress(ValueError, RecursionError):
+                function["arguments"] = json.loads(function["arguments"])
+    return shown
 
 
 def _equal(given: Any, accepted: Any) -> bool:

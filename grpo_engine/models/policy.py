@@ -101,6 +101,12 @@ class Policy:
         at_end = bool(token_ids) and token_ids[-1] in self.stop_set
         return self.decode(token_ids[:-1] if at_end else token_ids)
 
+    def turn_text(self, token_ids: Sequence[int]) -> str:
+        """Text of a turn with special tokens, which may mark calls, without its end-of-turn token."""
+        at_end = bool(token_ids) and token_ids[-1] in self.stop_set
+        ids = list(token_ids[:-1] if at_end else token_ids)
+        return cast(str, self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
     @property
     def compute_dtype(self) -> torch.dtype:
         """Data type of the matrix products; the trained weights may be float32."""

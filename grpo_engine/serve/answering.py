@@ -10,12 +10,15 @@ import torch
 
 from grpo_engine.chat.protocol import Answer, Generate, Piece, Refused, Token, Usage
 from grpo_engine.config.job import SupervisedHyperparameters
-from grpo_engine.contract.errors import DatasetError
+from grpo_engine.contract.errors import ConfigError, DatasetError
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.models.loading import load_policy
 from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.sampler.base import Sampling
+from grpo_engine.rollout.tools.answered import text_and_calls
+from grpo_engine.rollout.tools.calls import CallReader
+from grpo_engine.rollout.tools.rendering import tool_format
 from grpo_engine.run.build import prepare_device, refuse_unknown_tokens
 from grpo_engine.serve.protocol import ServedModel
 from grpo_engine.serve.streaming import Growth, StreamingSampler
@@ -66,7 +69,8 @@ class Answering:
             seed=command.seed,
             stop=command.stop,
         )
-        completions = [_Completion(self.policy, command) for _ in range(command.n)]
+        kind = CallingCompletion if command.tools else _Completion
+        completions = [kind(self.policy, command) for _ in range(command.n)]
         for growths in self.sampler.grow(token_ids, command.n, sampling):
             pieces = [piece for growth in growths if (piece := completions[growth.index].grow(growth))]
             if all(completion.is_finished for completion in completions):
@@ -77,7 +81,8 @@ class Answering:
         yield Answer(pieces=tuple(pieces), usage=usage)
 
     def _prompt(self, command: Generate) -> tuple[int, ...]:
-        row = {"prompt": command.prompt} if command.messages is None else {"messages": list(command.messages)}
+        conversation = {"messages": list(command.messages or ()), "tools": list(command.tools)}
+        row = {"prompt": command.prompt} if command.messages is None else conversation
         param = "prompt" if command.messages is None else "messages"
         reader = RowReader(self.policy.tokenizer, datetime.now(UTC).timestamp())
         try:
@@ -136,3 +141,35 @@ class _Completion:
     def _tokens(self, growth: Growth) -> tuple[Token, ...]:
         pairs = zip(growth.token_ids, growth.logprobs, strict=True)
         return tuple(Token(text=self._policy.decode([token]), logprob=value) for token, value in pairs)
+
+
+class CallingCompletion(_Completion):
+    """A completion that may call tools: shown as a whole, because only its end tells calls from text."""
+
+    def __init__(self, policy: Policy, command: Generate) -> None:
+        super().__init__(policy, command)
+        self._reader = _call_reader(policy, command)
+        self._token_ids: list[int] = []
+        self._pieces: list[Piece] = []
+
+    def grow(self, growth: Growth) -> Piece | None:
+        """The whole completion, None until it is finished."""
+        if not self.is_finished:
+            self._token_ids += growth.token_ids
+        piece = super().grow(growth)
+        if piece is not None:
+            self._pieces.append(piece)
+        if piece is None or piece.finish_reason is None:
+            return None
+        text, calls = text_and_calls(self._policy, self._reader, self._token_ids)
+        whole = "".join(each.text for each in self._pieces)
+        tokens = tuple(token for each in self._pieces for token in each.tokens)
+        return piece.model_copy(update={"text": text if calls else whole, "calls": calls, "tokens": tokens})
+
+
+def _call_reader(policy: Policy, command: Generate) -> CallReader:
+    """Raises Refused if the model's calls cannot be read."""
+    try:
+        return CallReader(tool_format(policy.tokenizer), command.tools)
+    except ConfigError as error:
+        raise Refused("invalid_value", error.message, "tools") from error

@@ -7,7 +7,6 @@ lowest CPU priority and is killed first when memory runs out.
 
 import argparse
 import os
-import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -15,17 +14,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-import uvicorn
-from fastapi import FastAPI
 from pydantic import BaseModel
 
 from grpo_engine.chat.http_app import create_app, only
+from grpo_engine.chat.http_server import HttpServer
 from grpo_engine.contract.errors import EngineError
 from grpo_engine.serve.open_requests import Model, OpenRequests
 from grpo_engine.serve.protocol import Loaded, ServedModel, Unloadable, Working
 
 NICENESS = 10
-MAX_CONNECTIONS = 256
 
 
 def serve(load: Callable[[ServedModel], Model], arguments: list[str] | None = None) -> int:
@@ -46,7 +43,7 @@ def serve(load: Callable[[ServedModel], Model], arguments: list[str] | None = No
             return 1
         requests = OpenRequests(model, lambda num_open: _write(out, Working(num_open=num_open)))
         try:
-            port = _listen(create_app(only(served.secret, requests)), served.host)
+            port = HttpServer(create_app(only(served.secret, requests)), served.host).port
         except OSError as error:
             message = f"cannot listen at GRPO_SERVE_HOST={served.host}: {error}"
             _write(out, Unloadable(code="model_unloadable", message=message))
@@ -62,17 +59,6 @@ def _yield_to_jobs() -> None:
     os.nice(NICENESS)
     with suppress(OSError):  # Linux only
         Path("/proc/self/oom_score_adj").write_text("1000")
-
-
-def _listen(app: FastAPI, host: str) -> int:
-    """Serve in a thread. Returns the port. Raises OSError if the address is not one of this machine."""
-    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-    listening = socket.create_server((host, 0), family=family)
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none")
-    config.limit_concurrency = MAX_CONNECTIONS
-    run = uvicorn.Server(config).run
-    threading.Thread(target=run, args=([listening],), name="http", daemon=True).start()
-    return int(listening.getsockname()[1])
 
 
 def _stop_at_end(requests: OpenRequests) -> None:

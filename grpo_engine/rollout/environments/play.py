@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from grpo_engine.config.environments import OpenEnvEnvironment
 from grpo_engine.contract.records import Episode, EpisodeTurn, FinishReason
@@ -201,21 +201,14 @@ class Play:
             self._end(episode, FinishReason.LENGTH)
             return
         try:
-            action = self.sampler.actions[episode.name].read(self._text(completion))
+            text = self.sampler.policy.turn_text(completion.token_ids)
+            action = self.sampler.actions[episode.name].read(text)
         except MalformedAction as error:
             refused: Future[Observation] = Future()
             refused.set_exception(RefusedAction(str(error)))
             self._wait(episode, refused)
         else:
             self._wait(episode, self.loop.submit(episode.session.step(action)))
-
-    def _text(self, turn: Completion) -> str:
-        """The turn's text with special tokens, which may mark calls, and without its end-of-turn token."""
-        ids = list(turn.token_ids)
-        if ids and ids[-1] in self.sampler.policy.stop_set:
-            ids.pop()
-        text = self.sampler.policy.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-        return cast(str, text)
 
     def _fail(self, episode: PlayedEpisode, reason: str) -> None:
         episode.failure = reason

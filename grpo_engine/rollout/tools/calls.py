@@ -54,6 +54,18 @@ class CallReader:
             return _after_python_tag(answer) if PYTHON_TAG in answer else list(_objects(answer))
         return [self._read(match) for match in self._call.finditer(answer)]
 
+    def split(self, text: str) -> tuple[str, list[ToolCall]]:
+        """The text before the first call, and the calls. Without a readable call, the whole text."""
+        calls = [call for call in self.read(text) if not call.error]
+        if not calls:
+            return text, []
+        thoughts, mark, answer = text.partition(self.known.thoughts_end)
+        if not mark:
+            thoughts, answer = "", thoughts
+        spoken = answer.partition(PYTHON_TAG)[0]
+        start = re.search(self.known.opening, spoken)
+        return (thoughts + mark + (spoken[: start.start()] if start else spoken)).strip(), calls
+
     def _read(self, match: re.Match[str]) -> ToolCall:
         if rest := self._unread(match["body"]):
             return self._malformed(f"{rest[:_SHOWN_CHARACTERS]!r} is neither an argument nor complete")

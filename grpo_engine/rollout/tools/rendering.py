@@ -34,6 +34,8 @@ from grpo_engine.models.policy import rendered
 MARKER = 'answerqzx"{}"xzq'
 ESCAPED_MARKER = json.dumps(MARKER)[1:-1]
 SPOKEN = "spokenqzxxzq"
+UNKNOWN_TOOL = "unknown"
+"""Name of an unknown tool for templates, because text that the model wrote is never rendered."""
 OPENING, CLOSING = "\n<tool_response>\n", "\n</tool_response>"
 
 

@@ -11,7 +11,6 @@ before them.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 from grpo_engine.config.tools import Tool, function_schemas
 from grpo_engine.contract.records import FinishReason
@@ -29,11 +28,8 @@ from grpo_engine.rollout.sampler.base import (
 from grpo_engine.rollout.sampler.turns import TurnQueue
 from grpo_engine.rollout.tools.calls import CallReader, ToolCall
 from grpo_engine.rollout.tools.conversation import Conversation
-from grpo_engine.rollout.tools.rendering import AnswerRenderer, tool_format
+from grpo_engine.rollout.tools.rendering import UNKNOWN_TOOL, AnswerRenderer, tool_format
 from grpo_engine.rollout.tools.toolbox import OpenToolbox, Toolbox
-
-UNKNOWN_TOOL = "unknown"
-"""Name of an unknown tool for templates, because text that the model wrote is never rendered."""
 
 
 class ToolSampler(AroundSampler):
@@ -74,12 +70,8 @@ class ToolSampler(AroundSampler):
         return min(sampling.max_tokens, room)
 
     def calls(self, turn: Completion) -> list[ToolCall]:
-        """Calls of a turn. Its text keeps special tokens, which may mark calls, and all spaces."""
-        ids = list(turn.token_ids)
-        if ids and ids[-1] in self.policy.stop_set:
-            ids.pop()
-        text = self.policy.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-        return self.reader.read(cast(str, text))
+        """Calls of a turn."""
+        return self.reader.read(self.policy.turn_text(turn.token_ids))
 
     def answer_tokens(self, conversation: Conversation) -> tuple[int, ...] | None:
         """Tokens of the answers to the newest turn's calls; None if they leave no room for a turn."""

@@ -1,6 +1,7 @@
 """The HTTP application over a backend that answers on command."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from grpo_engine.chat import http_app
 from grpo_engine.chat.http_app import MAX_BODY_BYTES, create_app, only
-from grpo_engine.chat.protocol import Answer, Generate, Piece, Usage
+from grpo_engine.chat.protocol import Answer, FunctionCall, Generate, Piece, Usage
 from grpo_engine.contract.records import FinishReason
 
 KEY = {"authorization": "Bearer right"}
@@ -19,7 +20,8 @@ BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
 class Backend:
     """Answers "ok" to each request once `may_answer` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, *calls: FunctionCall) -> None:
+        self.calls = calls
         self.requests: list[Generate] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
@@ -28,11 +30,14 @@ class Backend:
         self.requests.append(request)
         await self.may_answer.wait()
         usage = Usage(prompt_tokens=1, completion_tokens=1)
-        yield Answer(pieces=(Piece(index=0, text="ok", finish_reason=FinishReason.STOP),), usage=usage)
+        yield Answer(
+            pieces=(Piece(index=0, text="ok", calls=self.calls, finish_reason=FinishReason.STOP),),
+            usage=usage,
+        )
 
 
-def client_of(backend: Backend) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(create_app(only("right", backend)))
+def client_of(backend: Backend, **options: Any) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(create_app(only("right", backend), **options))
     return httpx.AsyncClient(transport=transport, base_url="http://engine")
 
 
@@ -63,6 +68,37 @@ def test_a_key_selects_its_backend() -> None:
     asyncio.run(run())
 
 
+def test_a_call_is_an_answer_of_openai_s_form_as_a_whole_and_in_a_stream() -> None:
+    async def run() -> None:
+        backend = Backend(FunctionCall(id="call12345", name="add", arguments='{"a": 1}'))
+        function = {"name": "add", "arguments": '{"a": 1}'}
+        call = {"id": "call12345", "type": "function", "function": function}
+        tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+        answer = {"role": "tool", "tool_call_id": "call12345", "content": "2"}
+        body = {**BODY, "messages": [*BODY["messages"], turn, answer], "tools": [tool]}
+        async with client_of(backend) as http:
+            whole = (await http.post("/v1/chat/completions", json=body, headers=KEY)).json()["choices"][0]
+            assert whole["finish_reason"] == "tool_calls"
+            assert whole["message"] == {
+                "role": "assistant",
+                "content": "ok",
+                "refusal": None,
+                "tool_calls": [call],
+            }
+            sent = await http.post("/v1/chat/completions", json={**body, "stream": True}, headers=KEY)
+            chunks = [json.loads(line[6:]) for line in sent.text.split("\n\n") if line.startswith("data: {")]
+            shown = [chunk["choices"][0] for chunk in chunks]
+            assert shown[2]["delta"] == {"tool_calls": [{"index": 0, **call}]}
+            assert shown[3]["finish_reason"] == "tool_calls"
+        (first, _) = backend.requests
+        assert first.tools == (tool,)
+        assert first.messages is not None
+        assert first.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}, "as templates want it"
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("given", "status", "param"),
     [
@@ -83,13 +119,12 @@ def test_a_wrong_request_is_an_error_of_openai_s_form(given: Any, status: int, p
 
 
 def test_a_request_beyond_the_limit_waits_and_is_then_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_app, "MAX_OPEN", 1)
     monkeypatch.setattr(http_app, "WAIT_SECONDS", 0.05)
 
     async def run() -> None:
         backend = Backend()
         backend.may_answer.clear()
-        async with client_of(backend) as http:
+        async with client_of(backend, max_open=1) as http:
             first = asyncio.create_task(http.post("/v1/chat/completions", json=BODY, headers=KEY))
             while not backend.requests:
                 await asyncio.sleep(0)

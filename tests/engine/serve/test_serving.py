@@ -21,10 +21,11 @@ from grpo_engine.objective.types import Prompt
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
-from grpo_engine.serve.answering import Answering
+from grpo_engine.serve.answering import Answering, CallingCompletion
 from grpo_engine.serve.protocol import Loaded, Report, ServedModel, Working
-from grpo_engine.serve.streaming import StreamingSampler
+from grpo_engine.serve.streaming import Growth, StreamingSampler
 from tests.engine.conftest import FAMILIES
+from tests.engine.rollout.tools.scripted_sampler import encoded
 from tests.service.embedded import ROOT
 
 SECRET = "the engine's own"
@@ -51,6 +52,29 @@ def texts(found: list[Answer], num_completions: int = 1) -> list[str]:
     for piece in (piece for answer in found for piece in answer.pieces):
         made[piece.index] += piece.text
     return made
+
+
+@pytest.mark.parametrize(
+    ("said", "text", "arguments"),
+    [
+        ('Wait. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', "Wait.", ['{"a": 1}']),
+        ("<tool_call>{oops</tool_call>", "<tool_call>{oops</tool_call>", []),
+        ("It is 1.", "It is 1.", []),
+    ],
+)
+def test_the_calls_of_a_request_with_tools_are_told_apart_from_its_text(
+    make_policy: Callable[..., Policy], said: str, text: str, arguments: list[str]
+) -> None:
+    policy = make_policy()
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    completion = CallingCompletion(policy, Generate(messages=HELLO, tools=(tool,)))
+    ids = encoded(policy, said)
+    parts = [(ids[:7], None), ([*ids[7:], policy.tokenizer.eos_token_id], FinishReason.STOP)]
+    shown = [completion.grow(Growth(0, tuple(part), (0.0,) * len(part), end)) for part, end in parts]
+    assert shown[0] is None, "only the end of a turn tells calls from text"
+    assert shown[1] is not None
+    assert shown[1].text == text
+    assert [call.arguments for call in shown[1].calls] == arguments
 
 
 @pytest.mark.parametrize("family", FAMILIES)

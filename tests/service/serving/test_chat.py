@@ -176,7 +176,7 @@ def test_a_prompt_beyond_the_context_is_a_400_even_for_a_stream(openai_client: O
         ("top_p", True, "top_p"),
         ("frequency_penalty", 0.5, "frequency_penalty"),
         ("logit_bias", {"1": 1}, "logit_bias"),
-        ("tools", [{"type": "function"}], "tools"),
+        ("tools", [{"type": "function"}], "tools[0]"),
         ("tool_choice", "required", "tool_choice"),
         ("response_format", {"type": "json_object"}, "response_format"),
         ("top_logprobs", 2, "top_logprobs"),
