@@ -30,3 +30,21 @@ class OpenEnvEnvironment(Input):
     """The episode's reward: the last that a step gave, or the sum of all. Without any, it is unscorable."""
     malformed_action: Literal["observe", "end"] = "observe"
     """What follows a turn that is not a valid action: an observation with the error, or the episode's end."""
+
+
+class AgentEnvironment(Input):
+    """An agent that asks the policy for completions over HTTP. Each rollout is one task that it works on."""
+
+    type: Literal["agent"]
+    url: Annotated[str, Field(max_length=2000), AfterValidator(check_url)]
+    """URL to which each rollout is posted: https with a public host name on port 443 or 8443, or a host that
+    the operator allows. The agent must reach the machine that trains."""
+    max_turns: int = Field(32, ge=1, le=256)
+    """Maximum number of completions of one rollout."""
+    timeout_seconds: float = Field(600.0, gt=0, le=7200)
+    """Time limit of a rollout; one that is not over by then is unscorable."""
+    concurrency: int = Field(64, ge=1, le=1024)
+    """Maximum number of rollouts that the agent works on at the same time."""
+
+
+Environment = Annotated[OpenEnvEnvironment | AgentEnvironment, Field(discriminator="type")]

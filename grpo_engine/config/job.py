@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, overload
 
 from pydantic import ConfigDict, Field, model_validator
 
-from grpo_engine.config.environments import EnvironmentName, OpenEnvEnvironment
+from grpo_engine.config.environments import Environment, EnvironmentName
 from grpo_engine.config.hyperparameters import Hyperparameters, Lora, SupervisedHyperparameters
 from grpo_engine.config.recipes import problem_at
 from grpo_engine.config.reinforcement import ReinforcementHyperparameters
@@ -69,7 +69,7 @@ class ReinforcementMethod(Input):
     """Held-out sets of other domains, evaluated to detect what training unlearns."""
     tools: Listed[Tool] = Field((), max_length=32)
     """Tools that the model may call in its completions."""
-    environments: dict[EnvironmentName, OpenEnvEnvironment] = Field({}, max_length=16)
+    environments: dict[EnvironmentName, Environment] = Field({}, max_length=16)
     """Environments by name; each row has the name of its own in the field `environment`."""
     hyperparameters: ReinforcementHyperparameters = Field(
         default_factory=lambda: ReinforcementHyperparameters.model_validate({})
@@ -100,6 +100,8 @@ class ReinforcementMethod(Input):
         if self.environments:
             if self.tools:
                 raise problem_at("a job with environments cannot have tools", "tools")
+            if len({each.type for each in self.environments.values()}) > 1:
+                raise problem_at("all environments of a job must have the same type", "environments")
             return self
         graders: list[tuple[str, Grader | None]] = [
             ("grader", self.grader),

@@ -27,6 +27,8 @@ class Runtime(Record):
     """Consecutive ranks on a host that share one vLLM; each holds a part of its weights and cache."""
     samplers: int = Field(0, ge=0, le=64)
     """Number of processes that sample for the ranks, each on its own device; 0: each rank samples."""
+    agent_host: str | None = None
+    """Name or address of this machine at which agents reach the engine; None: its host name."""
     weight_budget_bytes: int | None = Field(None, ge=1)
     """Maximum bytes of weights that a rank may hold for training and, separately, for sampling; None: as many
     as fit on its device."""

@@ -6,6 +6,7 @@ the prompt for each. Rows hold groups up to a token budget, without padding.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, pairwise
 from typing import Self
 
 import torch
@@ -30,7 +31,7 @@ class TrainingSequence:
     kl_weight: float = 0.0
     """Share of each trained token in the optimiser step's KL term."""
     index: int = 0
-    """Position among the optimiser step's completions."""
+    """Its number in the optimiser step: the completion's position; further conversations follow them all."""
     trained: tuple[bool, ...] = ()
     """T; False if the token has no part in the loss. Empty: all are trained."""
 
@@ -41,6 +42,23 @@ class TrainingSequence:
         return cls(
             completion.token_ids, completion.logprobs, zeros, 0.0, index=index, trained=completion.sampled
         )
+
+    def split(self, row_starts: Sequence[int], indices: Iterator[int]) -> list[Self]:
+        """The sequence as one for each conversation; all but the first get the next of `indices`."""
+        if not row_starts:
+            return [self]
+        parts = [slice(*ends) for ends in pairwise((0, *row_starts, len(self.token_ids)))]
+        return [
+            replace(
+                self,
+                token_ids=self.token_ids[part],
+                logprobs=self.logprobs[part],
+                advantages=self.advantages[part],
+                trained=self.trained[part],
+                index=next(indices) if number else self.index,
+            )
+            for number, part in enumerate(parts)
+        ]
 
     @property
     def columns(self) -> list[int]:
@@ -80,20 +98,21 @@ def training_groups(
     weights = token_weights(settings.loss_type, lengths, settings.max_completion_tokens)
     per_completion = [1.0 / len(completions)] * len(completions)
     kl_weights = per_completion if settings.kl_placement == "loss_sequence" else weights
-    groups, first = [], 0
+    groups, first, further = [], 0, count(len(completions))
     for scored in scored_P:
         members = range(first, first + len(scored.group.completions))
         first = members.stop
         if scored.has_signal or settings.train_groups_without_signal:
             sequences = tuple(
-                replace(
+                sequence
+                for place, index in enumerate(members)
+                if lengths[index] and scored.scores[place].reward is not None
+                for sequence in replace(
                     TrainingSequence.unweighted(completions[index], index),
                     advantages=_token_advantages(scored, place),
                     weight=weights[index],
                     kl_weight=kl_weights[index],
-                )
-                for place, index in enumerate(members)
-                if lengths[index] and scored.scores[place].reward is not None
+                ).split(completions[index].row_starts, further)
             )
             if sequences:
                 groups.append(TrainingGroup(scored.group.prompt.token_ids, sequences))

@@ -40,6 +40,8 @@ class Completion:
     policy_version: int
     sampled: tuple[bool, ...] = ()
     """T; False if a tool or an environment wrote the token. Empty: the model wrote all tokens."""
+    row_starts: tuple[int, ...] = ()
+    """Positions at which a further conversation of the same rollout starts; each follows the prompt."""
     turns: int = 1
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     """Tool calls with arguments and answers, in order."""

@@ -27,9 +27,11 @@ from grpo_engine.models.loading import load_policy
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Prompt
 from grpo_engine.process.setup import keep_freed_memory
+from grpo_engine.rollout.agents.sampler import AgentSampler
 from grpo_engine.rollout.dataset import RowReader, held_out_numbers, parted, read_rows
 from grpo_engine.rollout.environments.sampler import EnvironmentSampler, refuse_unknown_environments
 from grpo_engine.rollout.evaluation import HeldOutSet
+from grpo_engine.rollout.sampler.base import Sampler
 from grpo_engine.rollout.sampler.choice import open_sampler
 from grpo_engine.rollout.sampler.vllm.shared_engine import in_lockstep
 from grpo_engine.rollout.tools.listing import listed_tools
@@ -115,7 +117,7 @@ def _reinforcement(
     if method.tools:
         sampler = in_lockstep(ToolSampler(sampler, policy, method.tools, max_turns=settings.max_turns))
     if method.environments:
-        sampler = in_lockstep(EnvironmentSampler(sampler, policy, method.environments, reader))
+        sampler = in_lockstep(with_environments(config, method, sampler, policy, reader, context))
     sampler = with_gathered_weights(sampler, policy)
     grading = grading_of(method.grader)
     if config.probe is not None:
@@ -133,6 +135,22 @@ def _reinforcement(
     return TrainingLoop(
         config, run_dir, trainer, schedule, artifact=trainer.updater, raise_beta=trainer.raise_beta
     )
+
+
+def with_environments(
+    config: RunConfig,
+    method: ReinforcementMethod,
+    sampler: Sampler,
+    policy: Policy,
+    reader: RowReader,
+    context: int,
+) -> Sampler:
+    """The sampler, in the job's environments, which all have the same type. Raises ConfigError."""
+    agents = {name: each for name, each in method.environments.items() if each.type == "agent"}
+    if agents:
+        return AgentSampler(sampler, policy, agents, config.created_at, context, config.runtime.agent_host)
+    servers = {name: each for name, each in method.environments.items() if each.type == "openenv"}
+    return EnvironmentSampler(sampler, policy, servers, reader)
 
 
 def _held_out_files(

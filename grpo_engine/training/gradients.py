@@ -206,13 +206,19 @@ def kl_penalties(
     """
     temperature, estimator = hyperparameters.temperature, hyperparameters.kl_estimator
     token_values = TokenValues()
-    indices = itertools.count()
+    completions = [each for graded in groups_P for each in graded.group.completions]
+    further = itertools.count(len(completions))
+    sequences = [
+        TrainingSequence.unweighted(each, index).split(each.row_starts, further)
+        for index, each in enumerate(completions)
+    ]
+    found = iter(sequences)
     training = [
         TrainingGroup(
-            group.prompt.token_ids,
-            tuple(TrainingSequence.unweighted(each, next(indices)) for each in group.completions),
+            graded.group.prompt.token_ids,
+            tuple(sequence for _ in graded.group.completions for sequence in next(found)),
         )
-        for group in (graded.group for graded in groups_P)
+        for graded in groups_P
     ]
     with torch.no_grad():
         for batch in pack(training, token_budget, policy.device):
@@ -221,6 +227,6 @@ def kl_penalties(
             token_values.store("kl", batch, kl_estimate(logprobs_N, reference_N, estimator))
     kl = token_values.values("kl")
     totals = dict(zip(kl, numbers([values.sum() for values in kl.values()]), strict=True))
-    sums = iter(beta * totals[index] for index in sorted(totals))
+    sums = iter(beta * sum(totals[part.index] for part in parts) for parts in sequences)
     mean = sum(totals.values()) / max(1, sum(map(len, kl.values())))
     return [tuple(next(sums) for _ in each.group.completions) for each in groups_P], mean

@@ -53,8 +53,9 @@ def _runtime(settings: Settings, num_ranks: int, num_samplers: int) -> Runtime:
     num_threads = settings.runtime.num_threads
     if num_threads is None and settings.slots > 1 and settings.launcher == "local":
         num_threads = max(1, len(os.sched_getaffinity(0)) // settings.slots)
-    processes = {"ranks": num_ranks, "samplers": num_samplers}
-    return settings.runtime.model_copy(update={**processes, "num_threads": num_threads})
+    host = settings.runtime.agent_host or (settings.serve_address if settings.launcher == "local" else None)
+    own = {"ranks": num_ranks, "samplers": num_samplers, "num_threads": num_threads, "agent_host": host}
+    return settings.runtime.model_copy(update=own)
 
 
 def _training(attempt: Attempt) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from grpo_engine.config.environments import OpenEnvEnvironment
+from grpo_engine.config.environments import Environment, OpenEnvEnvironment
 from grpo_engine.contract.errors import ConfigError, DatasetError, EnvironmentUnreachableError
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Group, Prompt
@@ -22,19 +22,16 @@ from grpo_engine.outbound.openenv import EnvironmentFailure, action_schema
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.environments.actions import ActionReader
 from grpo_engine.rollout.environments.episodes import SessionLoop
-from grpo_engine.rollout.environments.play import Play, PlayedEpisode
+from grpo_engine.rollout.environments.failures import FailedBatches
+from grpo_engine.rollout.environments.play import Play
 from grpo_engine.rollout.sampler.base import AroundSampler, OnGroup, Sampler, Sampling
 from grpo_engine.rollout.tools.calls import CallReader
 from grpo_engine.rollout.tools.rendering import AnswerRenderer, tool_format
 
-FAILED_BATCHES = 3
-"""Batches in a row in which every session fails, after which the job fails."""
 PAUSE_SECONDS = 0.5
 
 
-def refuse_unknown_environments(
-    prompts: Sequence[Prompt], environments: Mapping[str, OpenEnvEnvironment]
-) -> None:
+def refuse_unknown_environments(prompts: Sequence[Prompt], environments: Mapping[str, Environment]) -> None:
     """Raise DatasetError for a row whose `environment` or `reset` cannot be used."""
     for prompt in prompts if environments else ():
         name, reset = prompt.item.get("environment"), prompt.item.get("reset")
@@ -64,7 +61,7 @@ class EnvironmentSampler(AroundSampler):
         self.actions = {name: ActionReader(schema, calls) for name, schema in self.schemas.items()}
         self.renderer = AnswerRenderer(policy.tokenizer, policy.stop_set, known)
         self.version = 0
-        self.failed_batches = 0
+        self.failed_batches = FailedBatches()
 
     def around(self, inner: Sampler, policy: Policy) -> Self:
         """The same for another policy."""
@@ -85,19 +82,8 @@ class EnvironmentSampler(AroundSampler):
         with SessionLoop() as loop:
             play = Play(self, loop, prompts_P, group_size, sampling, on_group)
             play.run()
-        self._refuse_unreachable(play.episodes)
+        self.failed_batches.add([each.record() for each in play.episodes])
         return play.groups.groups()
-
-    def _refuse_unreachable(self, episodes: Sequence[PlayedEpisode]) -> None:
-        failures = [each.failure for each in episodes]
-        if not episodes or not all(failures):
-            self.failed_batches = 0
-            return
-        self.failed_batches += 1
-        if self.failed_batches >= FAILED_BATCHES:
-            message = f"all {len(failures)} sessions failed, in {FAILED_BATCHES} batches in a row"
-            found = {f"{each.name}: {each.failure}": None for each in episodes}
-            raise EnvironmentUnreachableError(message, evidence=tuple(found)[:3])
 
 
 def _schema(name: str, options: OpenEnvEnvironment) -> Mapping[str, object]:

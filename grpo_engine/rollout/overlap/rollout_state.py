@@ -4,6 +4,7 @@ Floats survive exactly, so a resumed run trains on the same rollouts as the inte
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from grpo_engine.contract.records import Record, Score
@@ -13,17 +14,22 @@ from grpo_engine.rollout.collector import StepGroups
 
 class StoredGroup(Record):
     row: int
+    prompt: tuple[int, ...]
+    """The prompt's tokens; an environment or an agent may have changed those of the row."""
     completions: tuple[Completion, ...]
     scores: tuple[Score, ...]
 
 
 def groups_to_json(collected: StepGroups) -> dict[str, Any]:
-    """JSON values; prompts are stored as row numbers."""
+    """JSON values; of a prompt, its row and its tokens."""
 
     def stored(groups: Sequence[GradedGroup]) -> list[dict[str, Any]]:
         return [
             StoredGroup(
-                row=each.group.prompt.row, completions=each.group.completions, scores=each.scores
+                row=each.group.prompt.row,
+                prompt=each.group.prompt.token_ids,
+                completions=each.group.completions,
+                scores=each.scores,
             ).model_dump(mode="json")
             for each in groups
         ]
@@ -36,7 +42,11 @@ def groups_from_json(content: Mapping[str, Any], prompts: Sequence[Prompt]) -> S
     by_row = {prompt.row: prompt for prompt in prompts}
 
     def restored(groups: Sequence[Mapping[str, Any]]) -> list[GradedGroup]:
-        found = map(StoredGroup.model_validate, groups)
-        return [GradedGroup(Group(by_row[each.row], each.completions), each.scores) for each in found]
+        found = [StoredGroup.model_validate(each) for each in groups]
+        asked = [replace(by_row[each.row], token_ids=each.prompt) for each in found]
+        return [
+            GradedGroup(Group(prompt, each.completions), each.scores)
+            for prompt, each in zip(asked, found, strict=True)
+        ]
 
     return StepGroups(restored(content["groups"]), restored(content["discarded"]))

@@ -1,13 +1,14 @@
 """Checks a job's environments: that rows and environments name each other, and that each server works.
 
-Each server is asked for its health and its schema, and one session is reset and closed.
+Each OpenEnv server is asked for its health and its schema, and one session is reset and closed. An agent must
+only answer.
 """
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from grpo_engine.config.environments import OpenEnvEnvironment
+from grpo_engine.config.environments import AgentEnvironment, Environment, OpenEnvEnvironment
 from grpo_engine.config.job import Method, Reinforcement
 from grpo_engine.outbound.addresses import RefusedUrl
 from grpo_engine.outbound.openenv import (
@@ -17,6 +18,7 @@ from grpo_engine.outbound.openenv import (
     check_health,
     open_session,
 )
+from grpo_engine.outbound.web import NoAnswer, get
 from service.jobs.model.dataset import Problems, Row
 
 TRIAL_SECONDS = 10.0
@@ -24,7 +26,7 @@ TRIAL_SECONDS = 10.0
 TRIAL_SEED = 7
 
 
-def environments_of(method: Method) -> Mapping[str, OpenEnvEnvironment]:
+def environments_of(method: Method) -> Mapping[str, Environment]:
     return method.reinforcement.environments if isinstance(method, Reinforcement) else {}
 
 
@@ -40,9 +42,11 @@ def check_environments(method: Method, problems: Problems) -> None:
                 problems.add(where, reason, code="environment_unreachable")
 
 
-def _fault(options: OpenEnvEnvironment) -> str:
+def _fault(options: Environment) -> str:
     """Why the server cannot be used; empty if it can."""
     seconds = min(options.timeout_seconds, TRIAL_SECONDS)
+    if isinstance(options, AgentEnvironment):
+        return _silent(options.url, seconds)
     try:
         check_health(options.url, timeout_seconds=seconds)
         action_schema(options.url, timeout_seconds=seconds)
@@ -50,6 +54,15 @@ def _fault(options: OpenEnvEnvironment) -> str:
     except (EnvironmentFailure, RefusedUrl) as error:
         return str(error)
     return "reset ends the episode, before the model can act" if first.done else ""
+
+
+def _silent(url: str, seconds: float) -> str:
+    """Why an agent cannot be reached: any answer will do, because a trial would start its work."""
+    try:
+        get(url, timeout_seconds=seconds)
+    except (NoAnswer, RefusedUrl) as error:
+        return str(error)
+    return ""
 
 
 async def _first_observation(options: OpenEnvEnvironment, seconds: float) -> Observation:
@@ -76,9 +89,7 @@ def watch_environments(
         problems.add(where, f"no row of {file} names this environment", code="unused_environment")
 
 
-def _check_row(
-    row: Row, environments: Mapping[str, OpenEnvEnvironment], place: str, problems: Problems
-) -> None:
+def _check_row(row: Row, environments: Mapping[str, Environment], place: str, problems: Problems) -> None:
     name, reset = row.item.get("environment"), row.item.get("reset")
     if not isinstance(name, str) or name not in environments:
         reason = f"must be one of the job's environments: {', '.join(environments)}"

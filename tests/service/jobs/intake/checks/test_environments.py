@@ -8,6 +8,7 @@ from fastapi.testclient import TestClient
 
 from service.settings import Settings
 from tests.service.job_samples import jsonl, make_model, reinforcement, request, row, upload
+from tests.support.chat_server import ScriptedServer
 from tests.support.openenv.server import OpenEnvServer
 from tests.support.servers import free_port
 
@@ -78,3 +79,22 @@ def test_an_address_that_the_operator_does_not_allow_is_refused(
     monkeypatch.setenv("GRPO_ALLOWED_HOSTS", "")
     error = post(client, [row(environment="game")] * 2, game={"url": "http://127.0.0.1:9"}).json()["error"]
     assert error["param"] == "method.reinforcement.environments.game.url"
+
+
+def test_an_agent_must_answer_and_is_given_no_rollout_at_submit(
+    client: TestClient, server: OpenEnvServer
+) -> None:
+    rows = [row(environment="agent"), row("Go", environment="agent")]
+    with ScriptedServer(lambda request: "{}") as agent:
+        taken = post(client, rows, agent={"type": "agent", "url": agent.url})
+        mixed = post(
+            client,
+            [*rows, row("Now", environment="game")],
+            agent={"type": "agent", "url": agent.url},
+            game={"url": server.url},
+        )
+        assert agent.requests == [], "only a GET, which this server does not record"
+    away = post(client, rows, agent={"type": "agent", "url": agent.url})
+    assert taken.status_code == 200, taken.text
+    assert "must have the same type" in mixed.json()["error"]["message"]
+    assert away.json()["error"]["code"] == "environment_unreachable"

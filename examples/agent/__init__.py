@@ -1,0 +1,1 @@
+"""An agent that a job can train, as a server."""

@@ -1,0 +1,227 @@
+"""The rollouts of one sampling: their agents' requests become turns, and turns become answers.
+
+Everything here except `_run_agent` runs in the sampling thread, which alone uses the tokenizer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from grpo_engine.chat.protocol import Answer, Generate, Piece, Refused, Token, Usage
+from grpo_engine.objective.types import Completion, Prompt
+from grpo_engine.parallel.ranks import Ranks
+from grpo_engine.rollout.agents.agent_answer import AgentFailure, run_agent
+from grpo_engine.rollout.agents.dialogue import Dialogue
+from grpo_engine.rollout.agents.door import Door
+from grpo_engine.rollout.agents.rollout import AgentRollout, Asked
+from grpo_engine.rollout.agents.shared_prompt import shared_tokens, trained_rows
+from grpo_engine.rollout.environments.play import task_seed
+from grpo_engine.rollout.sampler.base import Continuation, GroupAssembly, NextTurn, OnGroup, Sampling
+from grpo_engine.rollout.tools.answered import text_and_calls
+from grpo_engine.rollout.tools.calls import CallReader
+
+if TYPE_CHECKING:
+    from grpo_engine.rollout.agents.sampler import AgentSampler
+
+
+@dataclass(frozen=True)
+class Ended:
+    """An agent has answered or failed."""
+
+    rollout: AgentRollout
+    reward: float | None = None
+    failure: str | None = None
+
+
+class Conversations:
+    """The turns (`Turns`) of one `generate`."""
+
+    def __init__(
+        self,
+        sampler: AgentSampler,
+        door: Door,
+        prompts_P: Sequence[Prompt],
+        group_size: int,
+        sampling: Sampling,
+        on_group: OnGroup | None,
+    ) -> None:
+        self.sampler, self.door, self.sampling = sampler, door, sampling
+        self.prompts = list(prompts_P)
+        """The prompts; each gets the tokens that its group's conversations share."""
+        self.groups = GroupAssembly(self.prompts, group_size, on_group)
+        self.most = len(prompts_P) * group_size
+        self.longest = sampler.context
+        self.rollouts = [
+            self._rollout(place, sample) for place in range(len(prompts_P)) for sample in range(group_size)
+        ]
+        self._events: SimpleQueue[Asked | Ended] = SimpleQueue()
+        self._open: dict[tuple[int, int], Asked] = {}
+        """Requests whose turns are being sampled."""
+        self._num_running = len(self.rollouts)
+
+    def _rollout(self, place: int, sample: int) -> AgentRollout:
+        prompt, (number, sample, _) = self.prompts[place], self.sampling.stream(place, sample)
+        name = str(prompt.item["environment"])
+        return AgentRollout(
+            name,
+            self.sampler.environments[name],
+            prompt,
+            place,
+            (number, sample),
+            task_seed(self.sampling, prompt.row, number),
+            Dialogue(
+                self.sampler.reader, self.sampler.renderer, self.sampler.context, self.sampling.max_tokens
+            ),
+        )
+
+    def run(self) -> None:
+        """Run all agents; a turn is sampled as soon as it is asked for."""
+        world = Ranks.current().world
+        places = {
+            name: threading.Semaphore(max(1, each.concurrency // world))
+            for name, each in self.sampler.environments.items()
+        }
+        for each in self.rollouts:
+            work = threading.Thread(target=self._run_agent, args=(each, places[each.name]), daemon=True)
+            work.start()
+        self.sampler.inner.sample_turns(self, self.sampling, self._answer)
+
+    def _run_agent(self, rollout: AgentRollout, places: threading.Semaphore) -> None:
+        """Wait for a place and for the agent; in a thread of its own."""
+
+        def ask(request: Generate) -> Any:
+            rollout.num_asked += 1
+            asked = Asked(rollout, request)
+            self._events.put(asked)
+            return asked.answer
+
+        with places:
+            rollout.key = self.door.admit(ask, rollout.options.max_turns)
+            try:
+                reward = run_agent(rollout.options, self._task(rollout), lambda: rollout.num_asked > 0)
+                ended = Ended(rollout, reward)
+            except AgentFailure as error:
+                ended = Ended(rollout, failure=str(error))
+            self.door.revoke(rollout.key)
+        self._events.put(ended)
+
+    def _task(self, rollout: AgentRollout) -> dict[str, Any]:
+        """The body of the request to the agent."""
+        prompt = rollout.prompt
+        asked = (
+            {"messages": prompt.conversation["messages"]} if prompt.conversation else {"prompt": prompt.text}
+        )
+        number, sample = rollout.stream
+        return {
+            "base_url": self.door.url,
+            "api_key": rollout.key,
+            "model": "policy",
+            "task": {**prompt.item, **asked},
+            "metadata": {
+                "environment": rollout.name,
+                "seed": rollout.seed,
+                "step": self.sampling.step,
+                "group": number,
+                "sample": sample,
+            },
+        }
+
+    def ready(self) -> list[NextTurn]:
+        turns: list[NextTurn] = []
+        with suppress(Empty):
+            while True:
+                turns += self._take(self._events.get_nowait())
+        return turns
+
+    def wait(self) -> list[NextTurn]:
+        while self._num_running:
+            if turns := [*self._take(self._events.get()), *self.ready()]:
+                return turns
+        return []
+
+    def _take(self, event: Asked | Ended) -> list[NextTurn]:
+        """The turn that an event makes ready."""
+        if isinstance(event, Ended):
+            self._end(event)
+            return []
+        try:
+            return [self._turn(event)]
+        except Refused as error:
+            event.answer.set_exception(error)
+            return []
+
+    def _turn(self, asked: Asked) -> NextTurn:
+        """Raises Refused."""
+        rollout, request = asked.rollout, asked.request
+        if rollout.is_over:
+            raise Refused("rollout_over", "The rollout is over.")
+        if request.messages is None or request.n != 1:
+            message = "A rollout is one conversation: use chat completions with n = 1."
+            raise Refused("invalid_value", message, "messages" if request.messages is None else "n")
+        if not set(request.stop) <= set(self.sampling.stop):
+            raise Refused("invalid_value", "Set stop in the job's hyperparameters.", "stop")
+        row = rollout.dialogue.row_for(request.messages, request.tools)
+        rollout.follow(request.messages[row.ends[-1].num_said :] if row.ends else request.messages)
+        room = rollout.dialogue.room(row)
+        asked.row, asked.is_cut_by_agent = row, (request.max_tokens or room) < room
+        self._open[rollout.stream] = asked
+        continuation = Continuation(
+            *rollout.stream, turn=len(rollout.turns), max_tokens=min(room, request.max_tokens or room)
+        )
+        return NextTurn(replace(rollout.prompt, token_ids=tuple(row.token_ids)), continuation)
+
+    def _answer(self, turn: NextTurn, completion: Completion) -> None:
+        """Answer the request of a sampled turn; a rollout that is over keeps what it had."""
+        asked = self._open.pop(turn.continuation.stream[:2])
+        rollout, request, policy = asked.rollout, asked.request, self.sampler.policy
+        if rollout.is_over:
+            asked.answer.set_exception(Refused("rollout_over", "The rollout is over."))
+            return
+        reader = CallReader(self.sampler.format, request.tools) if request.tools else None
+        text, calls = text_and_calls(policy, reader, completion.token_ids)
+        tokens = (
+            Token(text=policy.decode([token]), logprob=logprob)
+            for token, logprob in zip(completion.token_ids, completion.logprobs, strict=True)
+        )
+        piece = Piece(
+            index=0,
+            text=text,
+            tokens=tuple(tokens) if request.logprobs else (),
+            calls=calls,
+            finish_reason=completion.finish_reason,
+        )
+        rollout.add_turn(asked, completion, text, calls, policy.turn_text(completion.token_ids))
+        usage = Usage(prompt_tokens=len(turn.prompt.token_ids), completion_tokens=completion.num_tokens)
+        asked.answer.set_result(Answer(pieces=(piece,), usage=usage))
+
+    def _end(self, ended: Ended) -> None:
+        """Close a rollout, and add its group once all of the group's are closed."""
+        rollout = ended.rollout
+        rollout.is_over, rollout.reward, rollout.failure = True, ended.reward, ended.failure
+        if rollout.last is None and rollout.failure is None:
+            rollout.failure = "the agent ended without asking for a completion"
+        self._num_running -= 1
+        group = [each for each in self.rollouts if each.place == rollout.place]
+        if all(each.is_over for each in group):
+            self._add(group)
+
+    def _add(self, group: Sequence[AgentRollout]) -> None:
+        rows = [trained_rows(each.dialogue.rows) for each in group]
+        every = [row for own in rows for row in own]
+        start = shared_tokens(every)
+        place = group[0].place
+        if start:
+            shared = tuple(every[0].token_ids[:start])
+            self.prompts[place] = replace(self.prompts[place], token_ids=shared)
+        for rollout, own in zip(group, rows, strict=True):
+            if own and not start:
+                rollout.failure = "the conversations of its group do not start with the same token"
+            completion = rollout.completion(
+                self.sampler.policy, own if start else (), start, self.sampler.version
+            )
+            self.groups.add(place, rollout.stream[1], completion)

@@ -1,0 +1,79 @@
+"""The HTTP server that agents ask for completions. The key of a request names its rollout.
+
+Boundary: threads and requests; `conversations.py` turns a request into tokens and back.
+"""
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
+from typing import Self
+
+from grpo_engine.chat.http_app import create_app
+from grpo_engine.chat.http_server import HttpServer
+from grpo_engine.chat.protocol import Answer, Generate, Refused
+
+OVERRIDDEN = frozenset(
+    {"temperature", "top_p", "seed", "frequency_penalty", "presence_penalty", "logit_bias", "top_k", "min_p"}
+    | {"reasoning_effort", "verbosity"}
+)
+"""Options of a request that are not read, because the job's sampling is trained on."""
+Ask = Callable[[Generate], "Future[Answer]"]
+
+
+class RolloutBackend:
+    """Answers the requests of one rollout, one after another; the same request gets the same answer."""
+
+    def __init__(self, ask: Ask, max_turns: int) -> None:
+        self._ask = ask
+        self._turns_left = max_turns
+        self._answers: dict[bytes, asyncio.Task[Answer]] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    async def answer(self, request: Generate) -> AsyncGenerator[Answer]:
+        """The whole answer as one part. A client that leaves and repeats its request gets the same one."""
+        asked = request.model_dump_json(exclude={"seed"}).encode()
+        digest = hashlib.blake2b(asked, digest_size=16).digest()
+        if digest not in self._answers:
+            self._answers[digest] = asyncio.create_task(self._sample(request))
+        yield await asyncio.shield(self._answers[digest])
+
+    async def _sample(self, request: Generate) -> Answer:
+        try:
+            async with self._one_at_a_time:
+                if self._turns_left < 1:
+                    message = "The rollout has had max_turns completions."
+                    raise Refused("too_many_turns", message)
+                answer = await asyncio.wrap_future(self._ask(request))
+                self._turns_left -= 1
+                return answer
+        except Refused as error:
+            return Answer(refusal=error.refusal)
+
+
+class Door:
+    """Listens until the block ends; `url` is what agents get as their base URL."""
+
+    def __init__(self, host: str, max_open: int) -> None:
+        """`max_open`: maximum requests that are answered at the same time. Raises OSError."""
+        self._backends: dict[str, RolloutBackend] = {}
+        app = create_app(self._backends.get, max_open=max_open, ignored=OVERRIDDEN)
+        self._server = HttpServer(app, host)
+        self.url = f"{self._server.url}/v1"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._server.close()
+
+    def admit(self, ask: Ask, max_turns: int) -> str:
+        """A key for a new rollout. `ask`: called in the server's thread."""
+        key = secrets.token_urlsafe(24)
+        self._backends[key] = RolloutBackend(ask, max_turns)
+        return key
+
+    def revoke(self, key: str) -> None:
+        """Refuse further requests with this key."""
+        self._backends.pop(key, None)
