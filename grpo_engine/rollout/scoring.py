@@ -124,20 +124,15 @@ def refuse_broken_grader(graded: Sequence[GradedGroup], limit: float) -> None:
     """Raise GraderError if more than `limit` of the completions could not be scored.
 
     Raises MachineError instead if only failures of this machine's sandbox exceed the limit. Completions that
-    failed themselves (`Completion.failure`) are not the grader's errors and do not count.
+    failed themselves (`Completion.failure`) count as completions, but not as the grader's errors.
     """
-    scores = [
-        score
-        for group in graded
-        for score, completion in zip(group.scores, group.group.completions, strict=True)
-        if completion.failure is None
-    ]
-    broken = [score for score in scores if score.reward is None]
-    if len(broken) <= limit * len(scores):
+    pairs = [pair for each in graded for pair in zip(each.scores, each.group.completions, strict=True)]
+    broken = [score for score, completion in pairs if score.reward is None and completion.failure is None]
+    if len(broken) <= limit * len(pairs):
         return
-    count = f"{len(broken)} of {len(scores)} completions could not be scored"
+    count = f"{len(broken)} of {len(pairs)} completions could not be scored"
     graders_fault = [score for score in broken if not _lost_the_sandbox(score)]
-    if len(graders_fault) <= limit * len(scores):
+    if len(graders_fault) <= limit * len(pairs):
         reason = next(complaint for score in broken for complaint in grader_error_texts([score]))
         raise MachineError(f"{count}, because code does not run on this machine now: {reason}")
     raise GraderError(

@@ -1,6 +1,7 @@
 """A step's groups: those without signal are replaced, overlong answers punished, dull prompts rest."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from grpo_engine.config.job import ReinforcementHyperparameters, RunConfig
 from grpo_engine.contract.errors import GraderError, MachineError
 from grpo_engine.contract.events import RolloutsRecorded, StepFinished
-from grpo_engine.contract.records import OVERLONG, FinishReason, GradeError, Score
+from grpo_engine.contract.records import OVERLONG, Episode, FinishReason, GradeError, Score
 from grpo_engine.objective.metrics import PhaseTimer
 from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt
 from grpo_engine.rollout.collector import Collector, StepGroups
@@ -132,6 +133,16 @@ def test_a_lost_sandbox_is_the_machines_fault_and_a_wrong_grader_the_graders() -
         refuse_broken_grader([group(lost, lost)], limit=0.5)
     with pytest.raises(GraderError, match="2 of 2 completions could not be scored"):
         refuse_broken_grader([group(wrong, wrong)], limit=0.5)
+
+
+def test_failed_completions_are_no_errors_of_the_grader_but_count_as_completions() -> None:
+    error = {"environment": GradeError(code="other_error", message="no reward")}
+    scores = tuple(Score(reward=None, parts={}, errors=error) for _ in range(4))
+    failed = [replace(completion(None), episode=Episode(environment="e", seed=1, failure="lost"))] * 3
+    graded = GradedGroup(Group(Prompt(0, "", (7,), {}), (completion(None), *failed)), scores)
+    refuse_broken_grader([graded], limit=0.25)
+    with pytest.raises(GraderError, match="1 of 4 completions could not be scored"):
+        refuse_broken_grader([graded], limit=0.2)
 
 
 def test_a_step_with_resampling_records_and_counts_discarded_groups(

@@ -37,6 +37,10 @@ class OpenEnvServer:
         )
         wait_until(lambda: is_ok(f"{self.url}/health"), START_SECONDS, "the OpenEnv server")
 
+    @property
+    def has_ended(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
+
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()

@@ -1,0 +1,1 @@
+"""Jobs with environments, from the queue to their end."""
