@@ -3,18 +3,34 @@
     python game.py PORT word|grid [MAX_SESSIONS]
 
 word: each turn must end in the next letter of a word that follows from the seed; the reward is 1 or 0.
-grid: an action of two numbers; the reward is their sum. `behave` in `reset` makes an episode misbehave.
+grid: an action of two numbers; the reward is their sum. `behave` in `reset` makes an episode misbehave, and
+the steps of sessions with the same `gate` wait until 64 of them are open.
 """
 
 import os
 import random
 import sys
+import threading
 import time
+from collections import Counter
 from typing import Any
 
 import uvicorn
 from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
 from openenv.core.env_server.types import ConcurrencyConfig
+
+GATE_SESSIONS, GATE_SECONDS = 64, 20.0
+at_gate: Counter[str] = Counter()
+arrived = threading.Condition()
+
+
+def wait_at(gate: str) -> None:
+    """Return once 64 sessions have come to this gate."""
+    with arrived:
+        at_gate[gate] += 1
+        arrived.notify_all()
+        if not arrived.wait_for(lambda: at_gate[gate] >= GATE_SESSIONS, GATE_SECONDS):
+            raise RuntimeError(f"only {at_gate[gate]} sessions are open")
 
 
 class Letter(Action):
@@ -39,14 +55,17 @@ class Game(Environment):
         episode_id: str | None = None,
         word: str = "",
         behave: str = "",
+        gate: str = "",
         **_: Any,
     ) -> Shown:
         source = random.Random() if behave == "random" else random.Random(seed)
         self.word = word or "".join(source.choices("abcd", k=2))
-        self.behave, self.place = behave, 0
+        self.behave, self.gate, self.place = behave, gate, 0
         return Shown(text=f"spell {self.word}", done=behave == "over")
 
     def step(self, action: Any, timeout_s: float | None = None, **_: Any) -> Shown:
+        if self.gate and not self.place:
+            wait_at(self.gate)
         match self.behave:
             case "huge":
                 return Shown(text="x" * 10_000_000)

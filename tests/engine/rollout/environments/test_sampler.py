@@ -1,6 +1,6 @@
 """Episodes as a sampler, against a real OpenEnv server: tokens, seeds, rewards, failed sessions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from grpo_engine.contract.errors import DatasetError, EnvironmentUnreachableErro
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Group
+from grpo_engine.outbound import openenv
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.environments.sampler import EnvironmentSampler, refuse_unknown_environments
 from grpo_engine.rollout.sampler.base import Sampling
@@ -40,6 +41,12 @@ def play(make_policy: Callable[..., Policy], words: OpenEnvServer) -> Play:
         return sampler.generate(sampler.reader.prompts(rows), size, sampling)
 
     return play
+
+
+@pytest.fixture(scope="module")
+def sixty_four() -> Iterator[OpenEnvServer]:
+    with OpenEnvServer("word", sessions=64) as server:
+        yield server
 
 
 def make_sampler(
@@ -144,10 +151,26 @@ def test_sixty_four_episodes_share_two_sessions(play: Play) -> None:
     assert [each.episode and each.episode.reward for each in completions(groups)] == [1.0] * 64
 
 
-def test_a_full_server_is_waited_for(play: Play) -> None:
-    with OpenEnvServer("word", sessions=3) as small:
-        groups = play(spells("ab"), *[{"word": "ab"}] * 4, size=4, url=small.url, timeout_seconds=30.0)
-    assert [each.episode and each.episode.reward for each in completions(groups)] == [1.0] * 16
+@pytest.mark.parametrize(("wanted", "refused"), [(64, False), (80, True)])
+def test_a_server_of_sixty_four_sessions_scores_all_that_are_wanted_at_once(
+    play: Play, sixty_four: OpenEnvServer, monkeypatch: pytest.MonkeyPatch, wanted: int, refused: bool
+) -> None:
+    refusals: list[str] = []
+    reset = openenv._reset_session
+
+    async def watched(*arguments: Any) -> Any:
+        try:
+            return await reset(*arguments)
+        except openenv.TemporaryFailure as error:
+            refusals.append(str(error))
+            raise
+
+    monkeypatch.setattr(openenv, "_reset_session", watched)
+    # no step is answered before 64 sessions are open
+    resets = [{"word": "ab", "gate": str(wanted)}] * (wanted // 8)
+    groups = play(spells("ab"), *resets, size=8, url=sixty_four.url, concurrency=wanted, timeout_seconds=30.0)
+    assert [each.episode and each.episode.reward for each in completions(groups)] == [1.0] * wanted
+    assert any("no free session" in each for each in refusals) or not refused
 
 
 def test_max_turns_cuts_an_episode_and_keeps_its_reward(play: Play) -> None:
