@@ -68,9 +68,23 @@ def evaluation_events(
     rewards = rewards_by_row(scored)
     before = baseline.get(name) if step else None
     verdict = None if before is None else verdict_on(before, rewards)
-    everything = {**evaluation_metrics(scored), **(metrics or {})}
+    changes = {} if before is None else environment_changes(before, scored)
+    everything = {**evaluation_metrics(scored), **changes, **(metrics or {})}
     yield Evaluated(step=step, name=name, metrics=everything, verdict=verdict)
     return baseline if step else {**baseline, name: rewards}
+
+
+def environment_changes(before: Rewards, scored: Sequence[ScoredGroup]) -> dict[str, float]:
+    """The change of each environment's mean reward since `before` and its 95 % interval, as metrics."""
+    groups: dict[str, list[ScoredGroup]] = {}
+    for each in scored:
+        if (episode := each.group.completions[0].episode) is not None:
+            groups.setdefault(episode.environment, []).append(each)
+    found: dict[str, float | None] = {}
+    for name, own in groups.items():
+        verdict, place = verdict_on(before, rewards_by_row(own)), f"environments/{name}/difference"
+        found |= {place: verdict.difference, f"{place}_low": verdict.low, f"{place}_high": verdict.high}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def rewards_by_row(scored: Sequence[ScoredGroup]) -> Rewards:
