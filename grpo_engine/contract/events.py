@@ -194,6 +194,8 @@ class Probed(BaseEvent):
     highest_reward: float | None
     completion_tokens: int
     """Total of all completions."""
+    turns: int = 0
+    """Turns of all episodes; 0 without environments."""
     sample_seconds: float
     score_seconds: float
     peak_memory_bytes: int

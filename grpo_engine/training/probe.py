@@ -98,6 +98,7 @@ def counted(scored: Sequence[ScoredGroup], seconds: Mapping[str, float], peak_me
         mean_reward=sum(rewards) / len(rewards) if rewards else None,
         highest_reward=max(rewards, default=None),
         completion_tokens=sum(len(each.token_ids) for each in completions),
+        turns=sum(len(each.episode.turns) for each in completions if each.episode is not None),
         sample_seconds=seconds.get("sample", 0.0),
         score_seconds=seconds.get("score", 0.0),
         peak_memory_bytes=peak_memory,

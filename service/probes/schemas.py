@@ -40,6 +40,8 @@ class ProbeResult(BaseModel):
     grader_error: str
     """The first reason why completions could not be scored; empty if there is none."""
     mean_completion_tokens: float
+    mean_turns: float | None
+    """Turns of an episode; null without environments."""
     tokens_per_second: float
     """Sampled tokens per second."""
     peak_memory_bytes: int

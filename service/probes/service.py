@@ -108,6 +108,7 @@ def _result_of(probe: Job) -> ProbeResult:
         grader_errors=facts.grader_errors,
         grader_error=facts.grader_error,
         mean_completion_tokens=facts.completion_tokens / facts.completions,
+        mean_turns=facts.turns / facts.completions if facts.turns else None,
         tokens_per_second=facts.completion_tokens / max(facts.sample_seconds, 1e-9),
         peak_memory_bytes=facts.peak_memory_bytes,
     )

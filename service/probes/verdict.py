@@ -57,7 +57,7 @@ def judge(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict:
     if not facts.groups_with_signal:
         return _no_signal(facts, settings)
     if facts.truncated >= MANY_CUT_SHARE * facts.completions:
-        sentence = f"{_share_cut(facts, settings)}: raise max_completion_tokens."
+        sentence = f"{_share_cut(facts, settings)}: raise {_limits(facts)}."
         return Verdict("maybe", sentence, (_longer(settings),))
     if facts.groups_with_signal < FEW_SIGNAL_SHARE * facts.prompts:
         return _little_signal(facts, settings)
@@ -87,7 +87,7 @@ def _nothing_scored(facts: Probed, settings: ReinforcementHyperparameters) -> Ve
     """The verdict if no completion scored. If most were cut, that may be the only reason."""
     none = f"0 of {facts.completions} completions scored"
     if facts.truncated >= facts.completions / 2:
-        sentence = f"{none}, but {_share_cut(facts, settings)}: raise max_completion_tokens and probe again."
+        sentence = f"{none}, but {_share_cut(facts, settings)}: raise {_limits(facts)} and probe again."
         return Verdict("maybe", sentence, (_longer(settings), EASIER))
     sentence = f"{none}: the base model cannot do this yet; start with supervised fine-tuning."
     return Verdict("no", sentence, (SUPERVISED, EASIER))
@@ -113,7 +113,12 @@ def _grader_failed(facts: Probed) -> str:
 
 def _share_cut(facts: Probed, settings: ReinforcementHyperparameters) -> str:
     share = facts.truncated / facts.completions
-    return f"{share:.0%} of the completions were cut at {settings.max_completion_tokens} tokens"
+    turns = " or at the limit of turns" if facts.turns else ""
+    return f"{share:.0%} of the completions were cut at {settings.max_completion_tokens} tokens{turns}"
+
+
+def _limits(facts: Probed) -> str:
+    return "max_completion_tokens or max_turns" if facts.turns else "max_completion_tokens"
 
 
 def _longer(settings: ReinforcementHyperparameters) -> AdviceRead:

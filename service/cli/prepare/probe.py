@@ -73,6 +73,7 @@ def _print_result(found: dict[str, Any]) -> None:
             ("cut", f"{result['truncated_share']:.0%}"),
             ("not gradable", result["grader_errors"] or None),
             ("mean length", f"{result['mean_completion_tokens']:.0f} tokens"),
+            ("turns", None if result["mean_turns"] is None else f"{result['mean_turns']:.1f} an episode"),
             ("speed", f"{result['tokens_per_second']:.0f} tokens/s"),
             ("took", duration(found["finished_at"] - found["started_at"])),
             *((advice["param"], advice["message"]) for advice in result["advice"]),

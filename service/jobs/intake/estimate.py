@@ -12,7 +12,7 @@ from grpo_engine.config.job import Lora, Method, Reinforcement, Runtime, Trainin
 from service.jobs.intake.costs import Past
 from service.jobs.intake.likely_time import likely_seconds
 from service.jobs.intake.model_size import ModelShape
-from service.jobs.model.methods import lora_of, quantization_of, sampling_of
+from service.jobs.model.methods import lora_of, max_turns_of, quantization_of, sampling_of
 from service.jobs.model.validation import Estimate, Range, TokenRange
 
 SHORTEST_SHARE = 1 / 8
@@ -106,9 +106,13 @@ def estimate(subject: Subject, past: Sequence[Past]) -> Estimate:
     sampled = sampled_tokens(subject, basis, notes)
     trained = trained_tokens(subject, sampled, notes)
     likely = likely_time(subject, basis, trained)
+    completions, turns = num_completions(subject), max_turns_of(subject.method)
+    if turns:
+        notes.append(f"Episodes have 1 to {turns} turns; max_completion_tokens bounds all turns together.")
     return Estimate(
         steps=subject.total_steps,
-        completions=num_completions(subject),
+        completions=completions,
+        turns=TokenRange(low=completions, high=completions * turns) if turns else None,
         sampled_tokens=sampled,
         trained_tokens=trained,
         peak_memory_bytes=None if trained is None else peak_memory(subject, notes),

@@ -84,6 +84,12 @@ def tools_of(method: Method) -> tuple[Tool, ...]:
     return method.reinforcement.tools if isinstance(method, Reinforcement) else ()
 
 
+def max_turns_of(method: Method) -> int | None:
+    """Maximum turns of an episode in any of the method's environments; None without environments."""
+    environments = method.reinforcement.environments if isinstance(method, Reinforcement) else {}
+    return max((each.max_turns for each in environments.values()), default=None)
+
+
 def retention_of(method: Method) -> tuple[RetentionSet, ...]:
     """Held-out sets of other domains."""
     return method.reinforcement.retention if isinstance(method, Reinforcement) else ()

@@ -28,6 +28,8 @@ class Estimate(BaseModel):
     steps: int
     completions: int
     """Number of sampled completions: prompts × group_size × steps."""
+    turns: TokenRange | None
+    """Turns in environments: from one to max_turns for each completion; null without environments."""
     sampled_tokens: TokenRange
     trained_tokens: TokenRange | None
     peak_memory_bytes: TokenRange | None

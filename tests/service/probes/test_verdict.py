@@ -81,6 +81,12 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "maybe",
         "31% of the completions were cut at 256 tokens: raise max_completion_tokens.",
     ),
+    "many episodes cut": (
+        {"truncated": 20, "turns": 100},
+        "maybe",
+        "31% of the completions were cut at 256 tokens or at the limit of turns: "
+        "raise max_completion_tokens or max_turns.",
+    ),
     "few groups with signal, most too hard": (
         {"passed": 3, "groups_with_signal": 3, "groups_solved": 0},
         "maybe",

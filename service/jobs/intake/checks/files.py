@@ -14,7 +14,7 @@ from grpo_engine.config.tools import function_schemas
 from grpo_engine.config.validation_split import held_out_rows, prompt_digest
 from grpo_engine.graders import Grader
 from service.jobs.intake.checks.duplicates import DuplicateCheck
-from service.jobs.intake.checks.environments import watch_environments
+from service.jobs.intake.checks.environments import environments_of, watch_environments
 from service.jobs.intake.checks.grader_trial import try_grader
 from service.jobs.intake.estimate import RowTokens
 from service.jobs.intake.lengths import LengthCheck
@@ -141,12 +141,13 @@ class FileCheck:
             problems,
             is_training=use.name == "training_file",
         )
+        if not environments_of(method):  # with environments, equal rows are different tasks
+            rows = self.duplicates.watch(rows, use.param)
         if self.text is None:
-            return sum(1 for _ in self._graded(self.duplicates.watch(rows, use.param), use))
+            return sum(1 for _ in self._graded(rows, use))
         tools = tuple(function_schemas(self.report.tools))
         lengths = LengthCheck(self.text, method, self.context_tokens, use.param, problems, tools)
-        rows = self.duplicates.watch(lengths.watch(rows), use.param)
-        num_rows = sum(1 for _ in self._graded(rows, use))
+        num_rows = sum(1 for _ in self._graded(lengths.watch(rows), use))
         self.row_tokens[use.name] = lengths.counted
         return num_rows
 

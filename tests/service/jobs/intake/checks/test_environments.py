@@ -39,9 +39,16 @@ def post(client: TestClient, rows: list[dict[str, Any]], **environments: dict[st
 def test_a_job_with_a_working_environment_is_queued_with_its_reward_as_grader(
     client: TestClient, server: OpenEnvServer
 ) -> None:
-    answer = post(client, [row(environment="game"), row("Go", environment="game")], game={"url": server.url})
+    answer = post(client, [row(environment="game")] * 2, game={"url": server.url, "max_turns": 3})
     assert answer.status_code == 200, answer.text
-    assert answer.json()["method"]["reinforcement"]["grader"]["rule"] == "environment"
+    job = answer.json()
+    assert job["method"]["reinforcement"]["grader"]["rule"] == "environment"
+    expected = job["estimate"]
+    assert expected["turns"] == {"low": expected["completions"], "high": 3 * expected["completions"]}
+    tokens = job["method"]["reinforcement"]["hyperparameters"]["max_completion_tokens"]
+    assert expected["sampled_tokens"]["high"] == tokens * expected["completions"]
+    assert any("1 to 3 turns" in note for note in expected["notes"])
+    assert "duplicate_rows" not in str(job["warnings"]), "equal rows have different seeds"
 
 
 def test_rows_and_environments_must_name_each_other(client: TestClient, server: OpenEnvServer) -> None:
