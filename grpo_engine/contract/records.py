@@ -153,6 +153,29 @@ class Episode(Record):
     """Last reward or sum of rewards, as the environment's options say; None: there was none."""
     failure: str | None = None
     """Why the session failed, so that the completion is unscorable; None: it did not."""
+    unanswered: str = ""
+    """The model's last turn, shortened, if the environment did not answer it: the turn was cut, or the
+    session failed."""
+
+
+class ToolAnswer(Record):
+    """The answer to one tool call."""
+
+    name: str
+    """The tool's name as the model wrote it; empty if the call could not be read."""
+    text: str
+    """Shortened."""
+    failed: bool = False
+    """Whether the call could not be read or run, or its tool reported a failure."""
+
+
+class ToolTurn(Record):
+    """One turn of the model in a job with tools, and the answers to its calls."""
+
+    text: str
+    """Shortened."""
+    answers: tuple[ToolAnswer, ...] = ()
+    """Empty if the turn has no calls, or if they were not run because the completion ended."""
 
 
 class CompletionRecord(Record):
@@ -174,6 +197,8 @@ class CompletionRecord(Record):
     """The model's turns; more than one if it called tools or acted in an environment."""
     episode: Episode | None = None
     """Its episode, in a job with environments."""
+    tool_turns: tuple[ToolTurn, ...] = ()
+    """Its turns, if it called tools."""
 
 
 OVERLONG = "overlong"

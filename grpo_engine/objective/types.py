@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from grpo_engine.contract.records import Episode, FinishReason, Score
+from grpo_engine.contract.records import Episode, FinishReason, Score, ToolTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ class Completion:
     turns: int = 1
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     """Tool calls with arguments and answers, in order."""
+    tool_turns: tuple[ToolTurn, ...] = ()
+    """The same calls' answers by turn, with the turns' texts; empty without calls."""
     answer: str | None = None
     """The last turn's text, which graders see; None: `text` is the whole answer."""
     episode: Episode | None = None

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo_engine.contract.events import RolloutsRecorded, Split
-from grpo_engine.contract.records import CompletionRecord, GroupRecord, PromptMessage
-from grpo_engine.objective.types import Prompt, ScoredGroup
+from grpo_engine.contract.records import CompletionRecord, Episode, GroupRecord, PromptMessage, ToolTurn
+from grpo_engine.objective.types import Completion, Prompt, ScoredGroup
 from grpo_engine.rollout.dataset import text_of
 
 EVENT_BYTES = 4 * 2**20
@@ -20,6 +20,8 @@ MAX_REFERENCE_CHARACTERS, MAX_VALUE_CHARACTERS = 8000, 2000
 MAX_FIELDS, MAX_NAME_CHARACTERS = 32, 64
 MAX_CONTENT_CHARACTERS = 4000
 """Maximum characters of a message's content if the chat template changed it."""
+MAX_TURN_CHARACTERS, MAX_TURNS_CHARACTERS = 2000, 64_000
+"""Maximum characters of each text in a completion's turns, and of all of them together."""
 
 
 def rollouts(
@@ -66,13 +68,43 @@ def record(scored: ScoredGroup) -> GroupRecord:
                 finish_reason=completion.finish_reason,
                 policy_version=completion.policy_version,
                 turns=completion.turns,
-                episode=completion.episode,
+                episode=episode_of(completion),
+                tool_turns=tuple(tool_turns_of(completion)),
             )
             for completion, score, advantage in zip(
                 group.completions, scored.scores, scored.advantages, strict=True
             )
         ),
     )
+
+
+def episode_of(completion: Completion) -> Episode | None:
+    """The completion's episode, bounded, with the turn that its environment did not answer."""
+    episode = completion.episode
+    if episode is None:
+        return None
+    limit = _limit(2 * len(episode.turns) + 1)
+    last = completion.text if completion.answer is None else completion.answer
+    is_answered = completion.turns == len(episode.turns)
+    turns = [
+        turn.model_copy(update={"action": turn.action[:limit], "observation": turn.observation[:limit]})
+        for turn in episode.turns
+    ]
+    shown = {"turns": tuple(turns), "unanswered": "" if is_answered else _cut(last, limit)}
+    return episode.model_copy(update=shown)
+
+
+def tool_turns_of(completion: Completion) -> Iterator[ToolTurn]:
+    """The completion's turns with tools, bounded."""
+    limit = _limit(sum(1 + len(turn.answers) for turn in completion.tool_turns))
+    for turn in completion.tool_turns:
+        answers = [each.model_copy(update={"text": _cut(each.text, limit)}) for each in turn.answers]
+        yield ToolTurn(text=_cut(turn.text, limit), answers=tuple(answers))
+
+
+def _limit(num_texts: int) -> int:
+    """Maximum characters of each text, if there are this many."""
+    return min(MAX_TURN_CHARACTERS, MAX_TURNS_CHARACTERS // max(1, num_texts))
 
 
 def messages_of(prompt: Prompt) -> Iterator[PromptMessage]:

@@ -190,7 +190,7 @@ def _extremes(source: Source, num: int) -> dict[int, _Extremes]:
 
 
 def _is_usable(completion: Mapping[str, Any]) -> bool:
-    is_one_turn = completion.get("turns", 1) == 1
+    is_one_turn = completion.get("turns", 1) == 1 and not completion.get("episode")
     return is_one_turn and completion.get("reward") is not None and bool(completion["text"].strip())
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from grpo_engine.contract.records import Episode, Explanation, FinishReason, GradeError
+from grpo_engine.contract.records import Episode, Explanation, FinishReason, GradeError, ToolTurn
 from service.graders.schemas import SentGrader
 from service.web.pagination import MAX_NUMBER
 from service.web.validation import RequestBody
@@ -39,6 +39,8 @@ class CompletionFields(BaseModel):
     episode: Episode | None = None
     """The episode in an environment: its turns with action, observation, reward and `done`, and the reason if
     its session failed."""
+    tool_turns: list[ToolTurn] = []
+    """The turns and the tools' answers, if the completion called tools; empty for older jobs."""
 
 
 class MessageRead(BaseModel):
@@ -150,7 +152,8 @@ class RescoreSummary(BaseModel):
     to_step: int
     num_groups: int
     num_groups_skipped: int
-    """Groups left out because their completions called tools, whose results are not stored."""
+    """Groups left out because their completions called tools or acted in an environment: the answers are not
+    stored in full."""
     num_completions: int
     before: RescoreSide
     after: RescoreSide

@@ -5,11 +5,14 @@ from concurrent.futures import Future
 from dataclasses import replace
 from uuid import uuid4
 
-from grpo_engine.contract.records import FinishReason
+from grpo_engine.contract.records import FinishReason, ToolAnswer, ToolTurn
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Prompt
 from grpo_engine.rollout.tools.calls import ToolCall
 from grpo_engine.rollout.tools.toolbox import ToolResult
+
+MAX_NAME_CHARACTERS = 64
+"""Maximum characters of a tool's name in the record; the model may write any."""
 
 
 class Conversation:
@@ -27,6 +30,8 @@ class Conversation:
         self.sampled: list[bool] = []
         self.turns = 0
         self.calls: list[dict[str, object]] = []
+        self.tool_turns: list[ToolTurn] = []
+        """The turns whose calls were answered."""
         self.waiting: list[tuple[ToolCall, Future[ToolResult]]] = []
         """Calls of the newest turn, while they run."""
 
@@ -55,6 +60,11 @@ class Conversation:
             {"name": call.name, "arguments": call.arguments, "answer": answer.text, "error": answer.failed}
             for call, answer in answered
         ]
+        answers = tuple(
+            ToolAnswer(name=call.name[:MAX_NAME_CHARACTERS], text=answer.text, failed=answer.failed)
+            for call, answer in answered
+        )
+        self.tool_turns.append(ToolTurn(text=self.last.text, answers=answers))
         return answered
 
     def add_answers(self, ids: Sequence[int]) -> None:
@@ -67,6 +77,8 @@ class Conversation:
         last = replace(self.last, finish_reason=finish_reason)
         if self.turns == 1 and not self.calls:
             return last
+        is_answered = len(self.tool_turns) == self.turns
+        unanswered = [ToolTurn(text=last.text)] if self.calls and not is_answered else []
         return replace(
             last,
             text=policy.completion_text(self.token_ids),
@@ -75,5 +87,6 @@ class Conversation:
             sampled=tuple(self.sampled),
             turns=self.turns,
             tool_calls=tuple(self.calls),
+            tool_turns=(*self.tool_turns, *unanswered),
             answer=last.text,
         )

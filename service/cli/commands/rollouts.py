@@ -12,6 +12,7 @@ import typer
 from service.cli.commands.jobs import read_job
 from service.cli.http.client import JOBS, Client
 from service.cli.options import JobId, client_of
+from service.cli.terminal.conversation import has_turns, print_conversations
 from service.cli.terminal.errors import CommandError
 from service.cli.terminal.output import (
     JsonFlag,
@@ -66,6 +67,7 @@ def rollouts(
 ) -> None:
     """Show what a job sampled, completion by completion, or export it.
 
+    Completions that called tools or acted in an environment are printed as conversations, others as a table.
     jsonl: all groups. sft: the best answers, for a supervised job. dpo: good and bad answers in pairs.
     """
     selection = {"step": step, "from_step": from_step, "to_step": to_step, "split": split, "filter": filter}
@@ -78,7 +80,10 @@ def rollouts(
         _export(client, path, output, selection | limits)
         return
     found = list(client.pages(f"{path}/completions", limit, **selection))
-    print_table(found, COLUMNS, map(_row, found), as_json=as_json)
+    if any(map(has_turns, found)) and not as_json:
+        print_conversations(found)
+    else:
+        print_table(found, COLUMNS, map(_row, found), as_json=as_json)
 
 
 def _refuse_absent_steps(client: Client, path: str, selection: dict[str, Any]) -> None:

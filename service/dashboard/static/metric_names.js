@@ -28,7 +28,7 @@ const LABELS = {
 export const labelOf = (name) => LABELS[name] ?? name;
 
 export function formatOf(name) {
-  if (SHARES.has(name) || name.endsWith("error_rate") || name.startsWith("clip_ratio/")) return percent;
+  if (SHARES.has(name) || /(error|failure)_rate$/.test(name) || name.startsWith("clip_ratio/")) return percent;
   if (name.endsWith("_seconds") || name === "step_time") return duration;
   return (value) => number(value);
 }
@@ -102,10 +102,11 @@ function lengths(rows, names) {
   return [line.low && line.high ? line : { ...line, low: undefined }];
 }
 
-function graderErrors(rows, names) {
-  const found = lines(/^rewards\/.+\/error_rate$/, middle)(rows, names);
+// Rates of failures are drawn only if there are any.
+const failures = (pattern) => (rows, names) => {
+  const found = lines(pattern, middle)(rows, names);
   return found.some((series) => series.y.some((value) => value > 0)) ? found : [];
-}
+};
 
 const phases = lines(/^timing\/.+_seconds$/, (name) => name.slice("timing/".length, -"_seconds".length));
 const speeds = lines(/^perf\/.+_tokens_per_second$/, (name) => name.slice(5).split("_")[0]);
@@ -125,7 +126,10 @@ export const CHARTS = [
   { title: "Groups without signal", series: one("frac_reward_zero_std"), ...share,
     hint: "All completions of the group got the same reward, so it teaches nothing." },
   { title: "Pass rate", series: lines(/^pass_at_/, (name) => (name === "pass_at_1" ? "completion" : "group")), ...share },
-  { title: "Grader errors", series: graderErrors, ...share },
+  { title: "Grader errors", series: failures(/^rewards\/.+\/error_rate$/), ...share },
+  { title: "Reward by environment", series: lines(/^environments\/.+\/reward$/, middle), format: decimals },
+  { title: "Turns by environment", series: lines(/^environments\/.+\/turns_mean$/, middle), fromZero: true },
+  { title: "Failed sessions", series: failures(/^environments\/.+\/failure_rate$/), ...share },
   { title: "Tokens per second", series: speeds, fromZero: true },
   { title: "Time by phase", series: phases, bars: true, format: duration, yaxis: { ticksuffix: " s" } },
   { title: "Gradient norm", series: one("grad_norm"), fromZero: true, ...tiny },

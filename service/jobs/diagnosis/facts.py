@@ -85,6 +85,7 @@ def counted(groups: Sequence[tuple[int, Completions]]) -> Groups:
         first_step=groups[-1][0],
         last_step=groups[0][0],
         errors=_errors(groups),
+        failed_sessions=_failed_sessions(groups),
     )
 
 
@@ -101,4 +102,15 @@ def _errors(groups: Sequence[tuple[int, Completions]]) -> dict[str, tuple[int, s
                 newest = f"in step {step} of {part}: {error['message']}"
                 count, example = found.get(error["code"], (0, newest))
                 found[error["code"]] = (count + 1, example)
+    return found
+
+
+def _failed_sessions(groups: Sequence[tuple[int, Completions]]) -> dict[str, tuple[int, str]]:
+    """Environment → number of failed sessions, and the newest reason."""
+    found: dict[str, tuple[int, str]] = {}
+    for step, completions in groups:
+        for episode in (completion.get("episode") or {} for completion in completions):
+            if reason := episode.get("failure"):
+                count, newest = found.get(episode["environment"], (0, f"in step {step}: {reason}"))
+                found[episode["environment"]] = (count + 1, newest)
     return found

@@ -1,4 +1,4 @@
-"""Rules about the reward: errors, cut completions, length, the parts of a grader.
+"""Rules about the reward: errors, failed sessions, cut completions, length, the parts of a grader.
 
 Boundary: pure rules over a run. Thresholds that a guard has too are the guard's.
 """
@@ -11,6 +11,8 @@ from service.jobs.diagnosis.held_out import is_good
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, Span, above, settled
 
+FAILED_SESSIONS = 0.1
+"""Share of an environment's sessions that may fail."""
 CORRELATION = "completions/reward_length_correlation"
 LENGTH = "completions/mean_length"
 LONGER = 1.5
@@ -34,6 +36,28 @@ def unscored(run: Run) -> DiagnosisFinding | None:
     compared = [worst.compared, Compared(label="limit", value=limit)]
     change = slow_or_wrong_grader(run)
     return finding("grader_errors", cause, evidence, advice, change, compared=compared)
+
+
+def failed_sessions(run: Run) -> DiagnosisFinding | None:
+    """Many sessions of an environment fail."""
+    limit, (before, after) = FAILED_SESSIONS, ("environments/", "/failure_rate")
+    names = {name for row in run.metrics for name in row if name.startswith(before) and name.endswith(after)}
+    spans = [span for name in sorted(names) if (span := run.above(name, limit))]
+    if not spans:
+        return None
+    worst = max(spans, key=lambda span: span.mean)
+    name = worst.name.removeprefix(before).removesuffix(after)
+    cause = (
+        f"{worst.mean:.0%} of the sessions of environment {name} fail; their completions are left out of the "
+        "training."
+    )
+    advice = "Fix the server. If it is slow, raise timeout_seconds; if it is full, lower concurrency."
+    reasons = [f"{count} × {each}, {newest}" for each, (count, newest) in run.groups.failed_sessions.items()]
+    evidence = [*(f"{span} (limit {limit:g})" for span in spans), *reasons]
+    share = Compared(label=f"failed sessions, {worst.place}", value=worst.mean, step=worst.last)
+    change = {"field": f"method.{run.kind}.environments.{name}"}
+    compared = [share, Compared(label="limit", value=limit)]
+    return finding("failed_sessions", cause, evidence, advice, change, compared=compared)
 
 
 def cut(run: Run) -> DiagnosisFinding | None:

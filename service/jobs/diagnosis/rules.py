@@ -38,6 +38,7 @@ UNLESS_GOOD = MAIN[5:]
 """Observations that are worth knowing in a run that improves, and problems in any other."""
 OF_REINFORCEMENT: tuple[Rule, ...] = (
     rewards.unscored,
+    rewards.failed_sessions,
     held_out.more_rows,
     rewards.longer,
     rewards.silent_parts,

@@ -38,6 +38,8 @@ class Groups:
     last_step: int = 0
     errors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     """Code of a grader's error → its count, and one of its messages with the step."""
+    failed_sessions: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    """Environment → the number of its failed sessions, and the newest reason with its step."""
 
     @property
     def num_flat(self) -> int:

@@ -6,7 +6,14 @@ from service.platform.db import connect
 from tests.browser.deployment import Deployment, questions
 from tests.browser.rollouts.pages import HOSTILE
 from tests.service.job_samples import upload
-from tests.service.rollouts.rollout_samples import add_group, scored
+from tests.service.rollouts.rollout_samples import (
+    EPISODES,
+    TOOL_TURNS,
+    add_group,
+    as_message,
+    completion,
+    scored,
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,5 +40,16 @@ def long_text(deployment: Deployment) -> str:
     job_id = deployment.create(upload(deployment.client, questions()), suffix="long-text")
     database = connect(deployment.api.settings)
     add_group(database, job_id, 1, 0, [scored("word " * 3000, 1.0, 1.0), scored("line\n" * 90, 0.0, 0.0)])
+    database.engine.dispose()
+    return job_id
+
+
+@pytest.fixture(scope="module")
+def turns(deployment: Deployment) -> str:
+    """A waiting job with a group of episodes and a group that called tools."""
+    job_id = deployment.create(upload(deployment.client, questions()), suffix="turns")
+    database = connect(deployment.api.settings)
+    add_group(database, job_id, 1, 0, EPISODES, **as_message("Guess the word. It has five letters."))
+    add_group(database, job_id, 1, 1, [completion(1.0, turns=3, tool_turns=TOOL_TURNS)] * 2)
     database.engine.dispose()
     return job_id

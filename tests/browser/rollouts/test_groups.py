@@ -124,6 +124,33 @@ def test_a_long_text_is_cut_until_it_is_opened(page: Page, long_text: str, shots
     shots(page, "rollouts-long")
 
 
+def test_turns_are_a_conversation_with_their_rewards(page: Page, turns: str, shots: Shots) -> None:
+    open_page(page, turns)
+    expect(page.get_by_role("article")).to_have_count(3)
+    won, cut, failed = page.get_by_role("article").all()
+    region = won.get_by_role("region", name="Conversation of completion 1")
+    assert [" ".join(text.split()) for text in region.get_by_role("listitem").all_inner_texts()] == [
+        "Turn 1 Reward 0.2 Model crane Environment two letters are right",
+        "Turn 2 Reward 1 Done Model crate Environment solved",
+    ]
+    expect(won).to_contain_text("environment words, seed 7")
+    assert cut.get_by_role("listitem").last.inner_text().split("\n\n") == [
+        "Turn 2\nCut, not sent",
+        "Model",
+        "sla",
+    ]
+    expect(failed.get_by_role("listitem").first).to_contain_text("No reward")
+    expect(failed.get_by_role("listitem").last).to_contain_text("Session failed")
+    expect(failed.locator(".note")).to_contain_text("Session failed: no answer within 30 s")
+    assert failed.locator(".parts, b", has_text="model_grader_server_error").count() == 0
+    shots(page, "rollouts-turns")
+    page.get_by_role("button", name="Next group").click()
+    second = page.get_by_role("article").first.get_by_role("listitem").nth(1)
+    expect(second.locator(".role")).to_have_text(["Model", "Tool find · failed"])
+    expect(second.locator(".answer-text")).to_have_text("Error: no answer")
+    shots(page, "rollouts-tools")
+
+
 def test_hostile_text_is_text_and_negative_rewards_hang_below(page: Page, hostile: str, shots: Shots) -> None:
     open_page(page, hostile)
     expect(page.locator(".model-text").first).to_have_text(HOSTILE, use_inner_text=False)

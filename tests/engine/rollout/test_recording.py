@@ -2,9 +2,19 @@ from typing import Any
 
 import pytest
 
-from grpo_engine.contract.records import Explanation, FinishReason, GroupRecord, PromptMessage, Score
+from grpo_engine.contract.records import (
+    Episode,
+    EpisodeTurn,
+    Explanation,
+    FinishReason,
+    GroupRecord,
+    PromptMessage,
+    Score,
+    ToolAnswer,
+    ToolTurn,
+)
 from grpo_engine.objective.types import Completion, Group, Prompt, ScoredGroup
-from grpo_engine.rollout.recording import messages_of, record, reference_of
+from grpo_engine.rollout.recording import episode_of, messages_of, record, reference_of, tool_turns_of
 
 SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": " 1 + 1? "}
 RENDERED = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n1 + 1?<|im_end|>\n"
@@ -68,6 +78,38 @@ def test_a_group_is_recorded_with_its_explanations() -> None:
     assert found.reference == {"answer": 2}
     assert found.completions[0].explanations == {"code": (entry,)}
     assert GroupRecord.model_validate_json(found.model_dump_json()) == found
+
+
+def finished(text: str, **more: Any) -> Completion:
+    return Completion(text, (5,), (-1.0,), FinishReason.LENGTH, 3, **more)
+
+
+def test_an_episode_is_recorded_with_the_turn_that_nothing_answered() -> None:
+    turn = EpisodeTurn(action="a", observation="b", reward=0.5)
+    episode = Episode(environment="words", seed=1, turns=(turn,), failure="lost")
+    assert episode_of(finished("abc", turns=1, episode=episode)) == episode
+    cut = episode_of(finished("abc", turns=2, answer="c", episode=episode))
+    assert cut == episode.model_copy(update={"unanswered": "c"})
+    first = episode_of(finished("c", episode=episode.model_copy(update={"turns": ()})))
+    assert first is not None
+    assert first.unanswered == "c"
+
+
+def test_the_turns_of_a_completion_are_bounded_together() -> None:
+    calls = ToolTurn(text="x" * 9000, answers=(ToolAnswer(name="f", text="y" * 9000),))
+    (turn,) = tool_turns_of(finished("", tool_turns=(calls,)))
+    assert (turn.text[1999:], turn.answers[0].text[1999:]) == (
+        "x… (9,000 characters)",
+        "y… (9,000 characters)",
+    )
+    turns = list(tool_turns_of(finished("", tool_turns=(calls,) * 100)))
+    assert 64_000 < sum(len(each.text) + len(each.answers[0].text) for each in turns) < 70_000
+    spoken = EpisodeTurn(action="x" * 2000, observation="y" * 2000)
+    episode = episode_of(
+        finished("", turns=100, episode=Episode(environment="e", seed=1, turns=(spoken,) * 100))
+    )
+    assert episode is not None
+    assert sum(len(each.action) + len(each.observation) for each in episode.turns) < 64_000
 
 
 def test_a_record_from_before_messages_is_still_read() -> None:

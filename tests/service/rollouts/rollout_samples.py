@@ -63,3 +63,37 @@ def add_graded_job(
     method = METHOD.validate_python(reinforcement(grader, **hyperparameters))
     stored = dict(METHOD.dump_python(method, mode="json"))
     return add_job(database, JobState.SUCCEEDED, training_file=file_id, method=stored)
+
+
+def turn(action: str, observation: str, reward: float | None = None, *, done: bool = False) -> dict[str, Any]:
+    return {"action": action, "observation": observation, "reward": reward, "done": done}
+
+
+def acted(reward: float | None, *turns: dict[str, Any], unanswered: str = "", **more: Any) -> dict[str, Any]:
+    """A completion with an episode in the environment `words`."""
+    failure = more.pop("failure", None)
+    episode = {"environment": "words", "seed": 7, "turns": turns, "reward": reward, "failure": failure}
+    given = {"turns": len(turns) + bool(unanswered), "episode": episode | {"unanswered": unanswered}}
+    if failure:
+        more["errors"] = {"rollout": {"code": "model_grader_server_error", "message": failure}}
+    text = "".join(f"{each['action']}{each['observation']}" for each in turns) + unanswered
+    return completion(reward, text=text, parts={"environment": reward}, **given | more)
+
+
+def as_message(content: str) -> dict[str, Any]:
+    """A group's prompt that is one message of the user."""
+    message = {"role": "user", "start": 0, "end": len(content), "content": ""}
+    return {"prompt": content, "messages": [message]}
+
+
+EPISODES = [
+    acted(1.0, turn("crane", "two letters are right", 0.2), turn("crate", "solved", 1.0, done=True)),
+    acted(0.2, turn("slate", "two letters are right", 0.2), unanswered="sla", finish="length"),
+    acted(None, turn("<b>", "Error: no word", None), unanswered="crown", failure="no answer within 30 s"),
+]
+"""One that solved its task, one that was cut, one whose session failed."""
+TOOL_TURNS = [
+    {"text": "I add.", "answers": [{"name": "add", "text": "7", "failed": False}]},
+    {"text": "I search.", "answers": [{"name": "find", "text": "Error: no answer", "failed": True}]},
+    {"text": "It is 7.", "answers": []},
+]

@@ -10,7 +10,7 @@ from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.service.job_samples import MODEL, jsonl, make_model, upload
-from tests.service.rollouts.rollout_samples import ROWS, add_graded_job, add_group, scored
+from tests.service.rollouts.rollout_samples import EPISODES, ROWS, add_graded_job, add_group, scored
 
 JOBS = "/v1/fine_tuning/jobs"
 CUT = {"finish": "length"}
@@ -43,7 +43,9 @@ def job_id(settings: Settings, database: Database) -> str:
         scored("none", None, 1.0),
     ]
     add_group(database, job_id, 2, 0, late, row=2)
-    add_group(database, job_id, 2, 1, [scored("tools", 1.0, 1.0, turns=2), scored("formed", 0.0, 1.0)], row=0)
+    acted = scored("acted", 1.0, 1.0, episode=EPISODES[0]["episode"])
+    tools = [scored("tools", 1.0, 1.0, turns=2), scored("formed", 0.0, 1.0), acted]
+    add_group(database, job_id, 2, 1, tools, row=0)
     return job_id
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from grpo_engine.config.tools import HttpTool
-from grpo_engine.contract.records import FinishReason
+from grpo_engine.contract.records import FinishReason, ToolAnswer, ToolTurn
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Prompt
 from grpo_engine.rollout.dataset import RowReader
@@ -83,6 +83,8 @@ def test_an_answer_follows_its_turn_and_is_not_marked_as_sampled(make: Make) -> 
     assert completion.text == f"{CALL}7It is 7."
     assert completion.answer == "It is 7."
     assert completion.tool_calls == ({"name": "add", "arguments": {"a": 3}, "answer": "7", "error": False},)
+    answered = ToolTurn(text=CALL, answers=(ToolAnswer(name="add", text="7"),))
+    assert completion.tool_turns == (answered, ToolTurn(text="It is 7."))
     assert inner.heard[0, 0, 1] == prompts(policy)[0].token_ids + completion.token_ids[: len(first) + 4]
 
 

@@ -1,11 +1,19 @@
-"""`grpo rollouts` with steps that do not exist."""
+"""`grpo rollouts` with steps that do not exist, and with completions of several turns."""
 
 import pytest
 
 from service.platform.db import Database
 from service.settings import Settings
 from tests.service.cli.command import Grpo
-from tests.service.rollouts.rollout_samples import add_graded_job, add_group, scored
+from tests.service.rollouts.rollout_samples import (
+    EPISODES,
+    TOOL_TURNS,
+    add_graded_job,
+    add_group,
+    as_message,
+    completion,
+    scored,
+)
 
 
 @pytest.fixture
@@ -55,3 +63,51 @@ def test_a_job_that_has_not_sampled_yet_says_so(grpo: Grpo, settings: Settings, 
 
 def test_a_filter_without_a_match_is_an_empty_list(grpo: Grpo, job_id: str) -> None:
     assert as_tenant_a(grpo, job_id, "--filter", "truncated", "--json") == (0, "[]\n", "")
+
+
+CONVERSATIONS = """step 1 train, row 1
+user: Guess the word. It has five letters.
+
+completion 1: reward 1, advantage 0, 3 tokens, stop, environment words, seed 7
+  1  model        crane
+     environment  two letters are right
+     reward       0.2
+  2  model        crate
+     environment  solved
+     reward       1, done
+
+completion 2: reward 0.2, advantage 0, 3 tokens, length, environment words, seed 7
+  1  model        slate
+     environment  two letters are right
+     reward       0.2
+  2  model        sla
+
+completion 3: reward –, advantage 0, 3 tokens, stop, environment words, seed 7
+  1  model        <b>
+     environment  Error: no word
+     reward       none
+  2  model        crown
+  session failed, not scored: no answer within 30 s
+"""
+TOOLS = """step 2 train, row 1
+prompt: <user> 0
+
+completion 1: reward 1, advantage 0, 3 tokens, stop
+  1  model             I add.
+     tool add          7
+  2  model             I search.
+     tool find failed  Error: no answer
+  3  model             It is
+                       7.
+"""
+
+
+def test_completions_of_several_turns_are_printed_as_conversations(
+    grpo: Grpo, settings: Settings, database: Database
+) -> None:
+    job_id = add_graded_job(settings, database)
+    add_group(database, job_id, 1, 0, EPISODES, **as_message("Guess the word.\n\nIt has five letters."))
+    turns = [*TOOL_TURNS[:2], {"text": "It is\n7.", "answers": []}]
+    add_group(database, job_id, 2, 0, [completion(1.0, turns=3, tool_turns=turns)])
+    assert as_tenant_a(grpo, job_id, "--step", "1") == (0, CONVERSATIONS, "")
+    assert as_tenant_a(grpo, job_id, "--step", "2") == (0, TOOLS, "")

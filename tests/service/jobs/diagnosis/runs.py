@@ -198,6 +198,14 @@ POOR: dict[str, tuple[Run, str, Any]] = {
         "grader_errors",
         {"grader_timeout_seconds": 60.0},
     ),
+    "sessions of an environment fail": (
+        run(
+            metrics(**{"environments/words/failure_rate": 0.3, "environments/grid/failure_rate": 0.05}),
+            group(None, 1, episode={"environment": "words", "failure": "no answer within 30 s"}),
+        ),
+        "failed_sessions",
+        None,
+    ),
     "a part of the grader never fires": (
         run(
             metrics(

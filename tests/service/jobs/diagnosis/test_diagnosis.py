@@ -194,6 +194,16 @@ def test_a_problem_of_a_run_that_improves_is_only_information() -> None:
     assert (finding.code, finding.severity) == ("truncation", "info")
 
 
+def test_failed_sessions_show_their_share_and_the_newest_reason() -> None:
+    finding = the(POOR["sessions of an environment fail"][0], "failed_sessions")
+    assert finding.cause.startswith("30% of the sessions of environment words fail;")
+    assert [round(one.value, 3) for one in finding.compared] == [0.3, 0.1]
+    assert finding.evidence == [
+        "steps 41–60: environments/words/failure_rate 0.3 (limit 0.1)",
+        "2 × words, in step 60: no answer within 30 s",
+    ]
+
+
 def test_a_level_near_its_limit_keeps_its_verdict() -> None:
     wavering = metrics(80, reward=0.4, **{"completions/clipped_ratio": lambda share: 0.6 - 0.15 * share})
     assert the(run(wavering), "truncation").compared[0].step == 50

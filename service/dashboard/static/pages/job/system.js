@@ -1,9 +1,10 @@
-// A job's use of its machine over its steps: CPU, memory, GPU, speed; current and peak values.
+// A job's environments, and its use of its machine over its steps: CPU, memory, GPU, speed; current and peak values.
 
 import { lineChart } from "../../charts.js";
 import { el, empty, number } from "../../dom.js";
 import { isOver } from "../../job_parts.js";
 import { seriesOf } from "../../metric_names.js";
+import { environments } from "./environments.js";
 
 const percent = (value) => `${number(value, 3)} %`;
 const gigabytes = (value) => `${number(value, 3)} GB`;
@@ -18,14 +19,16 @@ const CHARTS = [
 export class System {
   constructor() {
     this.drawn = new Map();
+    this.environments = el("div", { class: "environments" });
     this.nothing = el("div");
     this.figures = el("dl", { class: "system-now" });
     this.grid = el("div", { class: "grid charts" });
-    this.root = el("div", { class: "system" }, this.nothing, this.figures, this.grid);
+    this.root = el("div", { class: "system" }, this.environments, this.nothing, this.figures, this.grid);
   }
 
   // `rows`: the job's metrics. → a promise that resolves when everything is drawn.
   async load(job, rows) {
+    this.environments.replaceChildren(...[environments(job, rows)].filter(Boolean));
     const found = CHARTS.map((chart) => ({ ...chart, series: seriesOf(rows, chart.name, { name: chart.title }) }))
       .filter((chart) => chart.series.y.length);
     this.figures.replaceChildren(...found.flatMap((chart) => this.now(job, chart)));

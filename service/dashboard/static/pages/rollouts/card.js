@@ -1,11 +1,12 @@
 // One completion of a group as a card: reward, advantage, text, parts, and why.
 
-import { button, el, number, quoted } from "../../dom.js";
+import { el, number, quoted } from "../../dom.js";
 import { kindOf, signed } from "./bars.js";
 import { explanations } from "../../explanations.js";
+import { longText } from "./long_text.js";
+import { conversation, hasTurns } from "./turns.js";
 
 export const ENDS = { stop: "Stop token", length: "Max tokens" };
-const LONG = { characters: 600, lines: 14 };
 
 // `after`: the same completion re-scored; `isDim`: the filter does not select it.
 export function card(one, at, { after, isDim }) {
@@ -15,7 +16,7 @@ export function card(one, at, { after, isDim }) {
       figure("Reward", one.reward === null ? "error" : number(one.reward), after && number(after.reward_after)),
       figure("Advantage", signed(one.advantage), after && signed(after.advantage_after))),
     el("p", { class: "small faint" }, facts(one).join(" · ")),
-    text(one.text),
+    hasTurns(one) ? conversation(one, at) : text(one.text),
     parts(one, after),
     explanations(one.explanations),
     one.feedback && !Object.keys(one.explanations).length && el("p", { class: "hint text" }, one.feedback));
@@ -27,29 +28,17 @@ function figure(name, value, after) {
 
 function facts(one) {
   const found = [`${number(one.num_tokens)} tokens`, ENDS[one.finish_reason] ?? one.finish_reason];
-  return [...found, `policy ${one.policy_version}`, ...(one.turns > 1 ? [`${one.turns} turns`] : [])];
+  const { environment, seed } = one.episode ?? {};
+  return [...found, `policy ${one.policy_version}`, one.turns > 1 && `${one.turns} turns`,
+    environment && `environment ${environment}, seed ${seed}`].filter(Boolean);
 }
 
-export const isLong = (content) => content.length > LONG.characters || content.split("\n").length > LONG.lines;
+const text = (content) => (content ? longText(content) : el("p", { class: "faint" }, "empty completion"));
 
-// A long text is cut in height until its button is pressed; then it scrolls.
-function text(content) {
-  if (!content) return el("p", { class: "faint" }, "empty completion");
-  const shown = el("p", { class: "text model-text" }, content);
-  if (!isLong(content)) return shown;
-  shown.classList.add("cut-off");
-  shown.tabIndex = 0;
-  const more = button("Show all", () => {
-    const isCut = shown.classList.toggle("cut-off");
-    more.textContent = isCut ? "Show all" : "Show less";
-    more.setAttribute("aria-expanded", !isCut);
-  }, { kind: "small quiet", "aria-expanded": false });
-  return [shown, more];
-}
-
-// The score of each part of the grader, or its error.
+// The score of each part of the grader, or its error; a failed session is shown with its turns.
 function parts(one, after) {
-  const names = [...new Set([...Object.keys(one.parts), ...Object.keys(one.errors)])];
+  const errors = Object.keys(one.errors).filter((name) => one.errors[name].message !== one.episode?.failure);
+  const names = [...new Set([...Object.keys(one.parts), ...errors])];
   const rows = names.map((name) => [name, one.parts[name], one.errors[name]]);
   for (const [name, score] of Object.entries(after?.parts ?? {})) rows.push([`${name} (re-scored)`, score, after.errors[name]]);
   return rows.length > 0 && el("dl", { class: "parts" }, rows.map(([name, score, error]) =>

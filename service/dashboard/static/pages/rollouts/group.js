@@ -3,7 +3,8 @@
 
 import { announce, el, number, percent } from "../../dom.js";
 import { Bars, signed } from "./bars.js";
-import { ENDS, card, isLong } from "./card.js";
+import { ENDS, card } from "./card.js";
+import { isLong } from "./long_text.js";
 import { Prompt } from "./prompt.js";
 
 export class GroupView {
