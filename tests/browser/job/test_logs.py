@@ -1,5 +1,6 @@
 """The job's log, its environments and its use of the machine, as modules of the job's page."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from playwright.sync_api import APIResponse, Page, Route, expect
@@ -20,9 +21,7 @@ DRAW = """async (rows) => {
   const { System } = await import("/dashboard/pages/job/system.js");
   const view = new System();
   document.body.replaceChildren(view.root);
-  const environments = { words: { type: "openenv", url: "https://words.example.com/env" } };
-  const method = { type: "reinforcement", reinforcement: { environments } };
-  await view.load({ status: "succeeded", method }, rows);
+  await view.load({ status: "succeeded", method: { type: "supervised" } }, rows);
 }"""
 
 
@@ -73,18 +72,35 @@ def test_the_last_lines_are_shown_if_the_job_ends_while_the_log_is_read(
     expect(own_page.get_by_role("log").locator("p").last).to_have_text("the last line")
 
 
-def test_the_environments_and_the_machine_s_use_are_shown_with_their_peaks(
-    own_page: Page, deployment: Deployment
-) -> None:
+def test_the_machine_s_use_is_drawn_with_its_peak(own_page: Page, deployment: Deployment) -> None:
     own_page.goto("/")
     rows = [{"step": n, "system/cpu_percent": 100 - n, "system/memory_gb": n / 2} for n in (1, 2, 3)]
-    rows[0] |= {f"environments/words/{name}": 0.5 for name in ("reward", "turns_mean", "failure_rate")}
-    rows[2] |= {"environments/words/failure_rate": 1.0}
     own_page.evaluate(DRAW, rows)
     assert own_page.locator(".system-now dd").all_inner_texts() == [
         "97 % last, 99 % peak",
         "1.5 GB last, 1.5 GB peak",
     ]
-    shown = own_page.get_by_role("row", name="words").locator("th, td").all_inner_texts()
-    assert shown == ["words", "openenv", "words.example.com", "0.5", "0.5", "75 %", "step 1"]
     assert own_page.locator(".system figcaption").all_inner_texts() == ["CPU\n97 %", "Memory\n1.5 GB"]
+
+
+def test_environments_are_listed_with_their_newest_sessions(
+    page: Page, deployment: Deployment, shots: Callable[[Page, str], None]
+) -> None:
+    job = deployment.job("first")
+    words = {"type": "openenv", "url": "https://words.example.com/env"}
+    job["method"]["reinforcement"]["environments"] = {"words": words, "idle": words}
+    answer = deployment.get(f"{JOBS}/{job['id']}/metrics")
+    for row in answer["data"][:-1]:
+        row |= {f"environments/words/{name}": 0.5 for name in ("reward", "turns_mean", "failure_rate")}
+    answer["data"][-1]["environments/words/failure_rate"] = 1.0
+    page.route(f"**{JOBS}/{job['id']}", lambda route: route.fulfill(json=job))
+    page.route(f"**{JOBS}/{job['id']}/metrics*", lambda route: route.fulfill(json=answer))
+    page.goto(f"/#/jobs/{job['id']}/system")
+    rows = page.get_by_role("table", name="Sessions of each environment").locator("tbody tr")
+    expect(rows).to_have_count(2)
+    last = answer["data"][-2]["step"]
+    assert [row.locator("th, td").all_inner_texts() for row in rows.all()] == [
+        ["words", "openenv", "words.example.com", "0.5", "0.5", "55 %", f"step {last}"],
+        ["idle", "openenv", "words.example.com", "–", "–", "–", "–"],
+    ]
+    shots(page, "job-environments")

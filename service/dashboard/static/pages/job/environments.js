@@ -10,7 +10,7 @@ const COLUMNS = ["Environment", "Type", "Host", "Reward", "Turns", "Failed sessi
 export function environments({ method }, rows) {
   const listed = Object.entries(method[method.type]?.environments ?? {});
   return listed.length > 0 && section("Environments",
-    table("Environments", COLUMNS, listed.map(([name, options]) => row(name, options, rows)), "tight"),
+    table("Sessions of each environment", COLUMNS, listed.map(([name, options]) => row(name, options, rows)), "tight"),
     el("p", { class: "hint" }, `Means of the newest ${NEWEST} steps. A failed session is not scored.`));
 }
 
