@@ -8,6 +8,7 @@ from playwright.sync_api import APIResponse, Page, Route, expect
 from service.jobs.progress import logs
 from service.jobs.progress.logs import PrintedLines
 from service.platform.db import connect
+from tests.browser.charts import drawn
 from tests.browser.deployment import JOBS, Deployment
 
 SHOW = """async ([id, job]) => {
@@ -100,7 +101,8 @@ def test_environments_are_listed_with_their_newest_sessions(
     expect(rows).to_have_count(2)
     last = answer["data"][-2]["step"]
     assert [row.locator("th, td").all_inner_texts() for row in rows.all()] == [
-        ["words", "openenv", "words.example.com", "0.5", "0.5", "55 %", f"step {last}"],
-        ["idle", "openenv", "words.example.com", "–", "–", "–", "–"],
+        ["words", "55 %", f"step {last}", "0.5", "0.5", "openenv", "words.example.com"],
+        ["idle", "–", "–", "–", "–", "openenv", "words.example.com"],
     ]
+    drawn(page, "Reward")
     shots(page, "job-environments")

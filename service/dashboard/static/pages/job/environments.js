@@ -4,7 +4,7 @@
 import { el, number, percent, section, table } from "../../dom.js";
 
 const NEWEST = 10; // steps
-const COLUMNS = ["Environment", "Type", "Host", "Reward", "Turns", "Failed sessions", "Last answered"];
+const COLUMNS = ["Environment", "Failed sessions", "Last answered", "Turns", "Reward", "Type", "Host"];
 
 // `rows`: the job's metrics so far. → a section, or nothing for a job without environments.
 export function environments({ method }, rows) {
@@ -21,10 +21,10 @@ function row(name, { type, url }, rows) {
     return newest.length ? newest.reduce((sum, [, value]) => sum + value, 0) / newest.length : null;
   };
   const failed = mean("failure_rate");
-  return el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, type),
-    el("td", {}, URL.canParse(url) ? new URL(url).host : url),
-    el("td", {}, number(mean("reward"))), el("td", {}, number(mean("turns_mean"))),
-    el("td", { class: failed > 0 ? "problem" : "" }, percent(failed)), answered(values("failure_rate")));
+  return el("tr", {}, el("th", { scope: "row" }, name),
+    el("td", { class: failed > 0 ? "problem" : "" }, percent(failed)), answered(values("failure_rate")),
+    el("td", {}, number(mean("turns_mean"))), el("td", {}, number(mean("reward"))),
+    el("td", {}, type), el("td", {}, URL.canParse(url) ? new URL(url).host : url));
 }
 
 // The last step in which a session answered; marked if later ones failed.
