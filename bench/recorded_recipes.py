@@ -13,6 +13,7 @@ NUM_SUMS = 640
 RIGHT = {"type": "numeric", "reference": "{{item.answer}}"}
 ABSTAINS = {"type": "string_check", "operation": "like", "input": "{{sample.output_text}}", "reference": "?"}
 NUMBER = {"type": "format", "pattern": r"\d+", "match": "search"}
+LONG = {"type": "format", "pattern": r".{9,}", "match": "search"}
 LENGTH = {"type": "length", "mode": "linear", "target": 0, "maximum": 16}
 
 
@@ -51,6 +52,7 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "cut": ("warning truncation", "Many completions are cut"),
     "unstable": ("warning reward_fell", "The training reward fell from "),
     "length": ("warning length_hacking", "The reward grows with length"),
+    "broken": ("warning learning_rate_too_high", "The learning rate is too high: the reward rose to "),
     "longer": ("info longer_completions", RISES),
     "six": ("warning few_training_rows", "The training file has only 6 rows"),
     "few": ("info more_rows", "Training reward rose from "),
@@ -118,6 +120,20 @@ RECIPES: dict[str, Recipe] = {
         "rambling",
         _paid("0.1*right - 0.9*short"),
         settings={"n_steps": 80, "max_completion_tokens": 24},
+    ),
+    "length-limit": Recipe(
+        "rambling",
+        _paid("0*right - 1*short"),
+        settings={"n_steps": 40, "max_completion_tokens": 16, "learning_rate": 3e-3},
+    ),
+    "longer-long": Recipe("rambling", LONG, settings={"n_steps": 60, "max_completion_tokens": 16}),
+    "broken": Recipe(
+        settings={
+            "n_steps": 100,
+            "learning_rate": 5e-2,
+            "warmup_steps": 100,
+            "max_skipped_steps": 200,
+        }
     ),
     "few-rows": Recipe(num_held_out=12, settings={"n_steps": 60, "learning_rate": 3e-4}),
     "plateau": Recipe(settings={"n_steps": 150, "lr_schedule": "constant"}),

@@ -226,7 +226,7 @@ _TEXTS: dict[Watch, tuple[str, str, str]] = {
     "grader_errors": (
         "A grader could not score {value} of the completions",
         "Such completions are left out, so the policy trains on a biased selection of its attempts.",
-        "Check the errors in the rollouts (filter=grader_error) and correct grader; "
+        "Read the rollouts with grader errors and correct the grader; "
         "raise grader_timeout_seconds if it is slow.",
     ),
     "reward_plateau": (

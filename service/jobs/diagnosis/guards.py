@@ -1,18 +1,36 @@
 """The guards' warnings: one finding for all warnings of a guard."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from service.jobs.diagnosis.findings import DiagnosisFinding, finding
 from service.jobs.diagnosis.run import GuardWarning, Run
 
+JUDGED: dict[str, frozenset[str]] = {
+    "guard_kl": frozenset({"kl_explosion", "learning_rate_too_high"}),
+    "guard_no_signal": frozenset({"few_signals", "entropy_collapse", "no_signal"}),
+    "guard_entropy": frozenset({"entropy_collapse"}),
+    "guard_truncation": frozenset({"truncation"}),
+    "guard_grader_errors": frozenset({"grader_errors"}),
+    "guard_reward_plateau": frozenset({"reward_flat"}),
+    "guard_reward_length": frozenset({"length_hacking", "longer_completions"}),
+}
+"""Guard → the findings about the same observation, beside which its warnings say nothing new."""
 
-def guard_findings(run: Run) -> list[DiagnosisFinding]:
-    """One finding for each guard that warned, as information only: the rules judge the whole run."""
+
+def guard_findings(run: Run, known: Collection[str]) -> list[DiagnosisFinding]:
+    """One finding for each guard that warned, as information only: the rules judge the whole run.
+
+    `known`: codes of the rules' findings. None for a guard whose observation one of them judges.
+    """
     warnings: dict[str, list[GuardWarning]] = {}
     for warning in run.guards:
         warnings.setdefault(warning.code, []).append(warning)
-    return [_finding(code, each) for code, each in warnings.items()]
+    return [
+        _finding(code, each)
+        for code, each in warnings.items()
+        if JUDGED.get(code, frozenset()).isdisjoint(known)
+    ]
 
 
 def _finding(code: str, warnings: Sequence[GuardWarning]) -> DiagnosisFinding:

@@ -123,12 +123,10 @@ def not_held_out(run: Run) -> DiagnosisFinding | None:
     evidence = [*gain.evidence, *_lines(run, [best, last]), decoding(run)]
     compared = [gain.late.compared, last.compared]
     if _has_own_grader(run):
-        advice = (
-            "Inspect the best rollouts (filter=best) for what the grader accepts and eval_grader does not."
-        )
+        advice = "Read the best rollouts for what the grader accepts and eval_grader does not."
         change: Change = {"field": f"method.{run.kind}.grader"}
     else:
-        advice = "Train on more different rows, or stop earlier; checkpoint=best is the best of this run."
+        advice = "Train on more different rows, or stop earlier; use the checkpoint marked as best."
         change = _stop_earlier(run)
     return finding("not_held_out", cause, evidence, advice, change, compared=compared)
 
@@ -208,7 +206,7 @@ def reward_fell(run: Run) -> DiagnosisFinding | None:
         evidence = _lines(run, [_best(known), known[-1]])
     before, after = (number(one.value) for one in compared)
     cause = f"The {which} reward fell from {before} to {after}: the policy became worse."
-    advice = "Lower the learning rate; checkpoint=best has the best held-out reward of this run."
+    advice = "Lower the learning rate; the checkpoint marked as best has the best held-out reward."
     return finding("reward_fell", cause, evidence, advice, lower_learning_rate(run), compared=compared)
 
 

@@ -9,12 +9,14 @@ from service.jobs.diagnosis.failures import error_lines, slow_or_wrong_grader
 from service.jobs.diagnosis.findings import Compared, DiagnosisFinding, finding, number
 from service.jobs.diagnosis.held_out import is_good
 from service.jobs.diagnosis.run import Run
-from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, Span, above, settled
+from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, Span, above
 
 FAILED_SESSIONS = 0.1
 """Share of an environment's sessions that may fail."""
 CORRELATION = "completions/reward_length_correlation"
 LENGTH = "completions/mean_length"
+FIRST_STEPS = 3
+"""Steps whose length is that of the start: ten would include much of a fast growth."""
 LONGER = 1.5
 """Growth of the completions' length that a change of prompts does not explain."""
 GRADED = 0.9
@@ -31,7 +33,7 @@ def unscored(run: Run) -> DiagnosisFinding | None:
         return None
     worst = max(spans, key=lambda span: span.mean)
     cause = "Graders cannot score many of the completions; unscored completions are left out of the training."
-    advice = "Inspect them in the rollouts (filter=grader_error) and fix the grader."
+    advice = "Read the rollouts with grader errors and fix the grader."
     evidence = [*(f"{span} (limit {limit:g})" for span in spans), *error_lines(run)]
     compared = [worst.compared, Compared(label="limit", value=limit)]
     change = slow_or_wrong_grader(run)
@@ -79,25 +81,36 @@ def paid_for_length(run: Run) -> DiagnosisFinding | None:
     Rewards of all or nothing accuse nothing: they correlate as much with length if right answers are long.
     The finding stays while completions are long, because then length no longer correlates with the reward.
     """
-    limit, early = DEFAULT_THRESHOLDS["reward_length"], run.span(LENGTH, 1, BLOCK_STEPS)
-
-    def is_paid(end: int) -> bool | None:
-        block = run.span(CORRELATION, end - BLOCK_STEPS + 1, end)
-        return (block is not None and block.mean >= limit) or None
-
-    end = settled(is_paid, run.ends)
-    if end is None or early is None or not _is_graded(run):
+    first = run.span(LENGTH, 1, FIRST_STEPS)
+    paid = _paid_block(run)
+    late = first and _longer(run, first)
+    if first is None or late is None or paid is None or not _is_graded(run):
         return None
-    late = _longer(run, early)
-    if late is None:
-        return None
-    paid = run.span(CORRELATION, end - MIN_STEPS + 1, end)
-    evidence = [f"{paid} (limit {limit:g})", str(early), str(late)]
-    cause = "The reward grows with length, and the policy writes longer."
-    advice = "Fix the grader, or penalise long completions (overlong_buffer_tokens)."
+    rewards = [run.span("reward", each.first, each.last) for each in (first, late)]
+    limit = DEFAULT_THRESHOLDS["reward_length"]
+    evidence = [f"{paid} (limit {limit:g})", *(str(each) for each in (first, late, *rewards) if each)]
+    before, after = (number(each.mean) if each else "?" for each in rewards)
+    cause = (
+        f"The reward grows with length: completions grew from {number(first.mean)} to {number(late.mean)} "
+        f"tokens, the reward from {before} to {after} (correlation {number(paid.mean)})."
+    )
+    advice = (
+        "Read the longest rollouts. Take length out of the grader, or penalise long completions "
+        "(overlong_buffer_tokens). An eval_grader that ignores length shows whether the answers improve."
+    )
     change = run.setting("overlong_buffer_tokens", max(1, run.settings["max_completion_tokens"] // 2))
-    compared = [early.compared, late.compared]
+    compared = [first.compared, late.compared]
     return finding("length_hacking", cause, evidence, advice, change, compared=compared)
+
+
+def _paid_block(run: Run) -> Span | None:
+    """The block of steps in which reward and length correlate most, if that is enough.
+
+    One block is enough, because completions that have reached their limit no longer differ in length.
+    """
+    blocks = [run.span(CORRELATION, end - BLOCK_STEPS + 1, end) for end in run.ends]
+    most = max((block for block in blocks if block), key=lambda block: block.mean, default=None)
+    return most if most and most.mean >= DEFAULT_THRESHOLDS["reward_length"] else None
 
 
 def _is_graded(run: Run) -> bool:
@@ -125,9 +138,12 @@ def longer(run: Run) -> DiagnosisFinding | None:
         return None
     if not is_good(run) or paid_for_length(run):
         return None
-    grew = f"Completions grew from {number(early.mean)} to {number(late.mean)} tokens while the reward rose"
-    paid = "longer ones earn more: the grader may pay for length"
-    cause = f"{grew}, and {paid if _is_graded(run) else 'longer ones earn the full reward more often'}."
+    before, after = (run.span("reward", each.first, each.last) for each in (early, late))
+    rose = f" from {number(before.mean)} to {number(after.mean)}" if before and after else ""
+    grew = f"Completions grew from {number(early.mean)} to {number(late.mean)} tokens"
+    all_or_nothing = "longer ones earn the full reward more often"
+    paid = "longer ones earn more: the grader may pay for length" if _is_graded(run) else all_or_nothing
+    cause = f"{grew} while the reward rose{rose}, and {paid} (correlation up to {number(max(means))})."
     correlation = f"steps 1–{run.ends[-1]}: {CORRELATION} {min(means):+.2g} to {max(means):+.2g}"
     evidence = [
         str(early),
@@ -170,7 +186,7 @@ def silent_parts(run: Run) -> DiagnosisFinding | None:
     names = [name.split("/", 1)[1].removesuffix("/std") for name in silent]
     lines = [f"{name} is 0 in all {steps} steps" for name in silent]
     cause = f"These parts of the grader give every completion the same score: {', '.join(names)}."
-    advice = "Test the part on a few completions with …/graders/run; fix it or remove it."
+    advice = "Test the part on a few completions in the grader bench; fix it or remove it."
     return finding("silent_part", cause, lines, advice, {"field": f"method.{run.kind}.grader"}, "info")
 
 

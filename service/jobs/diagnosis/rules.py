@@ -24,6 +24,7 @@ MAIN: tuple[Rule, ...] = (
     failure,
     rewards.paid_for_length,
     held_out.not_held_out,
+    stability.broken,
     held_out.reward_fell,
     signal.collapsed,
     stability.too_fast,
@@ -34,8 +35,10 @@ MAIN: tuple[Rule, ...] = (
 )
 """Causes come before their effects. Only the first rule that applies makes a finding, because its suggested
 change may contradict those of later rules, and would change what they observe."""
-UNLESS_GOOD = MAIN[5:]
+UNLESS_GOOD = MAIN[6:]
 """Observations that are worth knowing in a run that improves, and problems in any other."""
+QUESTIONS = frozenset({"longer_completions"})
+"""Information that explains a rising reward, and so precedes what else was observed."""
 OF_REINFORCEMENT: tuple[Rule, ...] = (
     rewards.unscored,
     rewards.failed_sessions,
@@ -46,14 +49,15 @@ OF_REINFORCEMENT: tuple[Rule, ...] = (
 
 
 def diagnose(run: Run) -> Diagnosis:
-    """The main finding, the independent ones, and the guards' warnings, sorted by severity."""
+    """The main finding, the independent ones, and what only guards warned about, sorted by severity."""
     found = [*_first(run), *_applied(run, (training.too_few_steps,))]
     if run.kind == "reinforcement":
         found += _applied(run, OF_REINFORCEMENT)
         if not found and not is_good(run):
             found = _applied(run, (training.more_steps,))
-        found += [*_applied(run, (few_training_rows,)), *guard_findings(run)]
-    found.sort(key=lambda finding: get_args(Severity).index(finding.severity))
+        found += [*_applied(run, (few_training_rows,))]
+        found += guard_findings(run, {one.code for one in found})
+    found.sort(key=lambda one: (get_args(Severity).index(one.severity), one.code not in QUESTIONS))
     return Diagnosis(
         job_id=run.job_id,
         status=PUBLIC[run.state].value,

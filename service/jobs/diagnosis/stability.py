@@ -1,24 +1,70 @@
-"""Rules about the size of the policy's updates: KL and clipping.
+"""Rules about the size of the policy's updates: KL, clipping, and a policy that broke.
 
 No rule uses spikes of the gradient: clipping bounds their effect, and good runs with few prompts per step
 have many. Boundary: pure rules over a run. A threshold that a guard also has is the guard's.
 """
 
-from grpo_engine.config.guards import DEFAULT_THRESHOLDS
+from grpo_engine.config.guards import DEFAULT_THRESHOLDS, START_STEPS
 from service.jobs.diagnosis.changes import closer_to_reference, lower_learning_rate
-from service.jobs.diagnosis.findings import Compared, DiagnosisFinding, finding
+from service.jobs.diagnosis.findings import Compared, DiagnosisFinding, finding, number
 from service.jobs.diagnosis.run import Run
-from service.jobs.diagnosis.windows import above
+from service.jobs.diagnosis.training import training_fall
+from service.jobs.diagnosis.windows import BLOCK_STEPS, Points, above
 
 MAX_CLIPPED = 0.3
 """Share of tokens outside the clip range. A few percent is usual; these tokens get no gradient."""
+LOST = 0.1
+"""A policy is broken if less than this share of its best reward is left."""
+
+
+def broken(run: Run) -> DiagnosisFinding | None:
+    """The reward rose and then fell to almost nothing, and KL or entropy show that the policy broke."""
+    fall = training_fall(run)
+    if fall is None:
+        return None
+    best, late = fall
+    sign = _exploded(run, best.first) or _certain(run, best.first)
+    if best.first <= BLOCK_STEPS or late.mean > LOST * best.mean or sign is None:
+        return None
+    cause = (
+        f"The learning rate is too high: the reward rose to {number(best.mean)} and fell to "
+        f"{number(late.mean)}, because the updates broke the policy ({sign})."
+    )
+    evidence = [str(best), str(late), sign]
+    advice = "Lower the learning rate. The checkpoint marked as best is from before the fall."
+    compared = [best.compared, late.compared]
+    change = lower_learning_rate(run)
+    return finding("learning_rate_too_high", cause, evidence, advice, change, compared=compared)
+
+
+def _exploded(run: Run, first: int) -> str | None:
+    """The largest distance from the reference since step `first`, if it is above the guard's limit."""
+    limit = DEFAULT_THRESHOLDS["kl"]
+    nats, step = max(((nats, step) for step, nats in _distances(run) if step >= first), default=(0.0, 0))
+    far = f"step {step}: {number(nats)} nats per completion away from the reference, limit {limit:g}"
+    return far if nats >= limit else None
+
+
+def _certain(run: Run, first: int) -> str | None:
+    """The lowest entropy since step `first`, if it is below the guard's share of that of the first steps."""
+    entropy = run.series("entropy")
+    start = [value for _, value in entropy[:START_STEPS]]
+    low, step = min(((value, step) for step, value in entropy if step >= first), default=(0.0, 0))
+    if not step or low > DEFAULT_THRESHOLDS["entropy"] * sum(start) / len(start):
+        return None
+    return f"step {step}: entropy {number(low)}, {number(sum(start) / len(start))} in the first steps"
+
+
+def _distances(run: Run) -> Points:
+    """The KL of each step's mean completion, in nats."""
+    lengths = dict(run.series("completions/mean_length"))
+    return [(step, kl * lengths[step]) for step, kl in run.series("kl") if step in lengths]
 
 
 def far_away(run: Run) -> DiagnosisFinding | None:
     """The KL of a completion is larger than the guard's limit."""
-    limit, lengths = DEFAULT_THRESHOLDS["kl"], dict(run.series("completions/mean_length"))
-    nats = [(step, kl * lengths[step]) for step, kl in run.series("kl") if step in lengths]
-    far = above("kl × completions/mean_length", nats, limit, run.ends)
+    limit = DEFAULT_THRESHOLDS["kl"]
+    far = above("kl × completions/mean_length", _distances(run), limit, run.ends)
     if far is None:
         return None
     evidence = [f"{far} nats (limit {limit:g})"]

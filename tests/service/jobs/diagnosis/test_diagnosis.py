@@ -189,6 +189,15 @@ def test_the_warnings_of_a_guard_are_one_finding() -> None:
     assert (finding.count, finding.first_step, finding.last_step) == (3, 20, 147)
 
 
+def test_a_guard_that_saw_what_a_finding_judges_is_not_repeated() -> None:
+    guards = [
+        GuardWarning("guard_reward_plateau", "It stays.", 40),
+        GuardWarning("guard_kl", "It is far.", 40),
+    ]
+    found = diagnose(run(metrics(reward=0.4), guards=guards)).findings
+    assert [finding.code for finding in found] == ["reward_flat", "guard_kl"]
+
+
 def test_a_problem_of_a_run_that_improves_is_only_information() -> None:
     (finding,) = diagnose(run(metrics(**{"completions/clipped_ratio": 0.7}))).findings
     assert (finding.code, finding.severity) == ("truncation", "info")

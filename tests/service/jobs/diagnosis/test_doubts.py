@@ -119,3 +119,25 @@ def test_a_sampled_training_reward_below_the_greedy_one_is_explained() -> None:
         "The training reward (0.172) is the mean of answers sampled at T = 1, so it is lower: "
         "compare changes, not levels."
     )
+
+
+def test_length_is_paid_for_although_completions_soon_have_their_limit() -> None:
+    correlation = {"completions/reward_length_correlation": lambda share: 0.9 if share <= 1 / 6 else 0.0}
+    lengths = {"completions/mean_length": lambda share: min(90.0, 20 + 600 * share)}
+    (finding,) = diagnose(run(metrics(**correlation, **lengths))).findings
+    assert (finding.code, changed(finding)) == ("length_hacking", {"overlong_buffer_tokens": 8})
+    assert finding.cause == (
+        "The reward grows with length: completions grew from 40 to 90 tokens, "
+        "the reward from 0.229 to 0.701 (correlation 0.9)."
+    )
+
+
+def test_a_reward_that_rose_and_fell_to_nothing_far_from_the_reference_broke() -> None:
+    values: dict[str, Any] = {
+        "reward": lambda share: 0.2 + share if share < 0.5 else 0.0,
+        "kl": lambda share: 0.01 if share < 0.5 else 1.0,
+    }
+    (finding,) = diagnose(run(metrics(**values))).findings
+    assert (finding.code, changed(finding)) == ("learning_rate_too_high", {"learning_rate": 3.3e-06})
+    assert [round(one.value, 1) for one in finding.compared] == [0.6, 0.0]
+    assert finding.evidence[-1] == ("step 60: 50 nats per completion away from the reference, limit 10")
