@@ -34,8 +34,10 @@ VIEWS: tuple[tuple[str, Literal["light", "dark"], ViewportSize, dict[str, Any]],
 WAIT_MS = 60_000
 NOWHERE = "/#/nowhere"
 """An address of no page, which needs no request."""
-TOO_WIDE = "document.documentElement.scrollWidth - innerWidth"
-"""Pixels."""
+TOO_WIDE = """Math.max(document.documentElement.scrollWidth - innerWidth,
+  ...[...document.querySelectorAll("table.cards")]
+    .map((one) => (innerWidth < 640 ? one.scrollWidth - one.parentNode.clientWidth : 0)))"""
+"""Pixels that a page exceeds its window, or a list of cards its panel on a phone."""
 SETTLED = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 150)))"
 """Charts follow a change of the window's size a moment later."""
 

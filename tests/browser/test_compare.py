@@ -29,10 +29,10 @@ def test_each_job_is_a_line_with_the_apis_values(page: Page, deployment: Deploym
 def test_several_metrics_are_drawn_and_kept_in_the_address(page: Page, deployment: Deployment) -> None:
     open_comparison(page, deployment, "first", "faster")
     page.get_by_text("of at most 6").click()
-    page.get_by_label("entropy", exact=True).check()
+    page.get_by_label("Entropy", exact=True).check()
     for title, metric in (("Entropy", "entropy"), ("KL divergence to the reference", "kl")):
         assert points(drawn(page, title)["higher-rate"]) == measured(deployment, "faster", metric)
-    page.get_by_label("kl", exact=True).uncheck()
+    page.get_by_label("KL divergence to the reference", exact=True).uncheck()
     expect(figure(page, "KL divergence to the reference")).to_have_count(0)
     page.reload()
     assert points(drawn(page, "Entropy")["first-try"]) == measured(deployment, "first", "entropy")
@@ -43,9 +43,9 @@ def test_at_most_six_metrics_are_drawn(page: Page, deployment: Deployment) -> No
     open_comparison(page, deployment, "first", "faster", more="&metrics=reward,kl,loss,learning_rate,entropy")
     drawn(page, "Reward")
     page.get_by_text("5 of at most 6").click()
-    page.get_by_label("step_time", exact=True).check()
-    expect(page.get_by_label("reward_std", exact=True)).to_be_disabled()
-    expect(page.get_by_label("reward", exact=True)).to_be_enabled()
+    page.get_by_label("Seconds per step", exact=True).check()
+    expect(page.get_by_label("Reward standard deviation", exact=True)).to_be_disabled()
+    expect(page.get_by_label("Reward", exact=True)).to_be_enabled()
 
 
 def test_the_held_out_column_has_the_change_with_its_interval(page: Page, deployment: Deployment) -> None:
@@ -67,7 +67,7 @@ def test_only_the_settings_that_differ_are_listed(page: Page, deployment: Deploy
     assert shown == {
         "Completions per prompt": ["8", "4"],
         "Learning rate": ["0.00001", "0.00004"],
-        "seed": ["7", "8"],
+        "Seed": ["7", "8"],
     }
 
 
@@ -79,9 +79,9 @@ def test_a_rule_that_openai_lacks_has_its_own_name(page: Page, deployment: Deplo
     deployment.client.post(f"{JOBS}/{job_id}/cancel")
     open_comparison(page, deployment, "first", more=f",{job_id}")
     rows = page.get_by_role("region", name="Differences").locator("tbody tr")
-    expect(rows.filter(has_text="grader.type")).to_have_text("grader.typemultinumeric")
-    expect(rows.filter(has_text="grader.rule")).to_have_count(0)
-    expect(rows.filter(has_text="grader.source")).to_have_count(0)
+    expect(rows.filter(has_text="Grader › type")).to_have_text("Grader › typemultinumeric")
+    expect(rows.filter(has_text="Grader › rule")).to_have_count(0)
+    expect(rows.filter(has_text="Grader › source")).to_have_count(0)
 
 
 def test_the_code_of_a_grader_keeps_its_lines(page: Page, deployment: Deployment) -> None:
@@ -91,7 +91,7 @@ def test_the_code_of_a_grader_keeps_its_lines(page: Page, deployment: Deployment
     job_id = deployment.create(upload_file(deployment.client, questions()), method=method)
     deployment.client.post(f"{JOBS}/{job_id}/cancel")
     open_comparison(page, deployment, "first", more=f",{job_id}")
-    code = page.get_by_role("row").filter(has_text="grader.source").locator("pre")
+    code = page.get_by_role("row").filter(has_text="Grader › source").locator("pre")
     expect(code).to_have_text(source, use_inner_text=True)
 
 

@@ -52,12 +52,22 @@ def test_each_run_has_its_settings_and_status(page: Page, sweep: list[str]) -> N
 
 def test_the_coordinates_have_a_line_a_run_and_a_text(page: Page, sweep: list[str]) -> None:
     page.goto("/#/sweeps/rates%20%26%20sizes")
-    text = "3 runs over group_size, learning_rate, Final reward, Held-out change. Best: group_size 8"
+    labels = ["Completions per prompt", "Learning rate", "Final reward", "Held-out change"]
+    text = f"3 runs over {', '.join(labels)}. Best: Completions per prompt 8"
     drawing = page.get_by_role("img", name=text)
     expect(drawing.locator("polyline")).to_have_count(3)
     expect(drawing.locator("polyline.best")).to_have_count(1)
-    labels = ["group_size", "learning_rate", "Final reward", "Held-out change"]
     expect(drawing.locator("text.label")).to_have_text(labels)
+
+
+def test_the_next_step_names_the_best_run_and_opens_its_values(page: Page, sweep: list[str]) -> None:
+    page.goto("/#/sweeps/rates%20%26%20sizes")
+    region = page.get_by_role("region", name="Next step")
+    expect(region).to_contain_text("group_size=8, +8.3 points (95% CI 5.3 to 11.3).")
+    expect(region).to_contain_text("apart from that of the second run (+2.1, −0.9 to 5.1): it is better.")
+    expect(region).to_contain_text("Completions per prompt 8 is the highest value tried: try higher ones.")
+    form = region.get_by_role("link", name="Open its values in the form")
+    expect(form).to_have_attribute("href", f"#/new?from={sweep[1]}")
 
 
 def test_the_list_of_jobs_leads_to_the_sweep(page: Page, sweep: list[str]) -> None:
@@ -77,5 +87,5 @@ def test_an_unknown_sweep_explains_how_to_create_it(page: Page) -> None:
 
 def test_the_sweep_looks_right(page: Page, sweep: list[str], shots: Callable[[Page, str], None]) -> None:
     page.goto("/#/sweeps/rates%20%26%20sizes")
-    expect(page.locator("polyline")).to_have_count(3)
+    expect(page.locator(".wide polyline")).to_have_count(3)
     shots(page, "sweep")

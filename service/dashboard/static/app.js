@@ -162,6 +162,7 @@ function mark(found) {
     if (isHere) link.setAttribute("aria-current", "page");
     else if (isAbove) link.setAttribute("aria-current", "true");
     else link.removeAttribute("aria-current");
+    if (isHere || isAbove) nav.scrollLeft = link.offsetLeft - nav.offsetLeft; // on a phone the bar is wider than the window
   }
 }
 

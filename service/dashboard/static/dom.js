@@ -1,6 +1,8 @@
 // Elements, the states of every page (loading, empty, failed), and the format of numbers and times.
 // Boundary: data becomes a text node or an attribute, never markup.
 
+import { inWords, settingLabel } from "./labels.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 // el("button", {class: "primary", onclick: f, "aria-label": "…"}, "text", child, [more], null)
@@ -41,12 +43,28 @@ export function button(text, onclick, { kind = "", ...props } = {}) {
   return el("button", { type: "button", class: kind, onclick, ...props }, text);
 }
 
-// A list as a horizontally scrolling table; `rows` are <tr>.
+// A list as a table that scrolls sideways; `rows` are <tr>. With "cards" in `kind`, a phone shows each row as a card.
 export function table(caption, columns, rows, kind = "") {
-  const head = columns.map((name) => el(name ? "th" : "td", { scope: name ? "col" : null }, name));
-  return el("div", { class: "panel flush scroll", role: "region", "aria-label": caption, tabindex: 0 },
-    el("table", { class: `list ${kind}` },
-      el("caption", { class: "unseen" }, caption), el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
+  const head = columns.map((name) => el(name ? "th" : "td", { scope: name ? "col" : null, role: name ? "columnheader" : "cell" }, name));
+  const root = el("div", { class: "panel flush scroll", role: "region", "aria-label": caption, tabindex: 0 },
+    el("table", { class: `list ${kind}`, role: "table" },
+      el("caption", { class: "unseen" }, caption),
+      el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, head)), el("tbody", { role: "rowgroup" })));
+  addRows(root, rows);
+  return root;
+}
+
+// Rows for a `table`. Each cell gets the name of its column, which a card shows, and the role that a card would lose.
+export function addRows(root, rows) {
+  const names = [...root.querySelector("thead tr").children].map((cell) => cell.textContent);
+  for (const row of rows) {
+    row.setAttribute("role", "row");
+    [...row.children].forEach((cell, at) => {
+      cell.dataset.name = names[at];
+      cell.setAttribute("role", cell.tagName === "TH" ? "rowheader" : "cell");
+    });
+  }
+  root.querySelector("tbody").append(...rows);
 }
 
 // ---- states: each replaces what is in `root`
@@ -63,7 +81,7 @@ export function empty(root, title, hint, ...actions) {
 export function failed(root, error, retry, title = "h2") {
   const shown = el("div", { class: "state error", role: "alert" },
     el(title, {}, titleOf(error)),
-    el("p", {}, error.message),
+    el("p", {}, inWords(error.message)),
     problems(error),
     error.requestId && el("p", { class: "faint" }, "Request ", el("code", {}, error.requestId)),
     retry && button("Try again", retry));
@@ -77,7 +95,7 @@ export function failed(root, error, retry, title = "h2") {
 export function problems(error) {
   if (!error.problems?.length) return null;
   return el("ul", { class: "problems" }, error.problems.map((one) =>
-    el("li", {}, one.param && el("code", {}, one.param), one.param && " ", one.message)));
+    el("li", {}, one.param && el("strong", { title: one.param }, settingLabel(one.param)), " ", inWords(one.message.replace(`${one.param}: `, "")))));
 }
 
 function titleOf(error) {

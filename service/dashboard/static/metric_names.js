@@ -1,31 +1,9 @@
-// The engine's metrics: their labels, the format of their values, and which ones share a
-// chart. A chart is left out if the job has none of its metrics.
+// The engine's metrics: the format of their values, and which ones share a chart. A chart is left out if the job has none of its metrics.
 
 import { decimals, duration, number, percent } from "./dom.js";
+import { metricLabel } from "./labels.js";
 
 const SHARES = new Set(["frac_reward_zero_std", "completions/clipped_ratio", "pass_at_1", "pass_at_group"]);
-const LABELS = {
-  reward: "Reward",
-  reward_std: "Reward standard deviation",
-  frac_reward_zero_std: "Groups without signal",
-  loss: "Loss",
-  kl: "KL divergence to the reference",
-  entropy: "Entropy",
-  grad_norm: "Gradient norm",
-  learning_rate: "Learning rate",
-  beta: "β",
-  step_time: "Seconds per step",
-  pass_at_1: "Pass rate per completion",
-  pass_at_group: "Pass rate per group",
-  "completions/mean_length": "Completion length",
-  "completions/clipped_ratio": "Truncated completions",
-  "perf/sampled_tokens_per_second": "Sampled tokens/s",
-  "perf/trained_tokens_per_second": "Trained tokens/s",
-  "eval/reward": "Held-out reward",
-  "eval/loss": "Held-out loss",
-};
-
-export const labelOf = (name) => LABELS[name] ?? name;
 
 export function formatOf(name) {
   if (SHARES.has(name) || /(error|failure)_rate$/.test(name) || name.startsWith("clip_ratio/")) return percent;
@@ -36,12 +14,12 @@ export function formatOf(name) {
 // name → series; the same number of points for each, null where a row has none.
 export function seriesOf(rows, name, more = {}) {
   const present = rows.filter((row) => row[name] !== undefined);
-  return { name: labelOf(name), x: present.map((row) => row.step), y: present.map((row) => row[name]), ...more };
+  return { name: metricLabel(name), x: present.map((row) => row.step), y: present.map((row) => row[name]), ...more };
 }
 
 const matching = (names, pattern) => [...names].filter((name) => pattern.test(name)).sort();
 const lines = (pattern, label) => (rows, names) =>
-  matching(names, pattern).map((name) => seriesOf(rows, name, { name: label?.(name) ?? labelOf(name) }));
+  matching(names, pattern).map((name) => seriesOf(rows, name, { name: label?.(name) ?? metricLabel(name) }));
 const one = (name, more) => (rows, names) => (names.has(name) ? [seriesOf(rows, name, more)] : []);
 const middle = (name) => name.split("/").slice(1, -1).join("/");
 

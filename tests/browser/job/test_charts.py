@@ -74,7 +74,7 @@ def test_a_chart_has_a_table_and_a_sentence(finished: Page, deployment: Deployme
 
 def test_any_other_metric_can_be_drawn(finished: Page, deployment: Deployment) -> None:
     finished.get_by_label("Another metric").select_option("completions/max_length")
-    line = drawn(finished, "completions/max_length")["completions/max_length"]
+    line = drawn(finished, "Completions: max length")["Completions: max length"]
     assert points(line) == measured(deployment, "first", "completions/max_length")
 
 

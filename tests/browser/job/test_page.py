@@ -127,7 +127,7 @@ def test_the_configuration_is_the_jobs(page: Page, deployment: Deployment) -> No
     expect(settings).to_be_visible()
     terms = settings.locator("dt").all_inner_texts()
     shown = dict(zip(terms, settings.locator("dd").all_inner_texts(), strict=True))
-    assert float(shown["learning_rate"]) == given["learning_rate"] == 4e-5
+    assert float(shown["Learning rate"]) == given["learning_rate"] == 4e-5
     panel = page.get_by_role("region", name="Job")
     filename = deployment.get(f"/v1/files/{job['training_file']}")["filename"]
     expect(panel.get_by_role("link", name=filename).first).to_have_attribute("title", job["training_file"])

@@ -6,7 +6,8 @@ import { ChartGroup } from "../../chart_group.js";
 import { lineChart } from "../../charts.js";
 import { announce, el, empty, failed, heading, loading, section } from "../../dom.js";
 import { isOver, jobName } from "../../job_parts.js";
-import { formatOf, labelOf, seriesOf } from "../../metric_names.js";
+import { metricLabel } from "../../labels.js";
+import { formatOf, seriesOf } from "../../metric_names.js";
 import { differences, outcomes } from "./tables.js";
 
 const POINTS = 500;
@@ -104,7 +105,7 @@ class Comparison {
       this.offered = names.join();
       this.boxes.replaceChildren(...names.map((name) => el("label", {}, el("input", {
         type: "checkbox", value: name, onchange: (event) => this.choose(name, event.target.checked),
-      }), name)));
+      }), metricLabel(name))));
     }
     for (const input of this.boxes.querySelectorAll("input")) {
       input.checked = this.metrics.includes(input.value);
@@ -116,7 +117,7 @@ class Comparison {
     this.metrics = isChosen ? [...this.metrics, name] : this.metrics.filter((other) => other !== name);
     replaceQuery({ metrics: this.metrics.join(",") });
     this.offer();
-    announce(`${labelOf(name)} is ${isChosen ? "shown" : "removed"}`);
+    announce(`${metricLabel(name)} is ${isChosen ? "shown" : "removed"}`);
     await this.draw();
   }
 
@@ -134,7 +135,7 @@ class Comparison {
     const runs = this.runs.filter((run) => run.rows.some((row) => row[name] !== undefined));
     if (!runs.length) return;
     if (!this.charts.has(name)) {
-      const chart = lineChart({ title: labelOf(name), format: formatOf(name), xTitle: "step", height: 240, group: this.group });
+      const chart = lineChart({ title: metricLabel(name), format: formatOf(name), xTitle: "step", height: 240, group: this.group });
       this.charts.set(name, chart);
       this.grid.append(chart.root);
     }

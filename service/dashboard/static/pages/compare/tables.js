@@ -3,13 +3,13 @@
 import { changeOf } from "../../change.js";
 import { button, duration, el, number, table } from "../../dom.js";
 import { jobName, statusBadge } from "../../job_parts.js";
-import { settingLabel } from "../../setting_names.js";
+import { leaves, settingLabel, settingValue } from "../../labels.js";
 import { ownMethod } from "../new/draft.js";
 
 // → a table with a row per job; `drop(id)` removes one from the comparison.
 export function outcomes(runs, drop) {
   const columns = ["Job", "Status", "Step", "Last reward or loss", "Held-out before", "Held-out last", "Held-out best", "Change (points)", "Duration", ""];
-  return table("Results", columns, runs.map((run) => outcome(run, runs.length > 1 && drop)));
+  return table("Results", columns, runs.map((run) => outcome(run, runs.length > 1 && drop)), "cards");
 }
 
 function outcome({ job, rows, color }, drop) {
@@ -48,8 +48,8 @@ export function differences(runs) {
     settings.map((one) => el("td", { class: "value" }, shown(one.get(name))))));
   const columns = ["Setting", ...runs.map(({ job }) => jobName(job))];
   const equal = names.filter((name) => !other.includes(name));
-  return [table("Differences", columns, rows(other)),
-    el("details", {}, el("summary", {}, same), table("Equal settings", columns, rows(equal)))];
+  return [table("Differences", columns, rows(other), "cards"),
+    el("details", {}, el("summary", {}, same), table("Equal settings", columns, rows(equal), "cards"))];
 }
 
 // A grader's code keeps its lines.
@@ -64,12 +64,5 @@ function flat(job) {
   const top = { model: job.model, training_file: job.training_file, validation_file: job.validation_file,
     validation_split: job.validation_split,
     seed: job.seed, resources: job.resources, method: method.type };
-  const found = new Map();
-  const walk = (value, path) => {
-    if (value === null || value === undefined) return;
-    if (typeof value !== "object" || Array.isArray(value)) return found.set(path, typeof value === "string" ? value : JSON.stringify(value));
-    for (const [name, inner] of Object.entries(value)) walk(inner, path ? `${path}.${name}` : name);
-  };
-  walk({ ...top, ...method[method.type] }, "");
-  return found;
+  return new Map([...leaves({ ...top, ...method[method.type] })].map(([path, value]) => [path, settingValue(value)]));
 }

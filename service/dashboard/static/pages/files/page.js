@@ -3,7 +3,7 @@
 import { styled } from "../../address.js";
 import { can } from "../../access.js";
 import { paged } from "../../api.js";
-import { ago, button, bytes, el, empty, failed, heading, loading, number, table } from "../../dom.js";
+import { addRows, ago, button, bytes, el, empty, failed, heading, loading, number, table } from "../../dom.js";
 import { uploader } from "../../uploads.js";
 import { fileActions } from "./actions.js";
 import { showFile } from "./file.js";
@@ -32,12 +32,11 @@ async function showList(box, signal, reload) {
     const more = button("More files", async () => {
       more.disabled = true;
       const next = await pages.next().catch((error) => failed(box, error, reload));
-      body.append(...(next ?? []).map((file) => rowOf(file, signal, reload)));
+      addRows(listed, (next ?? []).map((file) => rowOf(file, signal, reload)));
       more.disabled = false;
       more.hidden = !pages.hasMore;
     }, { hidden: !pages.hasMore });
-    const listed = table("Files", ["Name", "Rows", "Size", "Uploaded", ...(can.write ? ["Actions"] : [])], rows, "files");
-    const body = listed.querySelector("tbody");
+    const listed = table("Files", ["Name", "Rows", "Size", "Uploaded", ...(can.write ? ["Actions"] : [])], rows, "files cards");
     box.replaceChildren(listed, more);
   } catch (error) {
     if (!signal.aborted) failed(box, error, reload);

@@ -5,7 +5,8 @@ import { ChartGroup } from "../../chart_group.js";
 import { barChart, lineChart } from "../../charts.js";
 import { el, empty } from "../../dom.js";
 import { isOver } from "../../job_parts.js";
-import { CHARTS, formatOf, labelOf, seriesOf } from "../../metric_names.js";
+import { metricLabel } from "../../labels.js";
+import { CHARTS, formatOf, seriesOf } from "../../metric_names.js";
 
 const HEIGHT = 300;
 
@@ -68,12 +69,12 @@ export class Charts {
     if (this.offered === sorted.join()) return;
     this.offered = sorted.join();
     this.choice.replaceChildren(el("option", { value: "" }, "Choose…"),
-      ...sorted.map((name) => el("option", { value: name, selected: name === this.chosen }, name)));
+      ...sorted.map((name) => el("option", { value: name, selected: name === this.chosen }, metricLabel(name))));
   }
 
   choose(name) {
     this.chosen = name;
-    this.other = name && lineChart({ title: labelOf(name), format: formatOf(name), group: this.group });
+    this.other = name && lineChart({ title: metricLabel(name), format: formatOf(name), group: this.group });
     this.extra.replaceChildren(...(name ? [this.other.root] : []));
     return this.drawChosen();
   }

@@ -40,13 +40,13 @@ export class Checkpoints {
   }
 
   show(checkpoints, evaluated) {
-    if (!checkpoints.length) return empty(this.box, "No checkpoint yet", "A checkpoint is saved every checkpoint_interval steps.");
+    if (!checkpoints.length) return empty(this.box, "No checkpoint yet", "Checkpoints appear while the job runs, and at its end.");
     const measure = checkpoints.some((one) => one.metrics.reward !== undefined) ? "reward" : "loss";
     const heldOut = `eval/${measure}`;
     const isEvaluated = checkpoints.some((one) => one.metrics[heldOut] !== undefined);
     const columns = [isEvaluated && heldOutName(evaluated.last, `Held-out ${measure}`), `Training ${measure}`].filter(Boolean);
     const rows = checkpoints.map((one) => this.rowOf(one, isEvaluated ? [heldOut, measure] : [measure]));
-    this.box.replaceChildren(table("Checkpoints, newest first", ["Step", ...columns, "Saved", "Size", ""], rows, "tight"));
+    this.box.replaceChildren(table("Checkpoints, newest first", ["Step", ...columns, "Saved", "Size", ""], rows, "tight cards"));
   }
 
   // Keeps the row of a checkpoint, as a download may be running in it.

@@ -1,6 +1,7 @@
 // What a job was created with: model, files, settings, grader; and its expected and actual cost.
 
 import { el, section } from "../../dom.js";
+import { settingLabel, settingValue } from "../../labels.js";
 import { ownMethod } from "../new/draft.js";
 import { cost } from "./cost.js";
 import { fileLink } from "./lineage.js";
@@ -39,5 +40,5 @@ const json = (value) => el("pre", { class: "code", tabindex: 0 }, JSON.stringify
 function factList(values) {
   const present = Object.entries(values).filter(([, value]) => value !== null && value !== undefined);
   return el("dl", { class: "facts" }, present.map(([name, value]) =>
-    [el("dt", { class: "mono" }, name), el("dd", { class: "mono" }, value instanceof Node ? value : typeof value === "object" ? JSON.stringify(value) : String(value))]));
+    [el("dt", { title: name }, settingLabel(name)), el("dd", {}, value instanceof Node ? value : settingValue(value))]));
 }

@@ -4,13 +4,15 @@
 import { can } from "../../access.js";
 import { get, jobPath, post } from "../../api.js";
 import { announce, button, confirmed, el, failed, number, section } from "../../dom.js";
-import { labelOf } from "../../metric_names.js";
-import { settingLabel } from "../../setting_names.js";
+import { inWords, metricLabel, settingLabel, settingValue } from "../../labels.js";
 
 const KINDS = { error: "bad", warning: "warn", info: "" }; // the most severe first
 
+// A warning that explains nothing, and information that explains a rising reward.
+const [DOUBT, QUESTION] = ["few_training_rows", "longer_completions"];
+
 export class Diagnosis {
-  // `counted(n)`: called with the number of findings that are no errors.
+  // `counted({count, main})`: called with the number of findings that are no errors, and the cause of the first warning.
   constructor(id, signal, counted) {
     this.id = id;
     this.signal = signal;
@@ -38,16 +40,16 @@ export class Diagnosis {
     if (drawn === this.drawn) return;
     this.drawn = drawn;
     const errors = findings.filter((one) => one.severity === "error");
-    const named = new Set(findings.map((one) => `guard_${one.code}`)); // a guard's warning adds nothing to a rule's finding
-    const others = [...findings.filter((one) => one.severity !== "error"), ...warningsOf(job, findings)]
-      .filter((one) => !named.has(one.code))
+    const explained = findings.filter((one) => one.severity !== "error")
       .sort((a, b) => Object.keys(KINDS).indexOf(a.severity) - Object.keys(KINDS).indexOf(b.severity));
+    const others = [...explained, ...warningsOf(job)]; // a finding explains the run, a warning of the request does not
     this.failure.hidden = !job.failure && !errors.length;
     this.errors.replaceChildren(this.failed(job.failure, errors));
     const open = new Set([...this.list.querySelectorAll("details[open]")].map((one) => one.dataset.code));
     this.list.replaceChildren(...others.map((one) => this.line(one, open.has(one.code))));
     this.root.hidden = !others.length;
-    this.counted(others.length);
+    const main = explained.find((one) => (one.severity === "warning" && one.code !== DOUBT) || one.code === QUESTION);
+    this.counted({ count: others.length, main: main && inWords(main.cause) });
   }
 
   // The failure as it was reported, and its findings without what the report says already.
@@ -55,21 +57,21 @@ export class Diagnosis {
     const shown = [failure?.hint, ...(failure?.evidence ?? [])];
     return el("div", { class: "note bad", role: "alert" }, failure && failureReport(failure), errors.map((one) => {
       const evidence = one.evidence.filter((line) => !shown.includes(line));
-      return el("article", {}, el("p", {}, el("strong", {}, one.cause)),
+      return el("article", {}, el("p", {}, el("strong", {}, inWords(one.cause))),
         this.details({ ...one, evidence, advice: shown.includes(one.advice) ? null : one.advice }));
     }));
   }
 
   line(one, isOpen) {
     return el("details", { class: `finding ${KINDS[one.severity]}`, open: isOpen, "data-code": one.code },
-      el("summary", {}, el("strong", {}, one.cause), el("span", { class: "compared" }, comparedIn(one)), el("span", { class: "times" }, times(one))),
+      el("summary", {}, el("strong", {}, inWords(one.cause)), el("span", { class: "compared" }, comparedIn(one)), el("span", { class: "times" }, times(one))),
       el("div", { class: "details" }, this.details(one)));
   }
 
   details(one) {
     return [
-      one.evidence.length > 0 && el("ul", { class: "small" }, one.evidence.map((line) => el("li", { class: "text" }, line))),
-      one.advice && el("p", {}, one.advice),
+      one.evidence.length > 0 && el("ul", { class: "small" }, one.evidence.map((line) => el("li", { class: "text" }, inWords(line)))),
+      one.advice && el("p", {}, inWords(one.advice)),
       one.field && el("p", { class: "small" }, el("span", { title: one.field }, settingLabel(one.field)), change(one)),
       el("div", { class: "row" },
         can.write && one.patch && button(one.field ? "Run again with this change" : "Run again", (event) => this.clone(one, event.target), { kind: "small" }),
@@ -101,14 +103,13 @@ export class Diagnosis {
 }
 
 const change = ({ current, suggested }) =>
-  suggested === null || suggested === undefined ? null : ` ${JSON.stringify(current)} → ${JSON.stringify(suggested)}`;
+  suggested === null || suggested === undefined ? null : ` ${settingValue(current)} → ${settingValue(suggested)}`;
 
 // "held-out 0.862 · training 0.79 at step 40"
 const comparedIn = ({ compared = [] }) => compared.map(({ label, value, step }, at) =>
   [at > 0 && " · ", `${labelled(label)} `, el("b", {}, number(value, 3)), step === undefined || step === null ? null : ` at step ${number(step, 7)}`]);
 
-// A metric's own name at the start of the text in the words of its chart.
-const labelled = (text) => text.replace(/^[\w/]+/, (name) => labelOf(name));
+const labelled = (text) => inWords(text.replace(/^(reward|entropy|kl)\b/, metricLabel));
 
 function times({ count, first_step: first, last_step: last }) {
   const at = last === undefined || last === null ? "" : `at step ${number(last, 7)}`;
@@ -116,11 +117,12 @@ function times({ count, first_step: first, last_step: last }) {
   return at || (first ? `since step ${number(first, 7)}` : "");
 }
 
-// The job's warnings as findings, one for each code, unless the diagnosis has it.
-function warningsOf(job, findings) {
+// The job's other warnings as findings, one for each code; the diagnosis has those of the guards.
+function warningsOf(job) {
   const found = new Map();
   for (const warning of job.warnings) {
     const code = warning.code ?? "warning";
+    if (code.startsWith("guard_")) continue;
     const same = found.get(code) ?? { code, severity: "warning", count: 0, evidence: [], cause: "" };
     same.count += 1;
     same.last_step = warning.step ?? same.last_step;
@@ -129,14 +131,14 @@ function warningsOf(job, findings) {
     found.set(code, same);
   }
   for (const one of found.values()) if (one.evidence.length === 1) one.evidence = [];
-  return [...found.values()].filter((one) => !findings.some((finding) => finding.code === one.code));
+  return [...found.values()];
 }
 
 function failureReport({ code, message, hint, evidence }) {
   const lines = evidence.map((one) => (typeof one === "string" ? one : JSON.stringify(one)));
   return [
-    el("p", {}, el("strong", {}, message), " ", el("code", {}, code)),
-    hint && el("p", {}, hint),
+    el("p", {}, el("strong", {}, inWords(message)), " ", el("code", {}, code)),
+    hint && el("p", {}, inWords(hint)),
     lines.length > 0 && el("pre", { class: "code", tabindex: 0 }, lines.join("\n")),
   ];
 }

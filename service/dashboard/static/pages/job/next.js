@@ -5,10 +5,11 @@ import { can } from "../../access.js";
 import { el, number } from "../../dom.js";
 import { hasInterval } from "./strip.js";
 
-// `findings`: the number of those that are not errors.
-export function nextStep(job, findings = 0) {
-  const [text, ...links] = adviceFor(job, findings, linksOf(job, findings));
-  return el("p", { class: "next" }, el("strong", {}, text), links.filter(Boolean));
+// findings: {count, main}: the number of those that are not errors, and the cause that explains the run, if one does.
+export function nextStep(job, { count = 0, main } = {}) {
+  const [text, ...links] = adviceFor(job, count, linksOf(job, count));
+  const isExplained = main && !["failed", "cancelled"].includes(job.status);
+  return el("p", { class: "next" }, el("strong", {}, isExplained ? main : text), links.filter(Boolean));
 }
 
 function linksOf(job, findings) {

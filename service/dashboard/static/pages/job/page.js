@@ -85,9 +85,9 @@ class JobPage {
 
   async fillOnce() {
     plotly().catch(() => {}); // while the rows are read
-    const diagnosis = this.diagnosis.load(this.job);
-    diagnosis.catch(() => {}); // awaited below
     this.rows = await this.newRows;
+    const diagnosis = this.diagnosis.load(this.job); // not earlier: it reads all metrics, which would delay the rows
+    diagnosis.catch(() => {}); // awaited below
     this.summary.update(this.job, { rows: this.rows });
     if (!isOver(this.job)) this.newest = await this.history.newest();
     await Promise.all([diagnosis, this.charts.update(this.job, this.rows)]);

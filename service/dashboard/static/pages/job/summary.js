@@ -30,7 +30,7 @@ export class Summary {
     this.changed = changed;
     this.signal = signal;
     this.rows = [];
-    this.findings = 0;
+    this.findings = {};
     this.lineage = new Lineage(job, signal);
     this.tags = el("span", { class: "row" });
     this.about = el("div", { class: "row about" }, el("span", {}, `${kindOf(job)} from `, this.lineage.root),

@@ -6,6 +6,7 @@ import { changeCell } from "../../change.js";
 import { sparkline } from "../../charts.js";
 import { ago, button, el, number } from "../../dom.js";
 import { doing, isOver, jobName, kindOf, labels, progressBar, statusBadge } from "../../job_parts.js";
+import { inWords } from "../../labels.js";
 
 const POINTS = 40;
 const CELLS = ["name", "status", "progress", "curve", "held-out", "created small", "edit"];
@@ -61,7 +62,7 @@ function notices(job) {
   const words = doing(job);
   return [
     words && el("div", { class: "small faint cut doing", title: words }, words),
-    job.attention && el("div", { class: "small attention", title: job.attention }, job.attention),
+    job.attention && el("div", { class: "small attention", title: job.attention }, inWords(job.attention)),
   ].filter(Boolean);
 }
 

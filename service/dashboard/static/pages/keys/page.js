@@ -3,7 +3,7 @@
 import { styled } from "../../address.js";
 import { get, paged, post, remove } from "../../api.js";
 import { commands } from "../../copying.js";
-import { announce, ago, button, bytes, confirmed, el, failed, heading, loading, moment, number, section, table } from "../../dom.js";
+import { addRows, announce, ago, button, bytes, confirmed, el, failed, heading, loading, moment, number, section, table } from "../../dom.js";
 
 const KEYS = "/v1/keys";
 const PAGE = 50;
@@ -36,8 +36,8 @@ class KeysPage {
     try {
       const [tenants, keys] = await Promise.all([get("/v1/tenants", { signal: this.signal }), pages.next()]);
       this.names.replaceChildren(...tenants.data.map((one) => el("option", { value: one.id })));
-      this.tenants.replaceChildren(table("Use of tenants", ["Tenant", "Keys", "Unfinished jobs", "Stored"], tenants.data.map(tenantRow)));
-      const listed = table("Keys of all tenants", ["Key", "Tenant", "Name", "Scopes", "Created", "Last used", "State", "Actions"], keys.map((one) => this.row(one)));
+      this.tenants.replaceChildren(table("Use of tenants", ["Tenant", "Keys", "Unfinished jobs", "Stored"], tenants.data.map(tenantRow), "cards"));
+      const listed = table("Keys of all tenants", ["Key", "Tenant", "Name", "Scopes", "Created", "Last used", "State", "Actions"], keys.map((one) => this.row(one)), "cards");
       this.keys.replaceChildren(listed);
       this.pages = pages;
       this.more.hidden = !pages.hasMore;
@@ -49,7 +49,7 @@ class KeysPage {
   async grow() {
     this.more.disabled = true;
     try {
-      this.keys.querySelector("tbody").append(...(await this.pages.next()).map((one) => this.row(one)));
+      addRows(this.keys, (await this.pages.next()).map((one) => this.row(one)));
     } catch (error) {
       if (!this.signal.aborted) failed(this.problem, error);
     }

@@ -3,7 +3,7 @@
 
 import { codeEditor, markLine } from "../../code_editor.js";
 import { el } from "../../dom.js";
-import { settingLabel } from "../../setting_names.js";
+import { settingLabel } from "../../labels.js";
 
 // One field. `control` has the id that the label refers to; `param` is the request's field.
 export function field(param, label, hint, control, ...more) {

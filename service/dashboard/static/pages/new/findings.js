@@ -1,12 +1,12 @@
-// The findings of a check, an estimate and a probe, as elements.
+// The findings of a check, an estimate and a probe, as elements; a probe's advice can be applied to the draft.
 
 import { PROBES } from "../../api.js";
-import { ago, bytes, duration, el, number, percent } from "../../dom.js";
+import { ago, button, bytes, el, number, percent } from "../../dom.js";
 import { logButton } from "../../download_button.js";
 import { between, expectedTime } from "../job/cost.js";
-import { adviceButton } from "./advice.js";
-import { settingLabel } from "../../setting_names.js";
-import { labelOf } from "./fields.js";
+import { inWords, settingLabel } from "../../labels.js";
+import { methodOf } from "./draft.js";
+import { idOf, labelOf } from "./fields.js";
 
 const TONES = { yes: "good", maybe: "warn", no: "bad" };
 
@@ -21,7 +21,7 @@ export function showProblems(problems, go) {
   return el("div", { class: "note bad", role: "alert" },
     el("h3", {}, groups.length === 1 ? "1 problem to fix" : `${groups.length} problems to fix`),
     el("ul", { class: "problems" }, groups.slice(0, SHOWN).map(([one, ...others]) => el("li", {},
-      one.field ? fieldLink(one.field, placeOf(one), go) : one.param && el("span", { title: one.param }, settingLabel(one.param)), " ", text(one),
+      one.field ? fieldLink(one.field, placeOf(one), go) : one.param && el("span", { title: one.param }, settingLabel(one.param)), " ", inWords(text(one)),
       others.length > 0 && ` (and ${number((one.alike ?? others.length + 1) - 1)} similar)`))),
     groups.length > SHOWN && el("p", { class: "small" }, `And ${groups.length - SHOWN} more.`));
 }
@@ -29,9 +29,9 @@ export function showProblems(problems, go) {
 // The label of the problem's field, with what its path has beyond it: "Training file [17].messages".
 function placeOf({ field, param }) {
   const label = labelOf(field);
-  if (!param.startsWith(field)) return `${label} (${param})`;
+  if (!param.startsWith(field)) return `${label} (${settingLabel(param)})`;
   const rest = param.slice(field.length);
-  return rest ? `${label} ${rest}` : label;
+  return rest ? `${label} ${rest.replace(/^\./, "")}` : label;
 }
 
 function fieldLink(field, text, go) {
@@ -46,7 +46,7 @@ export function showCheck(report) {
   return [
     el("div", { class: `note ${isClean ? "good" : ""}`, role: "status" },
       el("h3", {}, isClean ? "Ready to start" : "Ready, with warnings"), el("p", {}, `${rows}${held}, ${number(report.total_steps)} steps. ${advice}`)),
-    report.warnings.map((warning) => el("div", { class: "note warn" }, el("p", {}, warning.message))),
+    report.warnings.map((warning) => el("div", { class: "note warn" }, el("p", {}, inWords(warning.message)))),
     showEstimate(report.estimate),
   ];
 }
@@ -62,7 +62,7 @@ export function showEstimate(found) {
   return el("div", { class: "stack" },
     el("h3", {}, "Estimate"),
     el("dl", { class: "facts" }, facts.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
-    el("ul", { class: "problems hint" }, found.notes.map((note) => el("li", {}, note))));
+    el("ul", { class: "problems hint" }, found.notes.map((note) => el("li", {}, inWords(note)))));
 }
 
 export function showProbing(probe) {
@@ -77,7 +77,7 @@ export function showProbing(probe) {
 export function showProbe(probe, go, draft, signal) {
   const { result } = probe;
   if (!result) {
-    const why = probe.failure ? `${probe.failure.message} ${probe.failure.hint}` : "Cancelled.";
+    const why = probe.failure ? inWords(`${probe.failure.message} ${probe.failure.hint}`) : "Cancelled.";
     return el("div", { class: "note bad", role: "alert" }, el("h3", {}, "No probe result"), el("p", {}, why),
       probe.failure && logButton(`${PROBES}/${probe.id}`, signal));
   }
@@ -88,9 +88,9 @@ export function showProbe(probe, go, draft, signal) {
   ];
   return el("div", { class: "stack" },
     el("p", { class: "small faint" }, `${probe.model}, ${number(result.prompts)} prompts, `, ago(probe.created_at)),
-    el("div", { class: `note ${TONES[result.can_learn]}`, role: "status" }, el("h3", {}, "Can GRPO learn here?"), el("p", {}, result.sentence),
+    el("div", { class: `note ${TONES[result.can_learn]}`, role: "status" }, el("h3", {}, "Can GRPO learn here?"), el("p", {}, inWords(result.sentence)),
       result.advice.length > 0 && el("ul", { class: "problems" }, result.advice.map((one) => el("li", {},
-        fieldLink(one.param, labelOf(one.param), go), ": ", one.message)))),
+        fieldLink(one.param, labelOf(one.param), go), ": ", inWords(one.message))))),
     adviceButton(result.advice, draft),
     el("dl", { class: "facts" }, figures.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
     el("details", {}, el("summary", {}, `Samples (${probe.groups.length} of ${result.prompts} prompts)`), probe.groups.map(showGroup)));
@@ -103,4 +103,29 @@ function showGroup(group) {
       el("span", { class: "numeric" }, one.reward === null ? "error" : number(one.reward, 2)),
       el("span", { class: "text cut-lines" }, one.text || "(empty)"),
       one.finish_reason === "length" && el("span", { class: "tag" }, "truncated")))));
+}
+
+// ---- a probe's advice as changes of the draft
+
+// The button that takes the values of `advice` into the draft and reports the changed fields; null if there are none.
+function adviceButton(advice, draft) {
+  const settable = advice.filter((one) => one.value !== null);
+  if (!settable.length) return null;
+  const report = el("p", { class: "small", role: "status" });
+  const take = button("Apply the advice", () => {
+    const changes = settable.map((one) => changed(draft, one));
+    report.textContent = `Changed: ${changes.join("; ")}.`;
+    take.disabled = true;
+  });
+  return el("div", { class: "stack" }, el("div", { class: "row" }, take), report);
+}
+
+// → "Completions per prompt 8 → 16"
+function changed(draft, { param, value }) {
+  const before = draft.get(param) ?? "default";
+  if (param === "method.type") draft.set("method", methodOf(value));
+  else draft.set(param, value);
+  const folded = document.getElementById(idOf(param))?.closest("details");
+  if (folded) folded.open = true;
+  return `${labelOf(param)} ${before} → ${value}`;
 }

@@ -4,6 +4,7 @@
 import { get, JOBS, paged, pause } from "../../api.js";
 import { styled } from "../../address.js";
 import { button, el, empty, heading, loading } from "../../dom.js";
+import { leaves, settingLabel, settingValue } from "../../labels.js";
 import { actions } from "./actions.js";
 import { waysToAdd } from "../models/adding.js";
 import { blank, changed, draftOf, keptDraft, requestOf } from "./draft.js";
@@ -44,7 +45,8 @@ export async function show(root, params, signal) {
 }
 
 function changesIn(patch) {
-  return Object.keys(patch).length ? [" with this change: ", el("code", {}, JSON.stringify(patch))] : [];
+  const shown = [...leaves(patch)].map(([path, value]) => `${settingLabel(path)} ${settingValue(value)}`);
+  return shown.length ? [" with this change: ", el("strong", {}, shown.join(", "))] : [];
 }
 
 // How to add a model, until there is one.

@@ -1,7 +1,7 @@
 // The settings of a method: the usual ones, and more of them folded.
 
 import { el, section } from "../../dom.js";
-import { settingLabel } from "../../setting_names.js";
+import { settingLabel } from "../../labels.js";
 import { field, input, select } from "./fields.js";
 import { guardsPart } from "./guards.js";
 import { metadataPart } from "./metadata.js";

@@ -1,27 +1,42 @@
 // Parallel coordinates: an axis for each setting and result, a line for each run. The table of the page has the same
 // values.
 
-import { el, number, svg } from "../../dom.js";
 import { points } from "../../change.js";
+import { el, number, svg } from "../../dom.js";
+import { settingLabel } from "../../labels.js";
 
-const WIDTH = 960;
-const HEIGHT = 300;
-const EDGE = { top: 44, bottom: 34, side: 70 };
+// Where the axes are: beside each other, or one below the other on a phone. `point`: the place of a value on an axis.
+const WIDE = (count) => ({
+  size: [960, 300],
+  point: (at, share) => [70 + (at * 820) / Math.max(1, count - 1), 266 - share * 222],
+  label: ([x]) => ({ x, y: 20, "text-anchor": "middle" }),
+  tick: ([x, y]) => ({ x: x + 8, y: y + 4 }),
+});
+const ROW = 78;
+const TALL = (count) => ({
+  size: [340, ROW * count],
+  point: (at, share) => [20 + share * 300, 44 + at * ROW],
+  label: ([, y]) => ({ x: 2, y: y - 20 }),
+  tick: ([x, y], share) => ({ x, y: y + 19, "text-anchor": share < 0.1 ? "start" : share > 0.9 ? "end" : "middle" }),
+});
 
 // names: of the settings; runs: [{job, settings, change, reward}], best first. → a <figure>
 export function coordinates(names, runs) {
   const axes = [
-    ...names.map((name) => axis(settingName(name), runs.map((run) => run.settings[name] ?? null))),
+    ...names.map((name) => axis(settingLabel(name), runs.map((run) => run.settings[name] ?? null))),
     axis("Final reward", runs.map((run) => run.reward), number),
     axis("Held-out change", runs.map((run) => run.change), points),
   ].filter((one) => one.values.some((value) => value !== null));
-  const across = (at) => EDGE.side + (at * (WIDTH - 2 * EDGE.side)) / Math.max(1, axes.length - 1);
-  const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "parallel", role: "img", "aria-label": described(axes, runs) },
-    runs.map((run, at) => line(run, at, axes, across, runs)).reverse(),
-    axes.map((one, at) => drawAxis(one, across(at))));
   return el("figure", { class: "chart" },
     el("figcaption", {}, el("span", {}, "Parallel coordinates"), el("span", { class: "faint" }, "Stronger line: better result")),
-    el("div", { class: "scroll drawing", tabindex: 0, role: "region", "aria-label": "Parallel coordinates" }, drawing));
+    drawing("wide", WIDE(axes.length), axes, runs), drawing("tall", TALL(axes.length), axes, runs));
+}
+
+// The style sheet shows the one that fits the window.
+function drawing(kind, place, axes, runs) {
+  return svg("svg", { viewBox: `0 0 ${place.size.join(" ")}`, class: `parallel ${kind}`, role: "img", "aria-label": described(axes, runs) },
+    runs.map((run, at) => line(run, at, axes, place, runs)).reverse(),
+    axes.map((one, at) => drawAxis(one, at, place)));
 }
 
 // Numbers are placed by their value (settings that span more than a factor of 20 by its logarithm), words evenly.
@@ -41,18 +56,19 @@ function axis(label, values, format) {
   return { label, values, place, ticks: marked.map((value) => [format ? format(value) : present[numbers.indexOf(value)], place(value)]) };
 }
 
-const up = (share) => HEIGHT - EDGE.bottom - share * (HEIGHT - EDGE.top - EDGE.bottom);
-
-function drawAxis({ label, ticks }, x) {
+function drawAxis({ label, ticks }, at, place) {
+  const [[x1, y1], [x2, y2]] = [place.point(at, 0), place.point(at, 1)];
   return svg("g", { class: "axis" },
-    svg("line", { x1: x, x2: x, y1: EDGE.top, y2: HEIGHT - EDGE.bottom }),
-    svg("text", { x, y: 20, class: "label" }, label),
-    ticks.map(([text, share]) => [svg("circle", { cx: x, cy: up(share), r: 2.5 }),
-      svg("text", { x: x + 8, y: up(share) + 4 }, text)]));
+    svg("line", { x1, x2, y1, y2 }),
+    svg("text", { ...place.label([x1, y1]), class: "label" }, label),
+    ticks.map(([text, share]) => {
+      const [cx, cy] = place.point(at, share);
+      return [svg("circle", { cx, cy, r: 2.5 }), svg("text", place.tick([cx, cy], share), text)];
+    }));
 }
 
-function line(run, at, axes, across, runs) {
-  const path = axes.flatMap((one, place) => (one.values[at] === null ? [] : [`${across(place).toFixed(1)},${up(one.place(one.values[at])).toFixed(1)}`]));
+function line(run, at, axes, place, runs) {
+  const path = axes.flatMap((one, index) => (one.values[at] === null ? [] : [place.point(index, one.place(one.values[at])).map((value) => value.toFixed(1)).join()]));
   const known = runs.map((other) => other.change ?? other.reward).filter((value) => value !== null);
   const [low, high] = [Math.min(...known), Math.max(...known)];
   const value = run.change ?? run.reward;
@@ -64,10 +80,7 @@ function line(run, at, axes, across, runs) {
 
 function described(axes, runs) {
   const best = runs.find((run) => run.change !== null) ?? runs[0];
-  const settings = Object.entries(best.settings).map(([name, value]) => `${settingName(name)} ${value}`).join(", ");
+  const settings = Object.entries(best.settings).map(([name, value]) => `${settingLabel(name)} ${value}`).join(", ");
   const change = best.change === null ? "" : ` with a held-out change of ${points(best.change)} points`;
   return `${runs.length} runs over ${axes.map((one) => one.label).join(", ")}. Best: ${settings}${change}. The table below has all values.`;
 }
-
-// "method.reinforcement.hyperparameters.beta" → "beta"
-export const settingName = (path) => path.split(".").at(-1);

@@ -5,7 +5,9 @@ import { JOBS, paged, pause } from "../../api.js";
 import { changeCell } from "../../change.js";
 import { el, empty, failed, heading, loading, number, section, table } from "../../dom.js";
 import { isOver, jobName, statusBadge } from "../../job_parts.js";
-import { coordinates, settingName } from "./coordinates.js";
+import { settingLabel } from "../../labels.js";
+import { coordinates } from "./coordinates.js";
+import { nextStep } from "./next.js";
 
 const PAGE = 100;
 const MOST = 1000;
@@ -54,7 +56,7 @@ function draw(root, jobs, compare) {
   compare.hidden = best.length < 2;
   compare.textContent = `Compare ${best.length === jobs.length ? "all" : `best ${best.length}`}`;
   compare.href = `#/compare?jobs=${best.map((job) => job.id).join(",")}`;
-  root.replaceChildren(summary(jobs), section("Settings and results", coordinates(names, runs)), section("Runs", runsTable(names, runs)));
+  root.replaceChildren(summary(jobs), section("Next step", nextStep(names, runs)), section("Settings and results", coordinates(names, runs)), section("Runs", runsTable(names, runs)));
 }
 
 function summary(jobs) {
@@ -65,11 +67,11 @@ function summary(jobs) {
 }
 
 function runsTable(names, runs) {
-  const columns = ["Run", ...names.map(settingName), "Held-out change (points)", "Final reward", "Status"];
+  const columns = ["Run", ...names.map(settingLabel), "Held-out change (points)", "Final reward", "Status"];
   return table("Runs, best held-out change first", columns, runs.map(({ job, settings }) => el("tr", {},
     el("th", { scope: "row" }, el("a", { href: `#/jobs/${job.id}` }, jobName(job))),
     names.map((name) => el("td", { class: "mono" }, settings[name] ?? "–")),
-    el("td", {}, changeCell(job)), el("td", {}, number(job.reward)), el("td", {}, statusBadge(job)))));
+    el("td", {}, changeCell(job)), el("td", {}, number(job.reward)), el("td", {}, statusBadge(job)))), "cards");
 }
 
 // The label `sweep_run`: the values as they were given to `grpo sweep`.
