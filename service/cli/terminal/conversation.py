@@ -58,15 +58,17 @@ def _turns(one: dict[str, Any]) -> Iterator[list[Spoken]]:
     episode = one["episode"]
     if episode is None:
         for turn in one["tool_turns"] or [{"text": one["text"], "answers": ()}]:
-            answers = (
+            said = (
                 (f"tool {each['name']}{' failed' * each['failed']}", each["text"]) for each in turn["answers"]
             )
-            yield [("model", turn["text"]), *answers]
+            yield [("model", turn["text"]), *said]
         return
+    is_rewarded = any(turn["reward"] is not None for turn in episode["turns"])
     for turn in episode["turns"]:
         reward = "none" if turn["reward"] is None else short_number(turn["reward"])
-        answer = ("environment", turn["observation"])
-        yield [("model", turn["action"]), answer, ("reward", reward + ", done" * turn["done"])]
+        answers = {"environment": turn["observation"]} if turn["observation"] else {}
+        rewards = {"reward": reward + ", done" * turn["done"]} if is_rewarded or turn["done"] else {}
+        yield [("model", turn["action"]), *answers.items(), *rewards.items()]
     if episode["unanswered"]:
         yield [("model", episode["unanswered"])]
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.deployment import JOBS, Deployment
 from tests.browser.rollouts.pages import HOSTILE, groups_of, open_page, shown_group, signed
@@ -124,23 +124,25 @@ def test_a_long_text_is_cut_until_it_is_opened(page: Page, long_text: str, shots
     shots(page, "rollouts-long")
 
 
+def spoken(card: Locator) -> list[str]:
+    """The text of each turn of a card."""
+    return [" ".join(text.split()) for text in card.get_by_role("listitem").all_inner_texts()]
+
+
 def test_turns_are_a_conversation_with_their_rewards(page: Page, turns: str, shots: Shots) -> None:
     open_page(page, turns)
-    expect(page.get_by_role("article")).to_have_count(3)
-    won, cut, failed = page.get_by_role("article").all()
-    region = won.get_by_role("region", name="Conversation of completion 1")
-    assert [" ".join(text.split()) for text in region.get_by_role("listitem").all_inner_texts()] == [
-        "Turn 1 Reward 0.2 Model crane Environment two letters are right",
-        "Turn 2 Reward 1 Done Model crate Environment solved",
-    ]
+    expect(page.get_by_role("article")).to_have_count(4)
+    won, cut, failed, agents = page.get_by_role("article").all()
+    expect(won.get_by_role("region", name="Conversation of completion 1")).to_be_visible()
     expect(won).to_contain_text("environment words, seed 7")
-    assert cut.get_by_role("listitem").last.inner_text().split("\n\n") == [
-        "Turn 2\nCut, not sent",
-        "Model",
-        "sla",
+    assert spoken(won) == [
+        "Turn 1 Reward 0.2 Model crane Environment two are right",
+        "Turn 2 No reward Model <b> Environment Error",
+        "Turn 3 Reward 1 Done Model crate Environment solved",
     ]
-    expect(failed.get_by_role("listitem").first).to_contain_text("No reward")
-    expect(failed.get_by_role("listitem").last).to_contain_text("Session failed")
+    assert spoken(cut)[1:] == ["Turn 2 Cut, not sent Model sla"]
+    assert spoken(failed)[1:] == ["Turn 2 Session failed Model crown"]
+    assert spoken(agents) == ["Turn 1 Model I look. Environment 7", "Turn 2 Model It is 7."]
     expect(failed.locator(".note")).to_contain_text("Session failed: no answer within 30 s")
     assert failed.locator(".parts, b", has_text="model_grader_server_error").count() == 0
     shots(page, "rollouts-turns")

@@ -87,11 +87,17 @@ def as_message(content: str) -> dict[str, Any]:
 
 
 EPISODES = [
-    acted(1.0, turn("crane", "two letters are right", 0.2), turn("crate", "solved", 1.0, done=True)),
-    acted(0.2, turn("slate", "two letters are right", 0.2), unanswered="sla", finish="length"),
-    acted(None, turn("<b>", "Error: no word", None), unanswered="crown", failure="no answer within 30 s"),
+    acted(
+        1.0,
+        turn("crane", "two are right", 0.2),
+        turn("<b>", "Error"),
+        turn("crate", "solved", 1.0, done=True),
+    ),
+    acted(0.2, turn("slate", "two are right", 0.2), unanswered="sla", finish="length"),
+    acted(None, turn("slime", "one is right", 0.1), unanswered="crown", failure="no answer within 30 s"),
+    acted(0.5, turn("I look.", "7"), turn("It is 7.", "")),
 ]
-"""One that solved its task, one that was cut, one whose session failed."""
+"""One that solved its task, one that was cut, one whose session failed, and one of an agent."""
 TOOL_TURNS = [
     {"text": "I add.", "answers": [{"name": "add", "text": "7", "failed": False}]},
     {"text": "I search.", "answers": [{"name": "find", "text": "Error: no answer", "failed": True}]},

@@ -70,24 +70,32 @@ user: Guess the word. It has five letters.
 
 completion 1: reward 1, advantage 0, 3 tokens, stop, environment words, seed 7
   1  model        crane
-     environment  two letters are right
+     environment  two are right
      reward       0.2
-  2  model        crate
+  2  model        <b>
+     environment  Error
+     reward       none
+  3  model        crate
      environment  solved
      reward       1, done
 
 completion 2: reward 0.2, advantage 0, 3 tokens, length, environment words, seed 7
   1  model        slate
-     environment  two letters are right
+     environment  two are right
      reward       0.2
   2  model        sla
 
 completion 3: reward –, advantage 0, 3 tokens, stop, environment words, seed 7
-  1  model        <b>
-     environment  Error: no word
-     reward       none
+  1  model        slime
+     environment  one is right
+     reward       0.1
   2  model        crown
   session failed, not scored: no answer within 30 s
+
+completion 4: reward 0.5, advantage 0, 3 tokens, stop, environment words, seed 7
+  1  model        I look.
+     environment  7
+  2  model        It is 7.
 """
 TOOLS = """step 2 train, row 1
 prompt: <user> 0

@@ -16,11 +16,13 @@ export function conversation(one, at) {
   ];
 }
 
-// → [{said, answers: [{from, text, isFailed}], outcome: [text]}]
+// → [{said, answers: [{from, text, isFailed}], outcome: [text]}]; agents give no rewards of turns, and nothing follows
+// their last one.
 function turnsOfEpisode({ turns, unanswered, failure: failed }) {
+  const isRewarded = turns.some(({ reward }) => reward !== null);
   const found = turns.map(({ action, observation, reward, done }) => ({
-    said: action, answers: [{ from: "Environment", text: observation }],
-    outcome: [reward === null ? "No reward" : ["Reward ", el("b", {}, number(reward))], done && "Done"],
+    said: action, answers: observation ? [{ from: "Environment", text: observation }] : [],
+    outcome: [isRewarded && (reward === null ? "No reward" : ["Reward ", el("b", {}, number(reward))]), done && "Done"],
   }));
   return unanswered ? [...found, { said: unanswered, answers: [], outcome: [failed ? "Session failed" : "Cut, not sent"] }] : found;
 }
