@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from grpo_engine.contract.records import Sample
+from grpo_engine.contract.records import FinishReason, Sample
 from grpo_engine.graders.base import Graded, RewardGrader
 from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.untrusted_json import read_graded
@@ -89,7 +89,9 @@ class EnvironmentReward(RewardGrader):
 
     def evaluate(self, sample: Sample, item: Mapping[str, Any]) -> Graded:
         if sample.environment_reward is None:
-            raise UnscorableError("other_error", "the environment gave no reward")
+            was_cut = sample.finish_reason is FinishReason.LENGTH
+            why = ": the episode was cut at max_completion_tokens or max_turns" if was_cut else ""
+            raise UnscorableError("other_error", f"the environment gave no reward{why}")
         return Graded(sample.environment_reward)
 
 

@@ -10,9 +10,10 @@ import openai
 import pytest
 from pydantic import ValidationError
 
-from grpo_engine.contract.records import FinishReason, Score
+from grpo_engine.contract.records import FinishReason, Sample, Score
 from grpo_engine.graders import make_sample
-from grpo_engine.graders.rules.endpoint import Endpoint
+from grpo_engine.graders.errors import UnscorableError
+from grpo_engine.graders.rules.endpoint import Endpoint, EnvironmentReward
 from tests.support.chat_server import EndpointServer, Recorded, Reply
 
 SECRET = "whsec_" + base64.b64encode(b"a secret of thirty-two bytes, ok").decode()
@@ -246,3 +247,14 @@ def test_a_dumped_grader_reads_back_equal_and_runs_in_a_thread() -> None:
     assert Endpoint.model_validate_json(grader.model_dump_json()) == grader
     assert grader.execution == "thread"
     assert grader.problems({}) == []
+
+
+def test_an_episode_without_a_reward_is_unscorable_and_the_reason_says_that_it_was_cut() -> None:
+    grader = EnvironmentReward(type="environment")
+    for reason, expected in (
+        (FinishReason.STOP, "no reward$"),
+        (FinishReason.LENGTH, "cut at max_completion"),
+    ):
+        with pytest.raises(UnscorableError, match=expected):
+            grader.evaluate(Sample(output_text="", finish_reason=reason), {})
+    assert grader.evaluate(Sample(output_text="", environment_reward=0.0), {}).reward == 0.0
