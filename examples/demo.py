@@ -67,14 +67,23 @@ class JobFailed(Exception):
 
 
 @contextmanager
-def embedded(home: Path) -> Iterator[Client]:
-    """`grpo up` on `home`, and its client; the service is stopped at the end of the block."""
+def embedded(home: Path, **variables: str) -> Iterator[Client]:
+    """`grpo up` on `home`, and its client; the service is stopped at the end of the block.
+
+    `variables`: added to its environment.
+    """
     log = home / "service.log"
     with log.open("wb") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", "service.cli", "up", "--port", "0", "--json"],
             # one thread per process: more threads than cores would only wait for each other
-            env={"OMP_NUM_THREADS": "1", **os.environ, "GRPO_HOME": str(home), "GRPO_MODE": "embedded"},
+            env={
+                "OMP_NUM_THREADS": "1",
+                **os.environ,
+                "GRPO_HOME": str(home),
+                "GRPO_MODE": "embedded",
+                **variables,
+            },
             stdout=subprocess.PIPE,
             stderr=errors,
             start_new_session=True,

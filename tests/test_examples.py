@@ -10,6 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from examples.arithmetic import make_rows, supervised_rows, write_jsonl
 from examples.chart import chart
 from examples.decoding import accuracy
+from examples.openenv_game.game import Game
+from examples.openenv_game.learn import demonstrations, games
 from examples.tiny_model import Family, make_model
 from grpo_engine.config.job import Reinforcement, Supervised, hyperparameters_of
 from grpo_engine.contract.records import Sample
@@ -224,3 +226,25 @@ def test_the_jobs_with_a_task_by_name_are_accepted() -> None:
         assert job.dataset is not None
         assert isinstance(job.method, Reinforcement)
         assert job.method.reinforcement.grader.type == job.dataset.type == "reasoning_gym"
+
+
+def test_the_job_with_a_game_is_accepted_where_its_server_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRPO_ALLOWED_HOSTS", "127.0.0.1:8765")
+    _, method = load(EXAMPLES / "openenv_game" / "job.json")
+    assert method.reinforcement.grader.type == "environment"
+    assert {row["environment"] for row in games(2)} == set(method.reinforcement.environments)
+
+
+def test_only_the_middle_of_the_range_finds_every_digit_of_the_game() -> None:
+    found = []
+    for target in range(10):
+        game, weak = Game(target), Game(target)
+        while not game.is_over:
+            game.guess(str(game.middle))
+        for digit in range(4):
+            weak.guess(str(digit))
+        found.append((game.found, weak.found))
+    assert found == [(True, True)] * 4 + [(True, False)] * 6
+    assert Game(3).guess("three") == "not a digit"
+    demonstrated = [row["messages"][-1]["content"] for row in demonstrations(200)]
+    assert set(demonstrated) == set("0123456789")
