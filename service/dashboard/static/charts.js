@@ -51,6 +51,7 @@ function figure(options, tracesOf, layout) {
     if (!root.isConnected || !series.length) return;
     const drawn = series.map((one, at) => ({ ...within(one, group.range), color: one.color ?? at + 1, isHidden: names.hidden.has(one.name) }));
     const traces = drawn.filter((one) => !one.isHidden).flatMap((one) => tracesOf(one, group.settings.smoothing));
+    plot.querySelector(".preview")?.remove();
     await library.react(plot, traces, kept(plot, layoutOf(options, series, group, layout)), config());
     marker.listen();
     chart.isStale = false;
@@ -67,6 +68,7 @@ function figure(options, tracesOf, layout) {
     names.update(series);
     plot.setAttribute("aria-label", (options.describe ?? described)(series, options));
     fillTable();
+    if (!window.Plotly && !plot.hasChildNodes()) plot.append(preview(series));
     return (chart.ready = chart.draw());
   };
   return chart;
@@ -80,14 +82,27 @@ function lineTraces(series, smoothing) {
   const line = {
     type: "scatter", mode: (series.markers && x.length <= MARKED) || x.length < 2 ? "lines+markers" : "lines", name: series.name,
     x, y: flat(series.y), connectgaps: true, hoverinfo: "skip",
-    line: { color, width: 2, dash: series.dash }, marker: { size: 6, color },
+    line: { color, width: 2.25, dash: series.dash }, marker: { size: 6, color },
   };
   const raw = { ...line, y: series.y, name: `${series.name} (raw)`, line: { color: faded(color, 0.3), width: 1 } };
   const lines = isSmooth ? [raw, line] : [line];
   if (!series.low) return lines;
   const edge = { type: "scatter", mode: "lines", x, line: { width: 0 }, hoverinfo: "skip" };
-  const band = { ...edge, y: flat(series.high), fill: "tonexty", fillcolor: faded(color, 0.13), name: `${series.name} ±` };
+  const band = { ...edge, y: flat(series.high), fill: "tonexty", fillcolor: faded(color, 0.1), name: `${series.name} ±` };
   return [{ ...edge, y: flat(series.low) }, band, ...lines];
+}
+
+// The lines alone, until the library is loaded, which takes longer than everything else on the page.
+function preview(series) {
+  const scales = ["x", "y"].map((axis) => {
+    const values = series.flatMap((one) => one[axis]).filter(Number.isFinite);
+    const [low, high] = [Math.min(...values), Math.max(...values)];
+    return (value) => (value - low) / (high - low || 1);
+  });
+  const place = (x, y) => `${(1000 * scales[0](x)).toFixed(1)},${(300 - 300 * scales[1](y)).toFixed(1)}`;
+  const points = ({ x, y }) => x.map((at, index) => Number.isFinite(y[index]) && place(at, y[index])).filter(Boolean).join(" ");
+  return svg("svg", { class: "preview", viewBox: "0 0 1000 300", preserveAspectRatio: "none", "aria-hidden": "true" },
+    series.map((one, at) => svg("polyline", { points: points(one), style: { stroke: seriesColor(one.color ?? at + 1) } })));
 }
 
 function barTrace(series) {
@@ -110,7 +125,7 @@ function stackedTrace(series) {
 function layoutOf(options, series, group, layout) {
   const ink = token("--ink-2");
   const axis = {
-    gridcolor: token("--line"), zerolinecolor: token("--line-2"), linecolor: token("--line-2"),
+    gridcolor: token("--line"), zerolinecolor: token("--line"), linecolor: token("--line-2"),
     tickfont: { color: ink, size: 11 }, automargin: true, nticks: 6,
   };
   const isLog = group.settings.isLog && series.every((one) => one.y.every((y) => y === null || y > 0));
@@ -126,7 +141,7 @@ function layoutOf(options, series, group, layout) {
       fixedrange: coarse.matches, ...steps, ...options.xaxis,
     },
     yaxis: {
-      ...axis, type: isLog ? "log" : "linear", fixedrange: true, range: isLog ? undefined : options.range,
+      ...axis, showline: false, type: isLog ? "log" : "linear", fixedrange: true, range: isLog ? undefined : options.range,
       rangemode: options.fromZero ? "tozero" : isPositive ? "nonnegative" : "normal", ...options.yaxis,
     },
     dragmode: coarse.matches ? false : "zoom",

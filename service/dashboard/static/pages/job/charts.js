@@ -8,7 +8,7 @@ import { isOver } from "../../job_parts.js";
 import { metricLabel } from "../../labels.js";
 import { CHARTS, formatOf, seriesOf } from "../../metric_names.js";
 
-const HEIGHT = 300;
+const HEIGHT = 320;
 
 export class Charts {
   constructor() {

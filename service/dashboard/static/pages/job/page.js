@@ -3,7 +3,6 @@
 
 import { styled } from "../../address.js";
 import { ApiError, follow, get, jobPath, metricsOf, pause, serviceBack } from "../../api.js";
-import { plotly } from "../../charts.js";
 import { announce, el, failed, loading } from "../../dom.js";
 import { isOver, isTab, jobPages } from "../../job_parts.js";
 import { Charts } from "./charts.js";
@@ -84,7 +83,6 @@ class JobPage {
   }
 
   async fillOnce() {
-    plotly().catch(() => {}); // while the rows are read
     this.rows = await this.newRows;
     const diagnosis = this.diagnosis.load(this.job); // not earlier: it reads all metrics, which would delay the rows
     diagnosis.catch(() => {}); // awaited below
