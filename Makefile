@@ -17,7 +17,7 @@ GPU_WHEELS := build/gpu-wheels
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-openenv system demo equivalence recipes learning bench bench-gpu gpu-wheels gpu-check bench-service soak warm-start hosts containers test \
+.PHONY: help setup setup-vllm setup-openenv system demo verifiers equivalence recipes learning bench bench-gpu gpu-wheels gpu-check bench-service soak warm-start hosts containers test \
 	screenshots fuzz test-vllm check format up
 
 help:  ## List all targets
@@ -85,6 +85,14 @@ soak: setup system  ## Run jobs for MINUTES (10) while processes are killed; wri
 
 warm-start: setup  ## Measure the time from claim to first step, with and without a pre-started engine
 	$(BIN)/python -m bench.service.warm_start
+
+.venv-verifiers/.installed: Makefile
+	$(PYTHON) -m venv .venv-verifiers
+	.venv-verifiers/bin/pip install --quiet verifiers==0.4.0
+	touch $@
+
+verifiers: setup .venv-verifiers/.installed  ## Test tasks of the package verifiers as agents (1 minute)
+	$(BIN)/python -m pytest -m live_verifiers tests/engine/rollout/agents
 
 hosts: setup setup-vllm system  ## Test jobs on a Ray cluster of three hosts while parts of it are killed (10 minutes, root)
 	$(BIN)/python -m pytest -m several_hosts tests/worker

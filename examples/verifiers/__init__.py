@@ -1,0 +1,1 @@
+"""Tasks of the package `verifiers` as a black-box agent."""
