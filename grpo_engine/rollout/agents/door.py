@@ -12,13 +12,16 @@ from typing import Self
 
 from grpo_engine.chat.http_app import create_app
 from grpo_engine.chat.http_server import HttpServer
-from grpo_engine.chat.protocol import Answer, Generate, Refused
+from grpo_engine.chat.protocol import Answer, Generate, Refusal, Refused
 
 OVERRIDDEN = frozenset(
     {"temperature", "top_p", "seed", "frequency_penalty", "presence_penalty", "logit_bias", "top_k", "min_p"}
     | {"reasoning_effort", "verbosity"}
 )
 """Options of a request that are not read, because the job's sampling is trained on."""
+TOO_MANY = Refusal(code="too_many_turns", message="The rollout has had max_turns completions.")
+REQUESTS_PER_TURN = 4
+"""Different requests of a rollout that are kept for repetitions, per allowed turn; refused ones count."""
 Ask = Callable[[Generate], "Future[Answer]"]
 
 
@@ -28,6 +31,7 @@ class RolloutBackend:
     def __init__(self, ask: Ask, max_turns: int) -> None:
         self._ask = ask
         self._turns_left = max_turns
+        self._most_kept = REQUESTS_PER_TURN * max_turns
         self._answers: dict[bytes, asyncio.Task[Answer]] = {}
         self._one_at_a_time = asyncio.Lock()
 
@@ -35,16 +39,16 @@ class RolloutBackend:
         """The whole answer as one part. A client that leaves and repeats its request gets the same one."""
         asked = request.model_dump_json(exclude={"seed"}).encode()
         digest = hashlib.blake2b(asked, digest_size=16).digest()
-        if digest not in self._answers:
+        if digest not in self._answers and len(self._answers) < self._most_kept:
             self._answers[digest] = asyncio.create_task(self._sample(request))
-        yield await asyncio.shield(self._answers[digest])
+        kept = self._answers.get(digest)
+        yield Answer(refusal=TOO_MANY) if kept is None else await asyncio.shield(kept)
 
     async def _sample(self, request: Generate) -> Answer:
         try:
             async with self._one_at_a_time:
                 if self._turns_left < 1:
-                    message = "The rollout has had max_turns completions."
-                    raise Refused("too_many_turns", message)
+                    return Answer(refusal=TOO_MANY)
                 answer = await asyncio.wrap_future(self._ask(request))
                 self._turns_left -= 1
                 return answer
