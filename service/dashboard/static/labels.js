@@ -59,7 +59,8 @@ const OTHERS = new Set(`checkpoint_interval early_stopping entropy_coef epsilon_
   max_staleness max_turns overlong_buffer_tokens overlong_penalty top_p warmup_steps weight_decay`.split(/\s+/));
 const METHOD = /^(method\.\w+\.)?(hyperparameters\.)?/;
 
-// "method.reinforcement.hyperparameters.beta" → "KL coefficient (β)"; "grader.graders.exact.type" → "Grader › graders › exact › type"
+// "method.reinforcement.hyperparameters.beta" → "KL coefficient (β)"; "training_file[3].answer" →
+// "Training file, row 3 › answer"
 export function settingLabel(path) {
   const names = path.split(".");
   return SETTINGS[names.slice(-2).join(".")] ?? SETTINGS[names.at(-1)] ?? capital(path.replace(METHOD, "").split(".").map(spaced).join(" › "));
@@ -89,7 +90,7 @@ export function leaves(value, path = "", found = new Map()) {
 
 // A sentence of the service with labels in place of the names that it mentions: "Lower learning_rate." → "Lower learning rate."
 export function inWords(text) {
-  return String(text).replace(/`?(\b[a-z]\w*(?:[._/]\w+)+)`?/g, (whole, name, at) => {
+  return String(text).replace(/`?(\b[a-z]\w*(?:[._/]\w+|\[\d+\])+)`?/g, (whole, name, at) => {
     const label = labelIn(name);
     return !label ? whole : at === 0 || /[A-Zβ]/.test(label[1]) ? label : label[0].toLowerCase() + label.slice(1);
   });
@@ -98,9 +99,9 @@ export function inWords(text) {
 function labelIn(name) {
   if (name.includes("/")) return METRICS[name] ?? (/^(eval\/)?rewards\//.test(name) ? metricLabel(name) : null);
   const last = name.split(".").at(-1);
-  const isKnown = name.startsWith("method.") || (last === name && (name in SETTINGS || name in METRICS || OTHERS.has(name)));
+  const isKnown = /^method\.|_file\[/.test(name) || (last === name && (name in SETTINGS || name in METRICS || OTHERS.has(name)));
   return isKnown ? SETTINGS[name] ?? METRICS[name] ?? settingLabel(name) : null;
 }
 
-const spaced = (name) => name.replaceAll("_", " ");
+const spaced = (name) => name.replaceAll("_", " ").replace(/^(.* file)\[(\d+)\]/, "$1, row $2");
 const capital = (text) => text[0].toUpperCase() + text.slice(1);

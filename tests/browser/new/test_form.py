@@ -62,11 +62,11 @@ def test_a_wrong_template_is_reported_at_its_field(
     field = page.get_by_label("Reference")
     expect(field).to_have_attribute("aria-invalid", "true")
     expect(field).to_have_accessible_description(
-        "{{item.NAME}} is replaced with that field of the row. training_file[1].answr: the grader's "
+        "{{item.NAME}} is replaced with that field of the row. Training file, row 1 › answr: the grader's "
         "{{item.answr}} is not in this row, which has answer, faults. And 7 more."
     )
     shots(page, "new-problem")
-    page.get_by_role("link", name="Reference (training_file[1].answr)").click()
+    page.get_by_role("link", name="Reference (Training file, row 1 › answr)").click()
     expect(field).to_be_focused()
     field.fill("{{item.answer}}")
     expect(field).not_to_have_attribute("aria-invalid", "true")

@@ -2,6 +2,7 @@
 
 import { get, JOBS, pause, post, PROBES } from "../../api.js";
 import { announce, button, el, failed, loading } from "../../dom.js";
+import { inWords } from "../../labels.js";
 import { forgetDraft, paramOf } from "./draft.js";
 import { jsonArea, mark } from "./fields.js";
 import { showCheck, showProbe, showProblems, showProbing } from "./findings.js";
@@ -134,7 +135,7 @@ function blamed(page, problems) {
   const placed = problems.map((one) => ({ ...one, field: paramOf(one, params, page.draft) }));
   const byParam = new Map();
   for (const one of placed) {
-    const message = one.message.replace(`${one.field}: `, ""); // it is shown at that field
+    const message = inWords(one.message.replace(`${one.field}: `, "")); // it is shown at that field
     byParam.set(one.field, [...(byParam.get(one.field) ?? []), message]);
   }
   mark(page.form, byParam);

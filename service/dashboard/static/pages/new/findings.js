@@ -26,12 +26,13 @@ export function showProblems(problems, go) {
     groups.length > SHOWN && el("p", { class: "small" }, `And ${groups.length - SHOWN} more.`));
 }
 
-// The label of the problem's field, with what its path has beyond it: "Training file [17].messages".
+// The label of the problem's field, with what its path has beyond it: "Training file, row 17 › messages".
 function placeOf({ field, param }) {
   const label = labelOf(field);
   if (!param.startsWith(field)) return `${label} (${settingLabel(param)})`;
   const rest = param.slice(field.length);
-  return rest ? `${label} ${rest.replace(/^\./, "")}` : label;
+  if (rest.startsWith("[")) return settingLabel(param);
+  return rest ? `${label} › ${rest.slice(1)}` : label;
 }
 
 function fieldLink(field, text, go) {
