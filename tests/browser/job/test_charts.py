@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import BrowserContext, Page, Route, expect
 
 from tests.browser.charts import drawn, figure, points, table
 from tests.browser.conftest import log_in, watched
@@ -70,6 +70,20 @@ def test_a_chart_has_a_table_and_a_sentence(finished: Page, deployment: Deployme
     assert [text for _, text in rows] == [f"{value:.4g}" for _, value in entropies]
     sentence = figure(finished, "Entropy").locator(".plot").get_attribute("aria-label")
     assert sentence.startswith(f"Entropy. Entropy: {len(entropies)} values, first {entropies[0][1]:.4g}")
+
+
+def test_the_lines_are_shown_before_the_library_of_charts_is_there(
+    own_page: Page, deployment: Deployment
+) -> None:
+    held: list[Route] = []
+    own_page.route("**/plotly.min.js", lambda route: held.append(route))
+    with own_page.expect_request("**/plotly.min.js"):
+        own_page.goto(f"/#/jobs/{deployment.jobs['first']}")
+    lines = own_page.locator(".main-chart .preview polyline")
+    expect(lines).to_have_count(2)
+    held[0].continue_()
+    drawn(own_page, "Reward")
+    expect(lines).to_have_count(0)
 
 
 def test_any_other_metric_can_be_drawn(finished: Page, deployment: Deployment) -> None:
