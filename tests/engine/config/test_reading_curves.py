@@ -9,6 +9,9 @@ import pytest
 
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.events import StepFinished
+from grpo_engine.contract.records import Episode, FinishReason
+from grpo_engine.objective.metrics import episode_metrics
+from grpo_engine.objective.types import Completion
 from grpo_engine.run.build import build_loop
 from grpo_engine.training.machine_usage import MachineUsage
 from service.jobs.model.schemas import JobCreate
@@ -29,11 +32,14 @@ def names_in(text: str) -> set[str]:
 
 @pytest.fixture
 def written(make_config: Callable[..., RunConfig], tmp_path: Path) -> set[str]:
-    """The metrics of a step with a reference, a grader of parts, and completions of several lengths."""
+    """The metrics of a step with a reference, a grader of parts, and completions of several lengths; and
+    those of an episode."""
     sizes = {"prompts_per_step": 8, "group_size": 8, "max_completion_tokens": 30}
     trainer = build_loop(make_config(grader=MULTI, beta=0.1, **sizes), tmp_path)
     (finished,) = [event for event in trainer.method.step(1) if isinstance(event, StepFinished)]
-    found = {**finished.metrics, **MachineUsage(None, 0).since_last(0)}
+    episode = Episode(environment="<name>", seed=1, reward=1.0)
+    played = Completion("", (), (), FinishReason.STOP, 0, episode=episode)
+    found = {**finished.metrics, **MachineUsage(None, 0).since_last(0), **episode_metrics([played])}
     return {name.replace("/part/", "/<part>/") for name in found} | OF_GPU
 
 

@@ -136,7 +136,7 @@ def test_engines_run_with_the_deployments_runtime_and_the_jobs_ranks(
     runtime = Runtime(dtype="bfloat16", token_budget=512)  # type: ignore[call-arg]
     changed = replace(worker, settings=worker.settings.model_copy(update={"runtime": runtime}))
     dataset = insert_dataset(database, storage)
-    assert prepared(changed, insert_job(database, dataset)).runtime == runtime
-    assert prepared(changed, insert_job(database, dataset, required_gpus=4)).runtime == runtime.model_copy(
-        update={"ranks": 4}
-    )
+    own = runtime.model_copy(update={"agent_host": worker.settings.serve_address})
+    assert prepared(changed, insert_job(database, dataset)).runtime == own
+    four = prepared(changed, insert_job(database, dataset, required_gpus=4)).runtime
+    assert four == own.model_copy(update={"ranks": 4})
