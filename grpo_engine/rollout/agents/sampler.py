@@ -45,16 +45,11 @@ class AgentSampler(AroundSampler):
         self.host = host or socket.gethostname()
         self.format = tool_format(policy.tokenizer)
         self.renderer = AnswerRenderer(policy.tokenizer, policy.stop_set, self.format)
-        self.version = 0
         self.failed_batches = FailedBatches()
 
     def around(self, inner: Sampler, policy: Policy) -> Self:
         """The same for another policy."""
         return type(self)(inner, policy, self.environments, self.created_at, self.context, self.host)
-
-    def load_policy(self, version: int) -> None:
-        super().load_policy(version)
-        self.version = version
 
     def generate(
         self,

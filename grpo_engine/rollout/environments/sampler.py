@@ -60,16 +60,11 @@ class EnvironmentSampler(AroundSampler):
         calls = CallReader(known, ())
         self.actions = {name: ActionReader(schema, calls) for name, schema in self.schemas.items()}
         self.renderer = AnswerRenderer(policy.tokenizer, policy.stop_set, known)
-        self.version = 0
         self.failed_batches = FailedBatches()
 
     def around(self, inner: Sampler, policy: Policy) -> Self:
         """The same for another policy."""
         return type(self)(inner, policy, self.environments, self.reader, self.schemas)
-
-    def load_policy(self, version: int) -> None:
-        super().load_policy(version)
-        self.version = version
 
     def generate(
         self,

@@ -191,12 +191,15 @@ class AroundSampler:
     def __init__(self, inner: Sampler) -> None:
         self.inner = inner
         self.matches_trainer = inner.matches_trainer
+        self.version = 0
+        """Of the policy that was loaded last."""
 
     def sample_turns(self, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:
         self.inner.sample_turns(turns, sampling, on_turn)
 
     def load_policy(self, version: int) -> None:
         self.inner.load_policy(version)
+        self.version = version
 
     def rest(self) -> dict[str, float]:
         return self.inner.rest()
