@@ -144,7 +144,7 @@ class _Completion:
 
 
 class CallingCompletion(_Completion):
-    """A completion that may call tools: shown as a whole, because only its end tells calls from text."""
+    """A completion that may call tools. It is sent as a whole, because calls can only be read at its end."""
 
     def __init__(self, policy: Policy, command: Generate) -> None:
         super().__init__(policy, command)

@@ -56,7 +56,7 @@ class Row:
         self.sampled += [False] * len(ids)
 
     def add_turn(self, turn: Completion, text: str, calls: Sequence[FunctionCall]) -> None:
-        """Add a sampled turn, which the agent was told as `text` and `calls`."""
+        """Add a sampled turn; `text` and `calls` are what the agent receives."""
         self.token_ids += turn.token_ids
         self.logprobs += turn.logprobs
         self.sampled += [True] * len(turn.token_ids)

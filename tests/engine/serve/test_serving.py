@@ -71,7 +71,7 @@ def test_the_calls_of_a_request_with_tools_are_told_apart_from_its_text(
     ids = encoded(policy, said)
     parts = [(ids[:7], None), ([*ids[7:], policy.tokenizer.eos_token_id], FinishReason.STOP)]
     shown = [completion.grow(Growth(0, tuple(part), (0.0,) * len(part), end)) for part, end in parts]
-    assert shown[0] is None, "only the end of a turn tells calls from text"
+    assert shown[0] is None, "calls can only be read at the end of a turn"
     assert shown[1] is not None
     assert shown[1].text == text
     assert [call.arguments for call in shown[1].calls] == arguments
