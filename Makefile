@@ -75,7 +75,7 @@ gpu-wheels:  ## Download what a GPU machine without a package index lacks, for i
 
 gpu-check:  ## Test and measure one GPU (9 minutes); PYTHON needs torch and transformers, nothing else
 	$(PYTHON) -m bench.packages --to build/gpu-site --wheels $(GPU_WHEELS)
-	PYTHONPATH=build/gpu-site $(PYTHON) -m bench.gpu.run $(GPU_OPTIONS)
+	PYTHONPATH=$(CURDIR)/build/gpu-site:$(CURDIR) $(PYTHON) -m bench.gpu.run $(GPU_OPTIONS)
 
 bench-service: setup  ## Measure API and queue under load; write bench/results/service.json
 	$(BIN)/python -m bench.service.load
