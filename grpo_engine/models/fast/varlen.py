@@ -7,7 +7,9 @@ per micro-batch.
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from inspect import signature
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +20,8 @@ from grpo_engine.objective.types import GroupSpan
 
 HEAD_MULTIPLE, LARGEST_HEAD = 8, 256
 """Head sizes that the kernel supports."""
+GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+"""Several heads of queries may share a head of keys; torch 2.11 always allows it and has no such option."""
 
 
 def supports(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
@@ -75,7 +79,7 @@ class VarlenLayout:
             self.longest_keys,
             scale=scale,
             window_size=(-1 if window is None else window - 1, 0),  # keys before and after
-            enable_gqa=query.shape[1] != key.shape[1],
+            **GROUPED,
         )
         assert isinstance(out, Tensor)
         return out.flatten(1)
