@@ -21,6 +21,8 @@ PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 GIVEN = {"torch", "transformers", "grpo-service"}
 ON_TORCH = ("accelerate", "peft", "psutil")
 """Packages to install without their dependencies, because torch would be among them."""
+RIVAL = ("trl", "datasets", "dill", "multiprocess")
+"""TRL, which is measured too, and what it needs beyond the packages that machines with torch have."""
 PLATFORMS = [f"manylinux_2_{number}_x86_64" for number in (28, 27, 26, 24, 17)] + ["manylinux2014_x86_64"]
 
 
@@ -33,10 +35,10 @@ def requirements() -> dict[str, str]:
     return {name: each for name, each in named.items() if name not in GIVEN and name not in ON_TORCH}
 
 
-def required(extra: str) -> str:
-    """The requirement after which an extra is named, such as vllm==0.32.0."""
+def required(extra: str, name: str = "") -> str:
+    """An extra's requirement of a package, by default the one after which it is named: vllm==0.32.0."""
     listed = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"][extra]
-    return str(next(each for each in listed if each.startswith(extra)))
+    return str(next(each for each in listed if each.startswith(name or extra)))
 
 
 def download(wheels: Path, python_version: str | None) -> None:
@@ -46,7 +48,8 @@ def download(wheels: Path, python_version: str | None) -> None:
         platforms = [f"--platform={each}" for each in PLATFORMS]
         pip += ["--implementation=cp", f"--python-version={python_version}", *platforms]
     subprocess.run([*pip, *requirements().values()], check=True)
-    subprocess.run([*pip, "--no-deps", *ON_TORCH], check=True)
+    rival = [required("dev", RIVAL[0]), *RIVAL[1:]]
+    subprocess.run([*pip, "--no-deps", *ON_TORCH, *rival], check=True)
 
 
 def install(wheels: Path, folder: Path) -> list[str]:

@@ -264,6 +264,7 @@ def sample(sampler: Sampler, policy: Policy, spec: Spec, cell: Cell) -> dict[str
         "flops": flops.decode_flops(config, sizes, tokens, cell.length),
         "bytes": flops.decode_bytes(config, sizes, cell.length, policy.compute_dtype.itemsize),
         "sampler": type(sampler).__name__,
+        "decoder": policy.decoder.name if policy.decoder else None,
     }
 
 
