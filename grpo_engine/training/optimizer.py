@@ -14,9 +14,6 @@ from grpo_engine.config.job import Hyperparameters
 from grpo_engine.contract.errors import NonFiniteError
 from grpo_engine.parallel.shards import gathered
 
-ON_CPU = torch.tensor(0.0)
-"""Adam's count of a parameter's steps, which is kept on the CPU."""
-
 
 def learning_rate_at(step: int, total_steps: int, hyperparameters: Hyperparameters) -> float:
     """Learning rate of step 1, 2, …: linear warm-up, then constant, linear or cosine decay to 0."""
@@ -43,7 +40,13 @@ class Optimizer:
             betas=(hyperparameters.adam_beta1, hyperparameters.adam_beta2),
             eps=hyperparameters.adam_epsilon,
             weight_decay=hyperparameters.weight_decay,
+            # one kernel for all parameters; there it keeps the count of steps on the device
+            fused=self.on_gpu,
         )
+
+    @property
+    def on_gpu(self) -> bool:
+        return all(each.is_cuda for each in self.parameters.values())
 
     def step(self, learning_rate: float, loss: float, *, step: int, rows: Sequence[int] = ()) -> float:
         """Clip the gradients, update the parameters, drop the gradients. Returns the norm before clipping.
@@ -97,6 +100,9 @@ class Optimizer:
         for full_name, dtype in dtypes.items():
             key, _, name = full_name.partition("/")
             parameter = self.parameters[name]
-            like = ON_CPU if key == "step" else parameter.detach()
-            self.adamw.state[parameter][key] = torch.zeros_like(like, dtype=dtype)
+            if key == "step":
+                made = torch.zeros((), dtype=dtype, device=parameter.device if self.on_gpu else "cpu")
+            else:
+                made = torch.zeros_like(parameter.detach(), dtype=dtype)
+            self.adamw.state[parameter][key] = made
         return self.state_tensors()
