@@ -5,13 +5,13 @@ The only place that decides between the two. Values only, without gradient; the 
 """
 
 from collections.abc import Callable
-from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, silu
 
 from grpo_engine.models.fast import native
+from grpo_engine.models.fast.fused import fused
 
 BLOCK = 128
 """Tokens in a block whose probabilities are summed first, so that only one block of each row is searched
@@ -29,30 +29,39 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """x [T, W] with weight [W], or [T, H, D] with weight [D] or [H, D]."""
     if native.takes(x):
         return native.rms_norm(x, at_least_single(weight), epsilon)
-    wide = _wide(x)
-    return wide.mul_(_inverse_rms(wide, epsilon)).mul_(weight.to(wide.dtype)).to(x.dtype)
+    return _normed(x, weight, epsilon)
+
+
+@fused
+def _normed(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    wide = at_least_single(x)
+    return (wide * _inverse_rms(wide, epsilon) * at_least_single(weight)).to(x.dtype)
 
 
 def rms_norm_back(
     x: Tensor, weight: Tensor, grad: Tensor, epsilon: float, of_x: bool, of_weight: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of x and of the weight, None if not wanted.
-
-    dx = i·(dŷ − x·i²·mean(dŷ·x)) with dŷ = dy·w and i the inverse root.
-    """
+    """Gradients of x and of the weight, None if not wanted."""
     if native.takes(x, grad) and not of_weight:
         return native.rms_norm_back(x, at_least_single(weight), grad, epsilon), None
-    wide, scaled = _wide(x), _wide(grad)
+    grad_x = _normed_back(x, weight, grad, epsilon) if of_x else None
+    return grad_x, _normed_back_of_weight(x, weight, grad, epsilon) if of_weight else None
+
+
+@fused
+def _normed_back(x: Tensor, weight: Tensor, grad: Tensor, epsilon: float) -> Tensor:
+    """dx = i·(dŷ − x·i²·mean(dŷ·x)) with dŷ = dy·w and i the inverse root."""
+    wide, scaled = at_least_single(x), at_least_single(grad) * at_least_single(weight)
     inverse = _inverse_rms(wide, epsilon)
-    grad_weight = None
-    if of_weight:
-        rows = tuple(range(grad.dim() - 1))
-        grad_weight = (scaled * wide * inverse).sum(rows).to(weight.dtype)
-    if not of_x:
-        return None, grad_weight
-    scaled.mul_(weight.to(wide.dtype))
-    along = torch.linalg.vecdot(scaled, wide)[..., None].mul_(inverse.square()).div_(-x.shape[-1])
-    return scaled.addcmul_(wide, along).mul_(inverse).to(x.dtype), grad_weight
+    along = (scaled * wide).mean(-1, keepdim=True) * inverse.square()
+    return ((scaled - wide * along) * inverse).to(x.dtype)
+
+
+@fused
+def _normed_back_of_weight(x: Tensor, weight: Tensor, grad: Tensor, epsilon: float) -> Tensor:
+    wide = at_least_single(x)
+    made = at_least_single(grad) * wide * _inverse_rms(wide, epsilon)
+    return made.flatten(0, -2).sum(0).to(weight.dtype)
 
 
 def scores_of(queries: Tensor, keys: Tensor) -> Tensor:
@@ -70,42 +79,45 @@ def at_least_single(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _wide(x: Tensor) -> Tensor:
-    """A copy in float32 at least, because on a CPU mixed dtypes make an operation several times slower."""
-    return x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
-
-
 def _inverse_rms(wide: Tensor, epsilon: float) -> Tensor:
     """[…, 1]."""
-    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    floor = _scalar(epsilon, wide.dtype, wide.device)
-    return torch.addcmul(floor, length, length, value=1 / wide.shape[-1]).rsqrt_()
-
-
-@cache
-def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor(value, dtype=dtype, device=device)
+    return (wide.square().mean(-1, keepdim=True) + epsilon).rsqrt()
 
 
 def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """x [T, H, D], cosine and sine [T, 1, D], the sine negative for the first half."""
     if native.takes(x, cosine, sine):
         return native.rotated(x, cosine, sine)
-    return x.roll(x.shape[-1] // 2, -1).mul_(sine).add_(x * cosine)
+    return _rotated(x, cosine, sine)
+
+
+@fused
+def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    return x.roll(x.shape[-1] // 2, -1) * sine + x * cosine
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up, both [T, W]."""
     if gate.stride() == up.stride() and native.takes(gate, up):
         return native.swiglu(gate, up)
-    return silu(gate).mul_(up)
+    return _swiglu(gate, up)
+
+
+@fused
+def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    return silu(gate) * up
 
 
 def swiglu_back(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of gate and up."""
     if gate.stride() == up.stride() and native.takes(gate, up, grad):
         return native.swiglu_back(gate, up, grad)
-    return torch.ops.aten.silu_backward(grad * up, gate), silu(gate).mul_(grad)
+    return _swiglu_back(gate, up, grad)
+
+
+@fused
+def _swiglu_back(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.ops.aten.silu_backward(grad * up, gate), silu(gate) * grad
 
 
 def attend(
@@ -155,17 +167,20 @@ def _first_beyond(cumulative: Tensor, target: Tensor) -> Tensor:
 def logprobs_and_slopes(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities [N], entropies [N], and p − 1 at each target, p elsewhere [N, V].
 
-    The slopes overwrite the logits. p − 1 is rounded once, because rounded p and 1 would cancel.
+    The slopes may overwrite the logits. p − 1 is rounded once, because rounded p and 1 would cancel.
     """
     if native.takes(logits) and logits.is_contiguous():
         return *native.logprobs(logits, targets, temperature), logits
-    wide = logits.float()
-    wide.div_(temperature).sub_(wide.amax(-1, keepdim=True))
-    shares = wide.exp()
-    total = shares.sum(-1)
-    shares.div_(total[:, None])
-    chosen = wide.gather(1, targets[:, None]).squeeze(1) - total.log()
-    # −Σ p log p = log Z − Σ p · logit
-    entropy = total.log() - torch.linalg.vecdot(shares, wide.clamp_(min=LEAST_LOGPROB))
-    shares.scatter_(1, targets[:, None], -1.0, reduce="add")
-    return chosen, entropy, shares.to(logits.dtype)
+    return _logprobs_and_slopes(logits, targets, temperature)
+
+
+@fused
+def _logprobs_and_slopes(
+    logits: Tensor, targets: Tensor, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    log_all = (logits.float() / temperature).log_softmax(-1)
+    shares = log_all.exp()
+    entropy = -(shares * log_all.clamp(min=LEAST_LOGPROB)).sum(-1)
+    is_target = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
+    slopes = torch.where(is_target, shares - 1, shares).to(logits.dtype)
+    return log_all.gather(1, targets[:, None]).squeeze(1), entropy, slopes

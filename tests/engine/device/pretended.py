@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _pop_mode_temporarily as without_dispatch
 from transformers import AutoModelForCausalLM
 
-from grpo_engine.models.fast import varlen
+from grpo_engine.models.fast import fused, varlen
 from tests.engine.device import graphs, streams
 from tests.engine.device.seen import CUDA, Seen, hold, is_cuda, on_gpu, place, release, tensors_in, written_by
 from tests.engine.models.fast.varlen_definition import lengths_of, varlen_by_definition
@@ -205,6 +205,7 @@ def pretended_cuda() -> Iterator[Seen]:
         patch.setattr(AutoModelForCausalLM, "from_pretrained", load_on_host)
         patch.setattr(threading.Thread, "run", run_there)
         patch.setattr(varlen, "varlen_attn", varlen_attn)
+        patch.setattr(fused, "has_compiler", lambda: False)
         patch.setattr(torch, "bmm", bmm)
         for name in ("autocast", "is_autocast_enabled", "get_autocast_dtype"):
             patch.setattr(torch, name, on_the_host(getattr(torch, name)))

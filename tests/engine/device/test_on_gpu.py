@@ -1,15 +1,17 @@
-"""The same jobs on a real GPU, and its kernel for packed attention: run by `make gpu-check`."""
+"""The same jobs on a real GPU, and its kernels: run by `make gpu-check`."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from grpo_engine.contract.events import Finished, Probed
-from grpo_engine.models.fast import varlen
+from grpo_engine.models.fast import fused, varlen
 from tests.engine.device.jobs import KINDS, Run, job, run
 from tests.engine.models.fast.test_attention import SHAPES, result, row_by_row, spans_of, states
+from tests.engine.models.fast.test_fused import FORMULAS
 
 pytestmark = pytest.mark.needs_gpu
 Folder = Callable[[str], Path]
@@ -52,3 +54,20 @@ def test_the_kernel_for_sequences_of_any_length_attends_as_each_row_alone(
     found, found_gradients = result(varlen.VarlenLayout(spans, device), given)  # type: ignore[arg-type]
     for one, other in zip((found, *found_gradients), (value, *gradients), strict=True):
         assert float((one.double().cpu() - other).abs().max()) < 0.02 * float(other.abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_formula_compiled_for_a_gpu_gives_what_a_cpu_computes(name: str, dtype: torch.dtype) -> None:
+    formula, arguments = FORMULAS[name]
+    assert fused.has_compiler()
+    for rows in (5, 9, 30):
+        given = [at(dtype, each) for each in arguments(rows)]
+        made = formula(*(each.cuda() if isinstance(each, torch.Tensor) else each for each in given))
+        expected = formula(*given)
+        torch.testing.assert_close(made, expected, rtol=0.02, atol=0.02, check_device=False)
+
+
+def at(dtype: torch.dtype, value: Any) -> Any:
+    is_real = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.to(dtype) if is_real else value
