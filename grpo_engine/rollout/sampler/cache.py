@@ -129,15 +129,15 @@ class RowCache:
         keys, values = self.keys[layer], self.values[layer]
         self._write(keys, key)
         self._write(values, value)
-        batch, heads, dim = query.shape
-        queries = (query * scale).reshape(batch * key.shape[1], -1, dim)
-        scores = scores_of(queries, keys.flatten(0, 1)).view(batch, heads, -1)
-        scores += self.bias
-        before = self.prompts.scores(layer, queries.view(batch, -1))
-        weights = torch.cat([before, scores], 2).softmax(-1).to(values.dtype)
-        of_prompt, own = weights.split([before.shape[2], scores.shape[2]], 2)
-        made = torch.bmm(own.reshape(len(queries), -1, scores.shape[2]), values.flatten(0, 1))
-        return made.view(batch, -1) + self.prompts.mixed(layer, of_prompt)
+        prompts, heads = self.prompts, key.shape[1]
+        queries = (query * scale).view(len(query), heads, -1, query.shape[2])
+        own = scores_of(queries.flatten(0, 1), keys.flatten(0, 1)).view(*queries.shape[:3], -1)
+        own += self.bias[:, :, None]
+        before = prompts.in_rows(prompts.scores(layer, queries))
+        weights = torch.cat([before, own], 3).softmax(-1).to(values.dtype)
+        of_prompt, own = weights.split([before.shape[3], own.shape[3]], 3)
+        made = torch.bmm(own.reshape(len(query) * heads, -1, own.shape[3]), values.flatten(0, 1))
+        return made.view(len(query), -1) + prompts.in_rows(prompts.mixed(layer, of_prompt)).flatten(1)
 
     def _widen(self, columns: int) -> None:
         if columns:
@@ -159,16 +159,16 @@ def spread(states: Tensor, columns: Tensor) -> Tensor:
     return states[columns].transpose(1, 2).contiguous()
 
 
-def arranged(prompt_of_row: Sequence[int], prompts: int, most: int) -> tuple[list[int], list[int]]:
-    """Arrange rows by prompt: a flat grid [prompts · most], whose free places point at row 0, and the place
-    of each row in it."""
-    grid, slots = [0] * (prompts * most), []
+def arranged(prompt_of_row: Sequence[int], prompts: int, most: int) -> tuple[list[list[int]], list[int]]:
+    """Arrange rows by prompt: a grid [prompts, most], whose free places point at row 0, and the place of each
+    row among its prompt's."""
+    grid, places = [[0] * most for _ in range(prompts)], []
     used = [0] * prompts
     for row, prompt in enumerate(prompt_of_row):
-        slots.append(prompt * most + used[prompt])
-        grid[slots[-1]] = row
+        places.append(used[prompt])
+        grid[prompt][used[prompt]] = row
         used[prompt] += 1
-    return grid, slots
+    return grid, places
 
 
 class PromptCache:
@@ -180,15 +180,16 @@ class PromptCache:
         self.bias = prefill.keys[0].new_zeros(len(columns), 1, width).masked_fill_(~real[:, None], HIDDEN)
         self.keys = {n: spread(states, columns) for n, states in prefill.keys.items()}
         self.values = {n: spread(states, columns) for n, states in prefill.values.items()}
+        self.heads = torch.arange(self.keys[0].shape[1], device=columns.device)
         self._set_members([p for p in range(len(columns)) for _ in range(group_size)])
 
     def _set_members(self, prompt_of_row: Sequence[int]) -> None:
         """Arrange the rows by prompt."""
         self.prompt_of_row = list(prompt_of_row)
         most = max(Counter(prompt_of_row).values())
-        grid, slots = arranged(prompt_of_row, len(self.bias), most)
+        grid, places = arranged(prompt_of_row, len(self.bias), most)
         device = self.bias.device
-        self.grid, self.slots = torch.tensor(grid, device=device), torch.tensor(slots, device=device)
+        self.grid, self.places = torch.tensor(grid, device=device), torch.tensor(places, device=device)
         self.prompts = torch.tensor(self.prompt_of_row, device=device)
 
     def keep(self, rows: Tensor) -> None:
@@ -227,30 +228,21 @@ class PromptCache:
         return self.keys[layer], self.values[layer], self.bias, self.prompts
 
     def scores(self, layer: int, queries: Tensor) -> Tensor:
-        """Scaled queries [B, Hq · D] → [B, Hq, W]."""
-        keys = self.keys[layer]
-        prompts, heads, width, dim = keys.shape
-        made = scores_of(self._by_prompt(queries, heads, dim), keys.flatten(0, 1))
-        made.view(prompts, -1, width).add_(self.bias)
-        return self._by_row(made, heads).view(len(queries), -1, width)
+        """Scaled queries [B, Hkv, shared, D] → [P, Hkv, most, shared, W]."""
+        by_prompt = self.by_prompt(queries)
+        made = scores_of(by_prompt.flatten(2, 3).flatten(0, 1), self.keys[layer].flatten(0, 1))
+        return made.view(*by_prompt.shape[:4], -1).add_(self.bias[:, :, None, None])
 
     def mixed(self, layer: int, weights: Tensor) -> Tensor:
-        """Weights [B, Hq, W] → weighted sums of the values [B, Hq · D]."""
-        values = self.values[layer]
-        heads, width = values.shape[1:3]
-        made = torch.bmm(self._by_prompt(weights.flatten(1), heads, width), values.flatten(0, 1))
-        return self._by_row(made, heads)
+        """Weights [B, Hkv, shared, W] → weighted sums of the values [P, Hkv, most, shared, D]."""
+        by_prompt = self.by_prompt(weights)
+        made = torch.bmm(by_prompt.flatten(2, 3).flatten(0, 1), self.values[layer].flatten(0, 1))
+        return made.view(*by_prompt.shape[:4], -1)
 
-    def _by_prompt(self, rows: Tensor, heads: int, last: int) -> Tensor:
-        """[B, Hq · L] → [P · Hkv, most · shared, L]."""
-        grid = rows.index_select(0, self.grid).view(
-            len(self.bias), -1, heads, rows.shape[1] // heads // last, last
-        )
-        return grid.transpose(1, 2).reshape(len(self.bias) * heads, -1, last)
+    def by_prompt(self, rows: Tensor) -> Tensor:
+        """[B, Hkv, shared, L] → [P, Hkv, most, shared, L], contiguous."""
+        return rows[self.grid[:, None], self.heads[:, None]]
 
-    def _by_row(self, states: Tensor, heads: int) -> Tensor:
-        """The inverse: [P · Hkv, most · shared, L] → [B, Hq · L]."""
-        prompts, last = len(self.bias), states.shape[2]
-        most = len(self.grid) // prompts
-        grid = states.view(prompts, heads, most, -1, last).transpose(1, 2)
-        return grid.reshape(prompts * most, -1).index_select(0, self.slots)
+    def in_rows(self, states: Tensor) -> Tensor:
+        """The inverse: [P, Hkv, most, shared, L] → [B, Hkv, shared, L]."""
+        return states[self.prompts[:, None], self.heads, self.places[:, None]]

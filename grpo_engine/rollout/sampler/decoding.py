@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 
+from grpo_engine.models.device_memory import free_bytes, weight_bytes
 from grpo_engine.models.fast.attention import attention_for
 from grpo_engine.models.fast.model import FastModel, reads_at_once
 from grpo_engine.models.fast.packed import Packed, packs
@@ -66,14 +67,22 @@ def _output_layer(model: PreTrainedModel, dtype: torch.dtype, *, packed: bool) -
     return lambda hidden: product(hidden.to(dtype), weight, bias)
 
 
+COPY_SHARE = 0.25
+"""Largest share of a GPU's free memory that the joined layers may take."""
+
+
+def _has_room_for_copy(model: torch.nn.Module) -> bool:
+    free = free_bytes(next(model.parameters()).device)
+    return free is None or weight_bytes(model) <= COPY_SHARE * free
+
+
 class Kernels:
     """Our own kernels; the policy's tensors are read once, at the start of a decoding."""
 
     def __init__(self, fast: FastModel) -> None:
         self.fast = fast
-        # A GPU replays recorded steps, so fewer calls would gain nothing, and the copy costs memory.
         self.on_cpu = reads_at_once(fast.base.embed_tokens.weight)
-        self.tensors = fast.joined_tensors() if self.on_cpu else fast.tensors()
+        self.tensors = fast.joined_tensors() if _has_room_for_copy(fast.base) else fast.tensors()
         self.logits = _output_layer(fast.model, fast.dtype, packed=self.on_cpu)
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:

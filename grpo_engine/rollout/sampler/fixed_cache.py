@@ -103,7 +103,8 @@ class FixedCache(RowCache):
         self.positions = self.all_positions[:rows]
         self.keys = {layer: states[:rows, :, :columns] for layer, states in self.all_keys.items()}
         self.values = {layer: states[:rows, :, :columns] for layer, states in self.all_values.items()}
-        self.prompts.slots = self.prompts.all_slots[:rows]
+        self.prompts.prompts = self.prompts.all_prompts[:rows]
+        self.prompts.places = self.prompts.all_places[:rows]
 
 
 def _move_to_front(states: Tensor, rows: Tensor) -> None:
@@ -117,9 +118,10 @@ class FixedPrompts(PromptCache):
         self.keys = {layer: states.new_zeros(shape) for layer, states in prefill.keys.items()}
         self.values = {layer: states.new_zeros(shape) for layer, states in prefill.values.items()}
         self.bias = like.new_zeros(room.prompts, 1, room.prompt_tokens)
-        self.grid = torch.zeros(room.prompts * self.most, dtype=torch.long, device=like.device)
-        self.all_slots = torch.zeros(room.rows, dtype=torch.long, device=like.device)
-        self.slots = self.prompts = self.all_slots
+        self.grid = torch.zeros(room.prompts, self.most, dtype=torch.long, device=like.device)
+        self.heads = torch.arange(like.shape[1], device=like.device)
+        self.all_prompts, self.all_places = torch.zeros(2, room.rows, dtype=torch.long, device=like.device)
+        self.prompts, self.places = self.all_prompts, self.all_places
         self.prompt_of_row = []
 
     def put(self, prefill: Prefill, group_size: int) -> None:
@@ -141,6 +143,7 @@ class FixedPrompts(PromptCache):
     def _set_members(self, prompt_of_row: Sequence[int]) -> None:
         """Arrange the rows by prompt. Results of free places and of rows beyond these are never read."""
         self.prompt_of_row = list(prompt_of_row)
-        grid, slots = arranged(prompt_of_row, len(self.bias), self.most)
+        grid, places = arranged(prompt_of_row, len(self.bias), self.most)
         self.grid.copy_(torch.tensor(grid), non_blocking=True)
-        self.all_slots[: len(slots)].copy_(torch.tensor(slots), non_blocking=True)
+        for all_rows, new in ((self.all_prompts, prompt_of_row), (self.all_places, places)):
+            all_rows[: len(new)].copy_(torch.tensor(new), non_blocking=True)

@@ -91,9 +91,9 @@ class TorchSampler:
 
         rows = self.rows(streams, sampling, on_row)
         ids = [groups.prompts_P[place].token_ids for place in samples]
-        size = len(streams) // len(ids)
+        size, decoder = len(streams) // len(ids), self._decoder()
         at_once = self._at_once(len(ids), max(map(len, ids)), size, sampling.max_tokens)
-        for _ in steps(self._decoder(), ids, size, at_once, rows):
+        for _ in steps(decoder, ids, size, at_once, rows):
             pass
 
     def sample_turns(self, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:
@@ -123,8 +123,9 @@ class TorchSampler:
 
         rows, ids = Rows(sampling, self.policy, on_row), list[Sequence[int]]()
         enter(list(left.values()))
+        decoder = self._decoder()
         at_once = self._at_once(turns.most, turns.longest, 1, sampling.max_tokens)
-        for _ in steps(self._decoder(), ids, 1, at_once, rows, longest=turns.longest):
+        for _ in steps(decoder, ids, 1, at_once, rows, longest=turns.longest):
             if new := turns.ready():
                 left.update(enumerate(new, len(ids)))
                 enter(new)
