@@ -29,8 +29,10 @@ COPY migrations migrations
 RUN chmod -R a+rX /src
 
 FROM python:3.11.14-slim-bookworm
-# the sandbox of untrusted graders and tools; it needs user namespaces, see compose.yaml
-RUN apt-get update && apt-get install --yes --no-install-recommends bubblewrap && rm -rf /var/lib/apt/lists/*
+# bubblewrap: the sandbox of untrusted graders and tools; it needs user namespaces, see compose.yaml
+# gcc: torch compiles formulas for GPUs with it (grpo_engine/models/fast/fused.py)
+RUN apt-get update && apt-get install --yes --no-install-recommends bubblewrap gcc libc6-dev \
+ && rm -rf /var/lib/apt/lists/*
 RUN groupadd --gid 10001 grpo \
  && useradd --uid 10001 --gid grpo --no-create-home --home-dir /var/lib/grpo --shell /usr/sbin/nologin grpo \
  && install --directory --owner grpo --group grpo --mode 700 /var/lib/grpo /srv/artifacts

@@ -5,8 +5,7 @@ formula in torch's operations takes one of each for every operation; compiled, i
 compiler, and on a CPU, it is computed as it is written.
 """
 
-import os
-import shutil
+import logging
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import ParamSpec, TypeVar
@@ -17,14 +16,22 @@ from torch.utils._triton import has_triton
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_log = logging.getLogger(__name__)
 MAX_VARIANTS = 64
 """Compiled versions of a formula: one for each dtype and number of dimensions, each width, each stride."""
 
 
 @cache
 def has_compiler() -> bool:
-    """Whether torch can compile for this machine's GPU; Triton builds its launchers with a C compiler."""
-    return has_triton() and any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang")))
+    """Whether torch can compile for this machine's GPU, found by trying; Triton needs a C compiler."""
+    if not has_triton():
+        return False
+    try:
+        torch.compile(torch.square)(torch.ones(8, device="cuda"))
+    except (RuntimeError, OSError) as problem:
+        _log.warning("Training and sampling are slower, because torch cannot compile here: %s", problem)
+        return False
+    return True
 
 
 def is_compiled(first: Tensor) -> bool:
