@@ -148,28 +148,17 @@ USUAL: dict[Kind, float] = {
 
 def parts_of(sizes: Sizes, together: Sampler) -> Iterator[Part]:
     """Parts in order of importance; `together` is the sampler that both engines can use here."""
-    shapes = list(sizes.shapes)
-    first, rest = shapes[0], shapes[1:]
     yield Part("machine", "machine", sizes.time_factor * USUAL["machine"])
     if sizes.tests:
         yield Part("device-tests", "tests", USUAL["tests"])
-    yield from _weights_and_training(sizes, first)
-    for shape in rest:
-        yield from _weights_and_training(sizes, shape)
-    yield _sampling(sizes, first, "torch")
-    yield from _side_by_side(sizes, first, sizes.steps, together)
-    yield _sampling(sizes, first, "vllm")
-    for shape in rest:
+    for shape in sizes.shapes:
+        yield Part(f"model-{shape}", "model", _limit(sizes, shape, "model"), shape)
+        yield Part(f"train-{shape}", "train", _limit(sizes, shape, "train"), shape, sizes.train)
         yield _sampling(sizes, shape, "torch")
         yield from _side_by_side(sizes, shape, sizes.steps, together)
         yield _sampling(sizes, shape, "vllm")
-    for shape in shapes:
+    for shape in sizes.shapes:
         yield from _side_by_side(sizes, shape, sizes.long_groups, together)
-
-
-def _weights_and_training(sizes: Sizes, shape: str) -> Iterator[Part]:
-    yield Part(f"model-{shape}", "model", _limit(sizes, shape, "model"), shape)
-    yield Part(f"train-{shape}", "train", _limit(sizes, shape, "train"), shape, sizes.train)
 
 
 def _sampling(sizes: Sizes, shape: str, sampler: Sampler) -> Part:
