@@ -11,6 +11,8 @@ from functools import cache, wraps
 from typing import ParamSpec, TypeVar
 
 import torch
+import torch._dynamo.config
+import torch._inductor.config
 from torch import Tensor
 from torch.utils._triton import has_triton
 
@@ -26,6 +28,9 @@ def has_compiler() -> bool:
     """Whether torch can compile for this machine's GPU, found by trying; Triton needs a C compiler."""
     if not has_triton():
         return False
+    torch._dynamo.config.recompile_limit = MAX_VARIANTS
+    # a formula is a kernel or two, which is less work than the processes that would compile them
+    torch._inductor.config.compile_threads = 1
     try:
         torch.compile(torch.square)(torch.ones(8, device="cuda"))
     except (RuntimeError, OSError) as problem:
@@ -46,7 +51,6 @@ def fused(formula: Callable[P, R]) -> Callable[P, R]:
 
     @cache
     def compiled() -> Callable[P, R]:
-        torch._dynamo.config.recompile_limit = MAX_VARIANTS
         return torch.compile(formula)
 
     @wraps(formula)
