@@ -1,13 +1,15 @@
 # The API, the migrations and the sweeper: everything but training. It contains no torch.
 FROM python:3.11.14-slim-bookworm AS dependencies
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# some packages of the extra reasoning-gym are compiled
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH
 WORKDIR /src
 # installed for empty packages, so that a changed source line does not install the dependencies again
 COPY pyproject.toml ./
 RUN for name in grpo_engine service worker migrations; do mkdir $name && touch $name/__init__.py; done \
- && touch README.md && pip install --editable ".[service,worker]"
+ && touch README.md && pip install --editable ".[service,worker,mcp,reasoning-gym]"
 
 FROM dependencies AS sources
 # the migrations are found beside the packages, so the checkout itself is what runs

@@ -2,6 +2,8 @@
 # torch's CUDA wheels bring their own CUDA libraries; the host's driver comes with the container toolkit.
 FROM python:3.11.14-slim-bookworm AS dependencies
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# some packages of the extra reasoning-gym are compiled
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH
 WORKDIR /src
@@ -12,10 +14,10 @@ RUN pip install ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "torch==2.13.
 # installed for empty packages, so that a changed source line does not install the dependencies again
 COPY pyproject.toml ./
 RUN for name in grpo_engine service worker migrations; do mkdir $name && touch $name/__init__.py; done \
- && touch README.md && pip install --editable ".[service,worker,ray,engine,quantization]" "torch==2.13.0"
+ && touch README.md && pip install --editable \
+    ".[service,worker,ray,engine,quantization,mcp,reasoning-gym]" "torch==2.13.0"
 
 FROM dependencies AS sources
-RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 RUN pip install "setuptools>=77"
 COPY grpo_engine/models/fast/native grpo_engine/models/fast/native
 # for setuptools the extension is optional, so a failed compilation is no error; here it must be one
