@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, core_schema, from_json
 
 from grpo_engine.chat.protocol import MAX_COMPLETIONS, MAX_STOPS, Generate
 from grpo_engine.config.recipes import problem_at
@@ -73,6 +73,8 @@ class Message(_Strict):
     def _has_content(self) -> Self:
         if self.content is None and not self.tool_calls:
             raise problem_at("Field required", "content")
+        if not all(isinstance(call.get("function", {}), dict) for call in self.tool_calls or ()):
+            raise problem_at("the function of a call must be an object", "tool_calls")
         return self
 
 
@@ -217,10 +219,9 @@ def _for_template(message: Message) -> dict[str, Any]:
     """The message with the arguments of its calls as objects: chat templates would quote a string again."""
     shown = message.model_dump(exclude_none=True)
     for call in shown.get("tool_calls", ()):
-        function = call.get("function")
-        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-            with suppress(ValueError, RecursionError):
-                function["arguments"] = json.loads(function["arguments"])
+        function = call.get("function", {})
+        with suppress(KeyError, ValueError, TypeError):
+            function["arguments"] = from_json(function["arguments"], allow_inf_nan=False)
     return shown
 
 

@@ -3,13 +3,13 @@
 Nothing is stored, so a request must repeat the conversation. Boundary: pure; `http_app.py` frames the events.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import from_json
 
 from grpo_engine.chat.answers import AnswerFormat, Document
 from grpo_engine.chat.protocol import Generate, Piece, Usage
@@ -116,8 +116,8 @@ def _text(content: Any, place: int) -> str:
 
 def _arguments(item: dict[str, Any], place: int) -> Any:
     try:
-        return json.loads(item.get("arguments") or "{}")
-    except (ValueError, TypeError, RecursionError):
+        return from_json(item.get("arguments") or "{}", allow_inf_nan=False)
+    except (ValueError, TypeError):
         raise problem_at("arguments must be JSON in a string", "input", place) from None
 
 

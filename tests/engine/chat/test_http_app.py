@@ -99,6 +99,27 @@ def test_a_call_is_an_answer_of_openai_s_form_as_a_whole_and_in_a_stream() -> No
     asyncio.run(run())
 
 
+def calling(function: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+
+
+@pytest.mark.parametrize("arguments", ['{"a": "\\ud800"}', '{"a": NaN}', "[" * 300 + "]" * 300, "{"])
+def test_arguments_that_are_no_strict_json_stay_text_or_are_refused(arguments: str) -> None:
+    async def run() -> None:
+        backend = Backend()
+        async with client_of(backend) as http:
+            body = {**BODY, "messages": [calling({"name": "add", "arguments": arguments})]}
+            assert (await http.post("/v1/chat/completions", json=body, headers=KEY)).status_code == 200
+            item = {"type": "function_call", "call_id": "c", "name": "add", "arguments": arguments}
+            refused = await http.post("/v1/responses", json={"model": "m", "input": [item]}, headers=KEY)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input.0")
+        (request,) = backend.requests
+        assert Generate.model_validate_json(request.model_dump_json()) == request
+        assert request.messages == (calling({"name": "add", "arguments": arguments}),)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("given", "status", "param"),
     [
@@ -106,6 +127,7 @@ def test_a_call_is_an_answer_of_openai_s_form_as_a_whole_and_in_a_stream() -> No
         ({"content": b"{"}, 400, None),
         ({"json": {**BODY, "top_p": 0.5}}, 400, "top_p"),
         ({"json": {**BODY, "max_tokens": 2**21}}, 400, "max_tokens"),
+        ({"json": {**BODY, "messages": [calling("x")]}}, 400, "messages.0.tool_calls"),
     ],
 )
 def test_a_wrong_request_is_an_error_of_openai_s_form(given: Any, status: int, param: str | None) -> None:
