@@ -187,9 +187,15 @@ def _observation(message: str | bytes, kind: str) -> Observation:
     fields, reward, done = data.get("observation"), data.get("reward"), data.get("done", False)
     if not isinstance(fields, dict) or not isinstance(done, bool):
         raise EnvironmentFailure(f"protocol error: the answer to {kind} is not an observation")
-    if reward is not None and not (isinstance(reward, int | float) and math.isfinite(reward)):
-        raise EnvironmentFailure(f"the reward {_shown(reward)} is not a finite number")
-    return Observation(_text(fields), None if reward is None else float(reward), done)
+    return Observation(_text(fields), None if reward is None else _finite(reward), done)
+
+
+def _finite(reward: Any) -> float:
+    if isinstance(reward, int | float):
+        with suppress(OverflowError):
+            if math.isfinite(number := float(reward)):
+                return number
+    raise EnvironmentFailure(f"the reward {_shown(reward)} is not a finite number")
 
 
 def _refusal(data: Mapping[str, Any], kind: str) -> Exception:
@@ -204,8 +210,9 @@ def _refusal(data: Mapping[str, Any], kind: str) -> Exception:
 def _field_errors(errors: Any) -> str:
     """pydantic's errors as one line."""
     found = [each for each in errors if isinstance(each, dict)] if isinstance(errors, list) else []
-    lines = [f"{'.'.join(map(str, each.get('loc') or ()))}: {each.get('msg')}" for each in found[:4]]
-    return _shown("; ".join(lines))
+    places = [each.get("loc") for each in found[:4]]
+    shown = [".".join(map(str, place)) if isinstance(place, list) else "" for place in places]
+    return _shown("; ".join(f"{place}: {each.get('msg')}" for place, each in zip(shown, found, strict=False)))
 
 
 def _text(fields: Mapping[str, Any]) -> str:

@@ -36,11 +36,12 @@ class ActionReader:
 
 def text_field(schema: Mapping[str, Any]) -> str | None:
     """The only required field if it is a string; None otherwise."""
-    required = [name for name in schema.get("required") or () if name != "metadata"]
-    fields = schema.get("properties") or {}
-    if len(required) != 1 or (fields.get(required[0]) or {}).get("type") != "string":
+    required, fields = schema.get("required"), schema.get("properties")
+    names = [name for name in required if name != "metadata"] if isinstance(required, list) else []
+    if len(names) != 1 or not isinstance(names[0], str) or not isinstance(fields, dict):
         return None
-    return str(required[0])
+    field = fields.get(names[0])
+    return names[0] if isinstance(field, dict) and field.get("type") == "string" else None
 
 
 def _first_object(text: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
 
 from grpo_engine.outbound.addresses import RefusedUrl
-from grpo_engine.outbound.openenv import EnvironmentFailure, Session, open_session
+from grpo_engine.outbound.openenv import EnvironmentFailure, RefusedAction, Session, open_session
 from grpo_engine.outbound.websocket import connect
 
 OBSERVATION = {"type": "observation", "data": {"observation": {"text": "hi"}, "reward": None, "done": False}}
@@ -64,6 +64,7 @@ async def reset_and_step(url: str) -> None:
         ([{"type": "observation"}], "has no data"),
         ([{"type": "observation", "data": {"observation": [], "done": False}}], "is not an observation"),
         ([{"type": "observation", "data": {**OBSERVATION["data"], "reward": "1"}}], "not a finite number"),
+        ([{"type": "observation", "data": {**OBSERVATION["data"], "reward": 10**400}}], "finite"),
         ([{"type": "error", "data": {"code": "SESSION_ERROR", "message": "gone"}}], "SESSION_ERROR: gone"),
     ],
 )
@@ -72,6 +73,13 @@ def test_an_answer_that_breaks_the_protocol_fails_the_session(
 ) -> None:
     with pytest.raises(EnvironmentFailure, match=reason):
         against(answers(*messages), reset_and_step)
+
+
+@pytest.mark.usefixtures("allowed")
+def test_an_error_without_a_place_is_an_answer_for_the_model() -> None:
+    errors = {"code": "VALIDATION_ERROR", "message": "bad", "errors": [{"loc": 5, "msg": "odd"}]}
+    with pytest.raises(RefusedAction, match="odd"):
+        against(answers(OBSERVATION, {"type": "error", "data": errors}), reset_and_step)
 
 
 @pytest.mark.usefixtures("allowed")
