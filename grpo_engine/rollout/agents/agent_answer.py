@@ -7,12 +7,13 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from grpo_engine.config.environments import AgentEnvironment
 from grpo_engine.graders.feedback import excerpt
 from grpo_engine.outbound.addresses import RefusedUrl
-from grpo_engine.outbound.web import NoAnswer, WebAnswer, post
+from grpo_engine.outbound.web import AnswerTooLong, NoAnswer, WebAnswer, post
 
 PAUSE_SECONDS = 0.5
 """Time between two attempts to reach an agent that is full or away."""
@@ -38,6 +39,8 @@ def run_agent(
             reason = f"the agent answered with status {answer.status}" if answer else ""
         except RefusedUrl as error:
             raise AgentFailure(f"the address is refused: {error}") from None
+        except AnswerTooLong as error:
+            raise AgentFailure(str(error)) from None
         except NoAnswer as error:
             answer, reason = None, str(error)
         if answer is not None and 200 <= answer.status < 300:
@@ -59,6 +62,8 @@ def reward_in(body: bytes) -> float | None:
     reward = answer.get("reward")
     if reward is None:
         return None
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise AgentFailure(f"the reward {excerpt(str(reward))} is not a finite number")
-    return float(reward)
+    if isinstance(reward, int | float) and not isinstance(reward, bool):
+        with suppress(OverflowError):
+            if math.isfinite(number := float(reward)):
+                return number
+    raise AgentFailure(f"the reward {excerpt(str(reward))} is not a finite number")

@@ -36,6 +36,8 @@ class Ended:
     rollout: AgentRollout
     reward: float | None = None
     failure: str | None = None
+    error: Exception | None = None
+    """An error that is not the agent's; it ends the sampling."""
 
 
 class Conversations:
@@ -107,6 +109,8 @@ class Conversations:
                 ended = Ended(rollout, reward)
             except AgentFailure as error:
                 ended = Ended(rollout, failure=str(error))
+            except Exception as error:  # noqa: BLE001 - raised in the sampling thread, which waits for the end
+                ended = Ended(rollout, error=error)
             self.door.revoke(rollout.key)
         self._events.put(ended)
 
@@ -201,6 +205,8 @@ class Conversations:
 
     def _end(self, ended: Ended) -> None:
         """Close a rollout, and add its group once all of the group's are closed."""
+        if ended.error is not None:
+            raise ended.error
         rollout = ended.rollout
         rollout.is_over, rollout.reward, rollout.failure = True, ended.reward, ended.failure
         if rollout.last is None and rollout.failure is None:

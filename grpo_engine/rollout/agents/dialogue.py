@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from pydantic_core import from_json
+
 from grpo_engine.chat.protocol import FunctionCall, Refused
 from grpo_engine.contract.errors import DatasetError
 from grpo_engine.objective.types import Completion
@@ -89,15 +91,7 @@ class Dialogue:
     def row_for(self, messages: Sequence[Message], tools: Sequence[Message]) -> Row:
         """The row whose next turn answers this request, with room for it. Raises Refused."""
         said, shown = [_said(each) for each in messages], json.dumps(tools, sort_keys=True)
-        row = self._continued(messages, said, shown) or self._started(messages, tools, said, shown)
-        if self.room(row) < 1:
-            raise Refused(
-                "context_length_exceeded",
-                f"The conversation has {len(row.token_ids)} tokens, which leaves no room for an answer: the "
-                f"job allows {self._max_tokens} after the first prompt and {self._context} in all.",
-                "messages",
-            )
-        return row
+        return self._continued(messages, said, shown) or self._started(messages, tools, said, shown)
 
     def _continued(self, messages: Sequence[Message], said: list[str], tools: str) -> Row | None:
         """The row that the request continues, or a copy of it if the row has continued otherwise."""
@@ -134,13 +128,20 @@ class Dialogue:
     def _started(
         self, messages: Sequence[Message], tools: Sequence[Message], said: list[str], shown: str
     ) -> Row:
-        """A row of its own. Raises Refused if the chat template does not accept the conversation."""
+        """A new row. Raises Refused if the chat template does not accept it, or it leaves no room."""
         try:
             (prompt,) = self._reader.prompts([{"messages": list(messages), "tools": list(tools)}])
         except DatasetError as error:
             raise Refused("invalid_messages", error.message.removeprefix("row 1: "), "messages") from error
         row = Row(said, shown, len(prompt.token_ids), [], [], [])
         row.add_given(prompt.token_ids)
+        if self.room(row) < 1:
+            raise Refused(
+                "context_length_exceeded",
+                f"The conversation has {len(row.token_ids)} tokens, which leaves no room for an answer: the "
+                f"job allows {self._max_tokens} after the first prompt and {self._context} in all.",
+                "messages",
+            )
         self.rows.append(row)
         return row
 
@@ -149,7 +150,7 @@ def _said(message: Message) -> str:
     """A message in one form, whatever a client adds to it or leaves out."""
     calls = []
     for call in message.get("tool_calls") or ():
-        function = call.get("function") or {}
+        function = call.get("function", {})
         calls.append([function.get("name"), _read(function.get("arguments"))])
     said = [message["role"], text_of(message), calls, message.get("tool_call_id")]
     return json.dumps(said, sort_keys=True)
@@ -157,6 +158,6 @@ def _said(message: Message) -> str:
 
 def _read(arguments: Any) -> Any:
     """Arguments of a call as an object; anything else as it is."""
-    with suppress(ValueError, RecursionError, TypeError):
-        return json.loads(arguments)
+    with suppress(ValueError, TypeError):
+        return from_json(arguments, allow_inf_nan=False)
     return arguments

@@ -1,11 +1,21 @@
 """Rollouts that fail, and requests that a rollout cannot answer."""
 
+from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
 
-from tests.engine.rollout.agents.conftest import Agent, Run, ask, chat
+from grpo_engine.chat.protocol import Refused
+from grpo_engine.config.environments import AgentEnvironment
+from grpo_engine.models.policy import Policy
+from grpo_engine.outbound.web import MAX_ANSWER_BYTES
+from grpo_engine.rollout.agents.dialogue import Dialogue
+from grpo_engine.rollout.agents.sampler import AgentSampler
+from grpo_engine.rollout.dataset import RowReader
+from grpo_engine.rollout.tools.rendering import AnswerRenderer
+from tests.engine.rollout.agents.conftest import SAMPLING, Agent, Run, ask, chat, prompts
+from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler
 from tests.support.chat_server import Reply
 
 
@@ -15,6 +25,7 @@ from tests.support.chat_server import Reply
         (lambda client, asked: Reply(status=500, body="oops"), {}, "the agent answered with status 500"),
         (lambda client, asked: Reply(body=b"[1]"), {}, "the agent's answer is not a JSON object"),
         (lambda client, asked: Reply(body=b'{"reward": NaN}'), {}, 'the reward "nan" is not a finite number'),
+        (lambda client, asked: Reply(body=b'{"reward": 1%s}' % (b"0" * 400)), {}, "is not a finite number"),
         (lambda client, asked: Reply(stall=True), {"timeout_seconds": 3}, "did not answer within 3 s"),
         (lambda client, asked: 1.0, {}, "the agent ended without asking for a completion"),
     ],
@@ -34,6 +45,40 @@ def test_a_failed_rollout_is_unscorable_and_leaves_the_others(
     assert good.failure is None
     assert bad.failure is not None
     assert reason in bad.failure
+
+
+def test_an_agent_whose_answer_is_too_long_is_not_asked_again(run: Run) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def long_winded(client: openai.OpenAI, asked: dict[str, Any]) -> Reply:
+        seen.append(asked)
+        return Reply(body=b" " * (MAX_ANSWER_BYTES + 1))
+
+    (group,) = run(long_winded, lambda stream: "yes")
+    (bad,) = group.completions
+    assert (len(seen), bad.failure) == (1, f"the response is longer than {MAX_ANSWER_BYTES} bytes")
+
+
+def test_an_error_of_this_machine_ends_the_sampling(
+    make_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRPO_ALLOWED_HOSTS", "127.0.0.1")
+    monkeypatch.setenv("SSL_CERT_FILE", "/no/such/file")
+    policy = make_policy()
+    environments = {"agent": AgentEnvironment(type="agent", url="https://127.0.0.1:9")}
+    inner = ScriptedSampler(policy, lambda stream: "yes")
+    sampler = AgentSampler(inner, policy, environments, 0.0, 1000, "127.0.0.1")
+    with pytest.raises(FileNotFoundError):
+        sampler.generate(prompts(policy), 1, SAMPLING)
+
+
+def test_a_conversation_that_leaves_no_room_is_not_kept(make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy()
+    renderer = AnswerRenderer(policy.tokenizer, policy.stop_set)
+    dialogue = Dialogue(RowReader(policy.tokenizer), renderer, context=3, max_tokens=100)
+    with pytest.raises(Refused, match="leaves no room"):
+        dialogue.row_for([{"role": "user", "content": "one two three four five six"}], ())
+    assert dialogue.rows == []
 
 
 def refusal_of(client: openai.OpenAI, messages: Any, **options: Any) -> str:
