@@ -14,8 +14,8 @@ from grpo_engine.rollout.collector import StepGroups
 
 class StoredGroup(Record):
     row: int
-    prompt: tuple[int, ...]
-    """The prompt's tokens; an environment or an agent may have changed those of the row."""
+    prompt: tuple[int, ...] = ()
+    """The prompt's tokens, which an environment or an agent may have changed; empty: those of the row."""
     completions: tuple[Completion, ...]
     scores: tuple[Score, ...]
 
@@ -41,12 +41,10 @@ def groups_from_json(content: Mapping[str, Any], prompts: Sequence[Prompt]) -> S
     """The inverse of `groups_to_json`."""
     by_row = {prompt.row: prompt for prompt in prompts}
 
-    def restored(groups: Sequence[Mapping[str, Any]]) -> list[GradedGroup]:
-        found = [StoredGroup.model_validate(each) for each in groups]
-        asked = [replace(by_row[each.row], token_ids=each.prompt) for each in found]
-        return [
-            GradedGroup(Group(prompt, each.completions), each.scores)
-            for prompt, each in zip(asked, found, strict=True)
-        ]
+    def restored(content: Mapping[str, Any]) -> GradedGroup:
+        stored = StoredGroup.model_validate(content)
+        prompt = by_row[stored.row]
+        asked = replace(prompt, token_ids=stored.prompt or prompt.token_ids)
+        return GradedGroup(Group(asked, stored.completions), stored.scores)
 
-    return StepGroups(restored(content["groups"]), restored(content["discarded"]))
+    return StepGroups(*([restored(each) for each in content[name]] for name in ("groups", "discarded")))
