@@ -67,6 +67,5 @@ class AgentSampler(AroundSampler):
             conversations = Conversations(self, door, prompts_P, group_size, sampling, on_group)
             conversations.run()
         groups = conversations.groups.groups()
-        completions = [each for group in groups for each in group.completions]
-        self.failed_batches.add([each.episode for each in completions if each.episode is not None])
+        self.failed_batches.add(groups)
         return groups

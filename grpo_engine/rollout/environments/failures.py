@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from grpo_engine.contract.errors import EnvironmentUnreachableError
-from grpo_engine.contract.records import Episode
+from grpo_engine.objective.types import Group
 
 FAILED_BATCHES = 3
 """Batches in a row in which every episode fails, after which the job fails."""
@@ -16,8 +16,10 @@ class FailedBatches:
         self.num = 0
         """Such batches in a row."""
 
-    def add(self, episodes: Sequence[Episode]) -> None:
+    def add(self, groups: Sequence[Group]) -> None:
         """Raises EnvironmentUnreachableError after FAILED_BATCHES such batches in a row."""
+        completions = [each for group in groups for each in group.completions]
+        episodes = [each.episode for each in completions if each.episode is not None]
         if not episodes or not all(each.failure for each in episodes):
             self.num = 0
             return

@@ -77,8 +77,9 @@ class EnvironmentSampler(AroundSampler):
         with SessionLoop() as loop:
             play = Play(self, loop, prompts_P, group_size, sampling, on_group)
             play.run()
-        self.failed_batches.add([each.record() for each in play.episodes])
-        return play.groups.groups()
+        groups = play.groups.groups()
+        self.failed_batches.add(groups)
+        return groups
 
 
 def _schema(name: str, options: OpenEnvEnvironment) -> Mapping[str, object]:
