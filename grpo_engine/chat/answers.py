@@ -94,7 +94,7 @@ class AnswerFormat(ABC):
     """Whether `[DONE]` follows the last chunk."""
 
     @abstractmethod
-    def whole(self, pieces: Iterable[Piece], usage: Usage) -> BaseModel: ...
+    def whole(self, pieces: Iterable[Piece], usage: Usage) -> BaseModel | Document: ...
 
     @abstractmethod
     def chunks(self, piece: Piece) -> list[Document]:

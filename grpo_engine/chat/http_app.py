@@ -10,14 +10,14 @@ import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Set
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import ValidationError
-from pydantic_core import from_json, to_json
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from grpo_engine.chat.answers import AnswerFormat, ChatFormat, TextFormat
 from grpo_engine.chat.protocol import INVALID, Answer, Generate, Refusal, Refused, Usage
@@ -41,6 +41,7 @@ CROWDED = Refusal(
     message=f"The model was busy with other requests for {WAIT_SECONDS:g} s. Try again later.",
 )
 T = TypeVar("T")
+_Object = TypeAdapter(dict[str, Any])
 
 
 class Backend(Protocol):
@@ -71,7 +72,7 @@ def create_app(backends: Backends, *, max_open: int = MAX_OPEN, ignored: Set[str
         @app.post(path)
         async def respond(request: Request) -> Response:
             backend = _backend(backends, request)
-            body = _parsed(kind, _without(ignored, await _bounded(request)))
+            body = _parsed(kind, await _bounded(request), ignored)
             id, now = f"{prefix}-{uuid4().hex}", int(time.time())
             made = made_by(id, now, body.model, body.n or 1, body.includes_usage)
             return await _response(request, body, made, _in_place(places, backend, body.command()))
@@ -113,18 +114,10 @@ async def _bounded(request: Request) -> bytes:
     return body
 
 
-def _without(ignored: Set[str], body: bytes) -> bytes:
-    """The body without these fields; a body that is no object as it is."""
-    with suppress(ValueError):
-        given = from_json(body)
-        if isinstance(given, dict) and not ignored.isdisjoint(given):
-            return to_json({name: value for name, value in given.items() if name not in ignored})
-    return body
-
-
-def _parsed(kind: type[Body], body: bytes) -> Body:
+def _parsed(kind: type[Body], body: bytes, ignored: Set[str]) -> Body:
     try:
-        return kind.model_validate_json(body)
+        given = _Object.validate_json(body)
+        return kind.model_validate({name: value for name, value in given.items() if name not in ignored})
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = [*first["loc"], *first.get("ctx", {}).get("place", ())]
@@ -152,7 +145,7 @@ async def _response(
     """Wait for the first part, because a refusal is an HTTP error even for a stream. Raises Refused."""
     if not body.stream:
         whole, usage = await _or_left(request, _whole(answers))
-        return Response(made.whole(whole, usage).model_dump_json(), media_type="application/json")
+        return Response(to_json(made.whole(whole, usage)), media_type="application/json")
     first = await _or_left(request, anext(answers))
     if first.refusal is not None:
         await answers.aclose()

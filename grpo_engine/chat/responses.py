@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import from_json
 
 from grpo_engine.chat.answers import AnswerFormat, Document
@@ -121,12 +121,6 @@ def _arguments(item: dict[str, Any], place: int) -> Any:
         raise problem_at("arguments must be JSON in a string", "input", place) from None
 
 
-class Response(BaseModel):
-    """OpenAI's `response`."""
-
-    model_config = ConfigDict(extra="allow")
-
-
 @dataclass(frozen=True)
 class ResponseFormat(AnswerFormat):
     """Builds a response, or its events: items are complete when the answer ends."""
@@ -136,8 +130,8 @@ class ResponseFormat(AnswerFormat):
     _pieces: list[Piece] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=count)
 
-    def whole(self, pieces: Iterable[Piece], usage: Usage) -> Response:
-        return Response.model_validate(self._response(list(pieces), usage))
+    def whole(self, pieces: Iterable[Piece], usage: Usage) -> Document:
+        return self._response(list(pieces), usage)
 
     def opening(self) -> list[Document]:
         started = self._response([], None)
