@@ -26,8 +26,7 @@ class HttpServer:
             target=self._server.run, args=([listening],), name="http", daemon=True
         )
         self._thread.start()
-        self.port = int(listening.getsockname()[1])
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
 
     def close(self) -> None:
         self._server.should_exit = True

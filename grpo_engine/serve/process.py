@@ -43,13 +43,13 @@ def serve(load: Callable[[ServedModel], Model], arguments: list[str] | None = No
             return 1
         requests = OpenRequests(model, lambda num_open: _write(out, Working(num_open=num_open)))
         try:
-            port = HttpServer(create_app(only(served.secret, requests)), served.host).port
+            url = HttpServer(create_app(only(served.secret, requests)), served.host).url
         except OSError as error:
             message = f"cannot listen at GRPO_SERVE_HOST={served.host}: {error}"
             _write(out, Unloadable(code="model_unloadable", message=message))
             return 1
         threading.Thread(target=_stop_at_end, args=(requests,), name="input", daemon=True).start()
-        _write(out, Loaded(port=port))
+        _write(out, Loaded(url=url))
         requests.run()
     return 0
 

@@ -9,9 +9,12 @@ from typing import Literal
 
 from pydantic import Field, TypeAdapter
 
+from grpo_engine.chat.protocol import Refusal
 from grpo_engine.config.hyperparameters import Quantization
 from grpo_engine.config.job import ModelSource, Runtime
 from grpo_engine.contract.records import Record
+
+DIED = Refusal(code="sampler_died", message="The model's process ended while it was answering; try again.")
 
 
 class ServedModel(Record):
@@ -33,7 +36,7 @@ class Loaded(Record):
     """The model is loaded, and the engine listens."""
 
     type: Literal["loaded"] = "loaded"
-    port: int
+    url: str
 
 
 class Working(Record):

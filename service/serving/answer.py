@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from grpo_engine.chat.protocol import INVALID, Refusal
 from grpo_engine.chat.requests import Body
+from grpo_engine.serve.protocol import DIED
 from service.platform.errors import InvalidRequest, NotFound, ServiceError, Unauthorized, Unavailable
 from service.platform.feed import Ending, Feed, Positioned, Subscriber
 from service.platform.ids import new_id
@@ -40,7 +41,6 @@ REASON_SECONDS = 2.0
 CONNECT_SECONDS = 3.0
 GONE = {"model_not_found", "base_model_changed"}
 """Codes of refusals that apply to every worker."""
-DIED = Refusal(code="sampler_died", message="The model's process ended while it was answering; try again.")
 LOST = Refusal(code="worker_lost", message="The worker that was answering has stopped. Try again.")
 UNREACHABLE = Refusal(
     code="server_unreachable",

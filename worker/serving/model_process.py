@@ -16,7 +16,7 @@ import structlog
 from grpo_engine.chat.protocol import Refusal
 from grpo_engine.config.job import ModelSource
 from grpo_engine.contract.errors import BaseChangedError
-from grpo_engine.serve.protocol import Loaded, Report, ServedModel, Unloadable, Working
+from grpo_engine.serve.protocol import DIED, Loaded, Report, ServedModel, Unloadable, Working
 from service.hub.models import HubError
 from service.jobs.model.methods import parsed_method, quantization_of
 from service.jobs.results.weights import ModelParts
@@ -31,7 +31,6 @@ logger = structlog.get_logger()
 SILENT_SECONDS = 300.0
 """A busy process that reports nothing for this long has hung."""
 KILL_SECONDS = 5.0
-DIED = Refusal(code="sampler_died", message="The model's process ended while it was answering; try again.")
 UNSTORED = Refusal(code="storage_unavailable", message="The model's weights could not be fetched; try again.")
 UNLOADABLE = Refusal(
     code="model_unloadable", message="The worker could not load this model; see its log.", param="model"
@@ -138,9 +137,8 @@ class ModelProcess(threading.Thread):
     def _note(self, report: Loaded | Working | Unloadable) -> None:
         self.used_at = self.reported_at = monotonic()
         match report:
-            case Loaded(port=port):
-                host = self._settings.serve_address
-                self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            case Loaded(url=url):
+                self.address = url
                 self._changed.set()
             case Working(num_open=num_open):
                 self.num_open = num_open

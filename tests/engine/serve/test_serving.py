@@ -196,7 +196,7 @@ class Served:
         self.process.stdin.flush()
         loaded = self.report()
         assert isinstance(loaded, Loaded)
-        self.url = f"http://127.0.0.1:{loaded.port}"
+        self.url = loaded.url
 
     def report(self) -> Any:
         return Report.validate_json(self.reports.readline())
