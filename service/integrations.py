@@ -14,7 +14,6 @@ from grpo_engine.contract.described import Described
 Project = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^/\\#?%:\x00-\x1f]+$")]
 """W&B uses it in a URL."""
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]+$")]
-SinkType = Literal["wandb", "tensorboard", "mlflow"]
 
 
 class _Given(Described):

@@ -83,10 +83,6 @@ class Run:
         return found
 
     @property
-    def failure_code(self) -> str | None:
-        return str(self.failure["code"]) if self.failure else None
-
-    @property
     def is_over(self) -> bool:
         return self.state in TERMINAL
 
