@@ -138,10 +138,13 @@ class Session:
 
     async def close(self) -> None:
         """End the session; whatever fails, the connection is gone."""
-        with suppress(ConnectionClosed, TimeoutError):
-            async with asyncio.timeout(1.0):
-                await self._connection.send('{"type": "close"}')
-        await self._connection.close()
+        try:
+            with suppress(ConnectionClosed, TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._connection.send('{"type": "close"}')
+            await self._connection.close()
+        finally:
+            self._connection.transport.abort()  # closing may be cancelled
 
     async def _exchange(self, kind: str, data: Mapping[str, Any]) -> Observation:
         try:

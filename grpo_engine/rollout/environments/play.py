@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from anyio.from_thread import BlockingPortal
 
 from grpo_engine.config.environments import OpenEnvEnvironment
 from grpo_engine.contract.records import Episode, EpisodeTurn, FinishReason
@@ -15,7 +17,7 @@ from grpo_engine.objective.types import Completion, Prompt
 from grpo_engine.outbound.openenv import EnvironmentFailure, Observation, RefusedAction
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.rollout.environments.actions import MalformedAction
-from grpo_engine.rollout.environments.episodes import EpisodeSession, SessionLoop
+from grpo_engine.rollout.environments.episodes import EpisodeSession
 from grpo_engine.rollout.sampler.base import Continuation, GroupAssembly, NextTurn, OnGroup, Sampling
 from grpo_engine.rollout.sampler.turns import TurnQueue
 from grpo_engine.rollout.tools.conversation import Conversation
@@ -73,13 +75,14 @@ class Play:
     def __init__(
         self,
         sampler: EnvironmentSampler,
-        loop: SessionLoop,
+        portal: BlockingPortal,
         prompts_P: Sequence[Prompt],
         group_size: int,
         sampling: Sampling,
         on_group: OnGroup | None,
     ) -> None:
-        self.sampler, self.loop, self.sampling = sampler, loop, sampling
+        """`portal`: to the thread in which the sessions run."""
+        self.sampler, self.portal, self.sampling = sampler, portal, sampling
         self.prompts = list(prompts_P)
         """The prompts; each gets its group's first observation."""
         self.groups = GroupAssembly(self.prompts, group_size, on_group)
@@ -110,7 +113,7 @@ class Play:
         seed = given if isinstance(given, int) else 0
         conversation = Conversation(prompt, place, stream, self._limit(prompt))
         episode = PlayedEpisode(name, seed, conversation, EpisodeSession(options, places[name]))
-        self._wait(episode, self.loop.submit(episode.session.start(arguments)))
+        self._wait(episode, self.portal.start_task_soon(episode.session.start, arguments))
         return episode
 
     def _limit(self, prompt: Prompt) -> int:
@@ -120,7 +123,10 @@ class Play:
 
     def run(self) -> None:
         """Play all episodes; the next turn of each is sampled as soon as it has an observation."""
-        self.sampler.inner.sample_turns(self.queue, self.sampling, self._act)
+        try:
+            self.sampler.inner.sample_turns(self.queue, self.sampling, self._act)
+        finally:
+            wait([self.portal.start_task_soon(each.session.close) for each in self.episodes])
 
     def _wait(self, episode: PlayedEpisode, answer: Future[Observation]) -> None:
         episode.answer = answer
@@ -208,14 +214,14 @@ class Play:
             refused.set_exception(RefusedAction(str(error)))
             self._wait(episode, refused)
         else:
-            self._wait(episode, self.loop.submit(episode.session.step(action)))
+            self._wait(episode, self.portal.start_task_soon(episode.session.step, action))
 
     def _fail(self, episode: PlayedEpisode, reason: str) -> None:
         episode.failure = reason
         self._end(episode, FinishReason.LENGTH)
 
     def _end(self, episode: PlayedEpisode, reason: FinishReason) -> None:
-        self.loop.close_later(episode.session)
+        self.portal.start_task_soon(episode.session.close)
         conversation, version = episode.conversation, self.sampler.version
         if conversation.turns:
             completion = conversation.completion(self.sampler.policy, reason)

@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Self
 
+from anyio.from_thread import start_blocking_portal
+
 from grpo_engine.config.environments import Environment, OpenEnvEnvironment
 from grpo_engine.contract.errors import ConfigError, DatasetError, EnvironmentUnreachableError
 from grpo_engine.models.policy import Policy
@@ -21,7 +23,6 @@ from grpo_engine.outbound.addresses import RefusedUrl
 from grpo_engine.outbound.openenv import EnvironmentFailure, action_schema
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.environments.actions import ActionReader
-from grpo_engine.rollout.environments.episodes import SessionLoop
 from grpo_engine.rollout.environments.failures import FailedBatches
 from grpo_engine.rollout.environments.play import Play
 from grpo_engine.rollout.sampler.base import AroundSampler, OnGroup, Sampler, Sampling
@@ -74,8 +75,8 @@ class EnvironmentSampler(AroundSampler):
         on_group: OnGroup | None = None,
     ) -> list[Group]:
         """P prompts → P groups; environments answer while other episodes are sampled."""
-        with SessionLoop() as loop:
-            play = Play(self, loop, prompts_P, group_size, sampling, on_group)
+        with start_blocking_portal(name="environments") as portal:
+            play = Play(self, portal, prompts_P, group_size, sampling, on_group)
             play.run()
         groups = play.groups.groups()
         self.failed_batches.add(groups)

@@ -1,0 +1,49 @@
+"""Sessions when sampling fails."""
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import pytest
+from websockets.asyncio.server import ServerConnection
+
+from grpo_engine.config.environments import OpenEnvEnvironment
+from grpo_engine.models.policy import Policy
+from grpo_engine.rollout.dataset import RowReader
+from grpo_engine.rollout.environments.sampler import EnvironmentSampler
+from grpo_engine.rollout.sampler.base import Sampling
+from tests.engine.outbound.test_openenv import OBSERVATION, against
+from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler, Stream
+
+
+@pytest.mark.usefixtures("allowed")
+def test_no_session_stays_open_after_sampling_has_failed(make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy()
+    closed: asyncio.Queue[None] = asyncio.Queue()
+
+    async def handler(connection: ServerConnection) -> None:
+        await connection.recv()
+        await connection.send(json.dumps(OBSERVATION))
+        await connection.wait_closed()
+        closed.put_nowait(None)
+
+    def says(stream: Stream) -> str:
+        raise ZeroDivisionError
+
+    def generate(url: str) -> None:
+        environments = {"game": OpenEnvEnvironment(type="openenv", url=url)}
+        reader = RowReader(policy.tokenizer)
+        sampler = EnvironmentSampler(
+            ScriptedSampler(policy, says), policy, environments, reader, {"game": {"required": []}}
+        )
+        row = {"messages": [{"role": "user", "content": "go"}], "environment": "game"}
+        sampler.generate(reader.prompts([row]), 2, Sampling(max_tokens=100, seed=1, step=1))
+
+    async def play(url: str) -> None:
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.to_thread(generate, url)
+        async with asyncio.timeout(5):
+            await closed.get()
+            await closed.get()
+
+    against(handler, play)
