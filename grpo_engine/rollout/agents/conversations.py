@@ -28,6 +28,9 @@ from grpo_engine.rollout.tools.calls import CallReader
 if TYPE_CHECKING:
     from grpo_engine.rollout.agents.sampler import AgentSampler
 
+THREAD = "agent"
+"""Name of the threads that wait for agents."""
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -65,6 +68,8 @@ class Conversations:
         self._open: dict[tuple[int, int], Asked] = {}
         """Requests whose turns are being sampled."""
         self._num_running = len(self.rollouts)
+        self._has_ended = False
+        """Whether sampling has ended, so that no further rollout is started."""
 
     def _rollout(self, place: int, sample: int) -> AgentRollout:
         prompt, (number, sample, _) = self.prompts[place], self.sampling.stream(place, sample)
@@ -89,9 +94,12 @@ class Conversations:
             for name, each in self.sampler.environments.items()
         }
         for each in self.rollouts:
-            work = threading.Thread(target=self._run_agent, args=(each, places[each.name]), daemon=True)
-            work.start()
-        self.sampler.inner.sample_turns(self, self.sampling, self._answer)
+            given = each, places[each.name]
+            threading.Thread(target=self._run_agent, args=given, name=THREAD, daemon=True).start()
+        try:
+            self.sampler.inner.sample_turns(self, self.sampling, self._answer)
+        finally:
+            self._has_ended = True
 
     def _run_agent(self, rollout: AgentRollout, places: threading.Semaphore) -> None:
         """Wait for a place and for the agent; in a thread of its own."""
@@ -103,6 +111,8 @@ class Conversations:
             return asked.answer
 
         with places:
+            if self._has_ended:
+                return
             rollout.key = self.door.admit(ask, rollout.options.max_turns)
             try:
                 reward = run_agent(rollout.options, self._task(rollout), lambda: rollout.num_asked > 0)

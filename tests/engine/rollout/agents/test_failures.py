@@ -1,5 +1,6 @@
 """Rollouts that fail, and requests that a rollout cannot answer."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +11,13 @@ from grpo_engine.chat.protocol import Refused
 from grpo_engine.config.environments import AgentEnvironment
 from grpo_engine.models.policy import Policy
 from grpo_engine.outbound.web import MAX_ANSWER_BYTES
+from grpo_engine.rollout.agents.conversations import THREAD
 from grpo_engine.rollout.agents.dialogue import Dialogue
 from grpo_engine.rollout.agents.sampler import AgentSampler
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.tools.rendering import AnswerRenderer
-from tests.engine.rollout.agents.conftest import SAMPLING, Agent, Run, ask, chat, prompts
-from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler
+from tests.engine.rollout.agents.conftest import SAMPLING, Agent, Run, ask, chat, prompts, serving
+from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler, Stream
 from tests.support.chat_server import Reply
 
 
@@ -70,6 +72,35 @@ def test_an_error_of_this_machine_ends_the_sampling(
     sampler = AgentSampler(inner, policy, environments, 0.0, 1000, "127.0.0.1")
     with pytest.raises(FileNotFoundError):
         sampler.generate(prompts(policy), 1, SAMPLING)
+
+
+def test_no_rollout_is_started_after_sampling_has_failed(
+    make_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRPO_ALLOWED_HOSTS", "127.0.0.1")
+    policy = make_policy()
+    seen: list[dict[str, Any]] = []
+
+    def asking(client: openai.OpenAI, asked: dict[str, Any]) -> float:
+        seen.append(asked)
+        try:
+            return ask(client.with_options(max_retries=0), asked)
+        except openai.OpenAIError:
+            return 0.0
+
+    def failing(stream: Stream) -> str:
+        raise ZeroDivisionError
+
+    with serving(asking) as url:
+        environments = {"agent": AgentEnvironment(type="agent", url=url, concurrency=1)}
+        inner = ScriptedSampler(policy, failing)
+        sampler = AgentSampler(inner, policy, environments, 0.0, 1000, "127.0.0.1")
+        with pytest.raises(ZeroDivisionError):
+            sampler.generate(prompts(policy), 3, SAMPLING)
+        for thread in threading.enumerate():
+            if thread.name == THREAD:
+                thread.join(10)
+    assert len(seen) == 1
 
 
 def test_a_conversation_that_leaves_no_room_is_not_kept(make_policy: Callable[..., Policy]) -> None:
