@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ from examples.tiny_model import make_model
 from grpo_engine.config.job import RunConfig
 from service.jobs.intake.estimate import PROCESS_BYTES, Subject, estimate
 from service.jobs.intake.model_size import model_shape
-from tests.engine.conftest import sum_rows, write_rows
+from tests.engine.conftest import cut, sum_rows, write_rows
 from tests.engine.families.catalogue import FAMILIES
 from tests.engine.families.models import make_family
 from tests.engine.injection import after_steps, steps_of
+from tests.engine.rollout.agents.conftest import serving
+from tests.engine.rollout.agents.test_training import letters
 from tests.engine.run.distributed.gang import together, write_adapter
 from tests.engine.run.distributed.runs import Run, alone, config_of
 
@@ -37,6 +39,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sharded_full": ({**FULL, "prompts_per_step": 3}, SHARDED | PIECES),
     "sharded_from_adapter": ({"beta": 0.1}, SHARDED),
     "sharded_full_from_adapter": (FULL, SHARDED),
+    "agents": ({"prompts_per_step": 3}, REPLICATED),
+    "agents_one_prompt": ({"prompts_per_step": 1}, SHARDED),
 }
 """Name → hyperparameters and runtime."""
 SUPERVISED = {
@@ -68,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model and its rows."""
     folder = tmp_path_factory.mktemp("ranks")
     make_model(folder / "model", hidden=64, layers=2, seed=3)
-    rows = sum_rows(9)
+    rows = [{**row, "environment": "letters"} for row in sum_rows(9)]
     write_rows(folder / "reinforcement.jsonl", rows)
     answered = [{"messages": [*r["messages"], {"role": "assistant", "content": r["answer"]}]} for r in rows]
     write_rows(folder / "supervised.jsonl", answered)
@@ -86,7 +90,21 @@ def source_of(name: str, folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def configs(folder: Path) -> dict[str, RunConfig]:
+def agent() -> Iterator[str]:
+    """URL of an agent that asks twice; its second request does not continue the first."""
+    with pytest.MonkeyPatch.context() as patch, serving(letters) as url:
+        patch.setenv("GRPO_ALLOWED_HOSTS", "127.0.0.1")
+        yield url
+
+
+def with_agent(config: RunConfig, url: str) -> RunConfig:
+    data = cut(config, agent_host="127.0.0.1").model_dump(mode="json")
+    data["method"]["reinforcement"]["environments"] = {"letters": {"type": "agent", "url": url}}
+    return RunConfig.model_validate(data)
+
+
+@pytest.fixture(scope="module")
+def configs(folder: Path, agent: str) -> dict[str, RunConfig]:
     """The replicated job's held-out rows are a part of its training file."""
     found = {
         **{
@@ -104,7 +122,8 @@ def configs(folder: Path) -> dict[str, RunConfig]:
         },
     }
     split = {"validation_file": None, "validation_split": 3}
-    return found | {"replicated": found["replicated"].model_copy(update=split)}
+    found["replicated"] = found["replicated"].model_copy(update=split)
+    return found | {name: with_agent(found[name], agent) for name in CASES if name.startswith("agents")}
 
 
 @pytest.fixture(scope="module")
