@@ -96,7 +96,7 @@ class Turns(Protocol):
     """The turns of a sampling, which become ready while others are sampled (`turns.py`)."""
 
     most: int
-    """Maximum number of turns that are open at the same time."""
+    """Maximum number of turns to sample at the same time; further ones wait."""
     longest: int
     """Maximum tokens before a turn."""
 

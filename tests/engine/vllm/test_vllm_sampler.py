@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ import torch
 from grpo_engine.config.tools import HttpTool
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.models.policy import Policy
-from grpo_engine.objective.types import Group, Prompt
-from grpo_engine.rollout.sampler.base import Continuation, Sampling
+from grpo_engine.objective.types import Completion, Group, Prompt
+from grpo_engine.rollout.sampler.base import Continuation, NextTurn, Sampling
 from grpo_engine.rollout.sampler.vllm.sampler import VllmSampler, request_seed
 from grpo_engine.rollout.tools.sampler import ToolSampler
 from tests.engine.conftest import assert_most_likely
@@ -179,6 +180,22 @@ def test_a_groups_prompt_is_computed_once(shared_sampler: Make, monkeypatch: pyt
     shared = 32
     assert len(group.completions) == 8
     assert sum(computed) == 45 + 7 * (45 - shared)
+
+
+def test_a_turn_that_becomes_ready_joins_one_that_is_being_sampled(shared_sampler: Make) -> None:
+    sampler = shared_sampler()
+    long, short = (
+        NextTurn(PROMPTS[number], Continuation(prompt=number, sample=0, turn=1, max_tokens=limit))
+        for number, limit in enumerate((60, 2))
+    )
+    first, later = iter([[long]]), iter([[], [short]])
+    turns = SimpleNamespace(wait=lambda: next(first, []), ready=lambda: next(later, []))
+    found: list[tuple[NextTurn, Completion]] = []
+    sampler.sample_turns(turns, SAMPLING, lambda *ended: found.append(ended))
+    assert [turn for turn, _ in found] == [short, long]
+    for turn, completion in found:
+        alone = replace(SAMPLING, continuing=(turn.continuation,))
+        assert tokens(sampler.generate([turn.prompt], 1, alone)) == [[completion.token_ids]]
 
 
 def test_tools_run_between_turns_that_vllm_samples(

@@ -8,7 +8,7 @@ Left out: a second vLLM in a process, because the two would share state, and oth
 
 import os
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,9 +68,6 @@ class VllmCompletion:
 
 
 class VllmEngine:
-    accepts_while_running = True
-    """Whether requests that are submitted while `answers` runs are answered by it."""
-
     def __init__(self, arguments: dict[str, Any]) -> None:
         """Loads the model. Raises ValueError or RuntimeError if vLLM refuses the arguments."""
         with vllm_environment():
@@ -116,10 +113,13 @@ class VllmEngine:
         )
         self._add(name, prompt_ids, parameters)
 
-    def answers(self) -> Generator[VllmCompletion]:
-        """Each queued request's completion as soon as it is finished; closing early drops the rest."""
+    def answers(self, before_step: Callable[[], object] = lambda: None) -> Generator[VllmCompletion]:
+        """Each queued request's completion as soon as it is finished; closing early drops the rest.
+
+        `before_step`: called before each token of the running requests; it may submit further ones.
+        """
         try:
-            yield from map(_answer, self._finished())
+            yield from map(_answer, self._finished(before_step))
         finally:
             left = list(self.core.output_processor.request_states)
             if left:
@@ -180,9 +180,10 @@ class VllmEngine:
         prompt = {"prompt_token_ids": list(token_ids)}
         self.core.add_request(name, prompt, parameters, lora_request=self.adapter)
 
-    def _finished(self) -> Iterator[Any]:
+    def _finished(self, before_step: Callable[[], object] = lambda: None) -> Iterator[Any]:
         """vLLM's outputs of the queued requests, as they finish."""
         while self.core.has_unfinished_requests():
+            before_step()
             yield from (output for output in self.core.step() if output.finished)
 
 

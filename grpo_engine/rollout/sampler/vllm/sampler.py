@@ -34,7 +34,6 @@ from grpo_engine.rollout.sampler.base import (
     Turns,
     finished_completion,
 )
-from grpo_engine.rollout.sampler.turns import sample_in_rounds
 from grpo_engine.rollout.sampler.vllm.base import served_base
 from grpo_engine.rollout.sampler.vllm.canary import Reading, canary_tokens, prove, trained_logprobs
 from grpo_engine.rollout.sampler.vllm.engine import VllmCompletion
@@ -125,10 +124,7 @@ class VllmSampler:
         return groups.groups()
 
     def sample_turns(self, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:
-        """Sample turns together, each from when it is ready, unless several ranks share this vLLM."""
-        if not self.engine.accepts_while_running:
-            sample_in_rounds(self, turns, sampling, on_turn)
-            return
+        """Sample turns together, each from when it is ready; if ranks share this vLLM, in rounds."""
         self._wake()
         running: dict[str, NextTurn] = {}
 
@@ -142,10 +138,9 @@ class VllmSampler:
 
         while new := turns.wait():
             submit(new)
-            with closing(self.engine.answers()) as answers:
+            with closing(self.engine.answers(lambda: submit(turns.ready()))) as answers:
                 for answer in answers:
                     on_turn(running.pop(answer.name), self._completion(answer))
-                    submit(turns.ready())
 
     def _submit(
         self, name: str, prompt: Prompt, stream: tuple[int, int, int], limit: int, sampling: Sampling

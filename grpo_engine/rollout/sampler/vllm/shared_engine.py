@@ -8,7 +8,7 @@ without tensor parallelism. Groups are consecutive ranks. Left out: groups over 
 """
 
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -31,8 +31,6 @@ def open_engine(arguments: dict[str, Any]) -> VllmEngine:
 class SharedEngine(VllmEngine):
     """A vLLM of several ranks. They must make the same calls, except that each submits its own requests."""
 
-    accepts_while_running = False
-
     def __init__(self, arguments: dict[str, Any]) -> None:
         _communicate_by_torch()
         super().__init__(arguments)
@@ -44,7 +42,8 @@ class SharedEngine(VllmEngine):
     def submit(self, name: str, prompt_ids: Sequence[int], **parameters: Any) -> None:
         self._own.append({"name": name, "prompt_ids": tuple(prompt_ids), **parameters})
 
-    def answers(self) -> Generator[VllmCompletion]:
+    def answers(self, before_step: Callable[[], object] = lambda: None) -> Generator[VllmCompletion]:
+        """The same, without calls of `before_step`, because all ranks must submit requests together."""
         own, self._own = self._own, []
         yield from self._round(self._gather(own))
 
