@@ -65,8 +65,8 @@ class Conversations:
             self._rollout(place, sample) for place in range(len(prompts_P)) for sample in range(group_size)
         ]
         self._events: SimpleQueue[Asked | Ended] = SimpleQueue()
-        self._open: dict[tuple[int, int], Asked] = {}
-        """Requests whose turns are being sampled."""
+        self._open: dict[tuple[int, int, int], Asked] = {}
+        """Requests whose turns are being sampled, by the turn's stream."""
         self._num_running = len(self.rollouts)
         self._has_ended = False
         """Whether sampling has ended, so that no further rollout is started."""
@@ -180,18 +180,19 @@ class Conversations:
         if not set(request.stop) <= set(self.sampling.stop):
             raise Refused("invalid_value", "Set stop in the job's hyperparameters.", "stop")
         row = rollout.dialogue.row_for(request.messages, request.tools)
-        rollout.follow(request.messages[row.ends[-1].num_said :] if row.ends else request.messages)
+        rollout.follow(row, request.messages)
         room = rollout.dialogue.room(row)
         asked.row, asked.is_cut_by_agent = row, (request.max_tokens or room) < room
-        self._open[rollout.stream] = asked
         continuation = Continuation(
-            *rollout.stream, turn=len(rollout.turns), max_tokens=min(room, request.max_tokens or room)
+            *rollout.stream, turn=rollout.num_opened, max_tokens=min(room, request.max_tokens or room)
         )
+        rollout.num_opened += 1
+        self._open[continuation.stream] = asked
         return NextTurn(replace(rollout.prompt, token_ids=tuple(row.token_ids)), continuation)
 
     def _answer(self, turn: NextTurn, completion: Completion) -> None:
         """Answer the request of a sampled turn; a rollout that is over keeps what it had."""
-        asked = self._open.pop(turn.continuation.stream[:2])
+        asked = self._open.pop(turn.continuation.stream)
         rollout, request, policy = asked.rollout, asked.request, self.sampler.policy
         if rollout.is_over:
             asked.answer.set_exception(Refused("rollout_over", "The rollout is over."))

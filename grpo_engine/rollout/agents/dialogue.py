@@ -25,6 +25,8 @@ Message = Mapping[str, Any]
 class TurnEnd(NamedTuple):
     """The end of a sampled turn."""
 
+    number: int
+    """Of the turn in its rollout."""
     num_said: int
     """Messages up to and including the turn."""
     num_tokens: int
@@ -57,7 +59,7 @@ class Row:
         self.logprobs += [0.0] * len(ids)
         self.sampled += [False] * len(ids)
 
-    def add_turn(self, turn: Completion, text: str, calls: Sequence[FunctionCall]) -> None:
+    def add_turn(self, turn: Completion, number: int, text: str, calls: Sequence[FunctionCall]) -> None:
         """Add a sampled turn; `text` and `calls` are what the agent receives."""
         self.token_ids += turn.token_ids
         self.logprobs += turn.logprobs
@@ -65,7 +67,7 @@ class Row:
         written = [{"function": {"name": each.name, "arguments": each.arguments}} for each in calls]
         self.said.append(_said({"role": "assistant", "content": text, "tool_calls": written}))
         ids, names = tuple(each.id for each in calls), tuple(each.name for each in calls)
-        self.ends.append(TurnEnd(len(self.said), len(self.token_ids), ids, names))
+        self.ends.append(TurnEnd(number, len(self.said), len(self.token_ids), ids, names))
 
     def until(self, end: TurnEnd) -> "Row":
         """A new row with the same tokens up to `end`; they are trained only once, in this one."""

@@ -26,14 +26,13 @@ Ask = Callable[[Generate], "Future[Answer]"]
 
 
 class RolloutBackend:
-    """Answers the requests of one rollout, one after another; the same request gets the same answer."""
+    """Answers the requests of one rollout; the same request gets the same answer."""
 
     def __init__(self, ask: Ask, max_turns: int) -> None:
         self._ask = ask
         self._turns_left = max_turns
         self._most_kept = REQUESTS_PER_TURN * max_turns
         self._answers: dict[bytes, asyncio.Task[Answer]] = {}
-        self._one_at_a_time = asyncio.Lock()
 
     async def answer(self, request: Generate) -> AsyncGenerator[Answer]:
         """The whole answer as one part. A client that leaves and repeats its request gets the same one."""
@@ -45,14 +44,13 @@ class RolloutBackend:
         yield Answer(refusal=TOO_MANY) if kept is None else await asyncio.shield(kept)
 
     async def _sample(self, request: Generate) -> Answer:
+        if self._turns_left < 1:
+            return Answer(refusal=TOO_MANY)
+        self._turns_left -= 1
         try:
-            async with self._one_at_a_time:
-                if self._turns_left < 1:
-                    return Answer(refusal=TOO_MANY)
-                answer = await asyncio.wrap_future(self._ask(request))
-                self._turns_left -= 1
-                return answer
+            return await asyncio.wrap_future(self._ask(request))
         except Refused as error:
+            self._turns_left += 1
             return Answer(refusal=error.refusal)
 
 

@@ -51,26 +51,33 @@ class AgentRollout:
     last: Completion | None = None
     """The newest turn."""
     num_asked: int = 0
+    num_opened: int = 0
+    """Requests that became turns, answered or not."""
     is_over: bool = False
     reward: float | None = None
     failure: str | None = None
 
-    def follow(self, messages: Sequence[Message]) -> None:
-        """Record what followed the newest turn."""
+    def follow(self, row: Row, messages: Sequence[Message]) -> None:
+        """Record what followed the row's last turn; before a row's first turn, what followed the newest."""
+        messages = messages[row.ends[-1].num_said :] if row.ends else messages
         for message in messages:
             call = self.calls.get(str(message.get("tool_call_id")))
             if call is not None:
                 call["answer"] = text_of(message)
         if self.turns:
-            said = "\n".join(text_of(each) for each in messages)[:MAX_SHOWN_CHARACTERS]
-            self.turns[-1] = self.turns[-1].model_copy(update={"observation": said})
+            number = row.ends[-1].number if row.ends else len(self.turns) - 1
+            before = self.turns[number].observation
+            said = "\n".join([*([before] if before else []), *map(text_of, messages)])
+            self.turns[number] = self.turns[number].model_copy(
+                update={"observation": said[:MAX_SHOWN_CHARACTERS]}
+            )
 
     def add_turn(
         self, asked: Asked, turn: Completion, text: str, calls: Sequence[FunctionCall], shown: str
     ) -> None:
         """Add a turn. `shown`: its text with its calls."""
         assert asked.row is not None
-        asked.row.add_turn(turn, text, calls)
+        asked.row.add_turn(turn, len(self.turns), text, calls)
         is_cut = turn.finish_reason is FinishReason.LENGTH and not asked.is_cut_by_agent
         self.last = replace(
             turn, text=text, finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP
