@@ -3,11 +3,21 @@
 Separate from `job.py`, so that a command that only reads the deployment's settings loads no grader.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from grpo_engine.contract.records import Record
+
+
+def _in_order(ports: tuple[int, int]) -> tuple[int, int]:
+    if ports[0] > ports[1]:
+        raise ValueError("the first port is above the last")
+    return ports
+
+
+Port = Annotated[int, Field(ge=1, le=65_535)]
+Ports = Annotated[tuple[Port, Port], AfterValidator(_in_order)]
 
 
 class Runtime(Record):
@@ -29,6 +39,9 @@ class Runtime(Record):
     """Number of processes that sample for the ranks, each on its own device; 0: each rank samples."""
     agent_host: str | None = None
     """Name or address of this machine at which agents reach the engine; None: its host name."""
+    agent_ports: Ports | None = None
+    """First and last port at which agents reach the engine: each rank of each job takes a free one in each
+    step. None: any port."""
     weight_budget_bytes: int | None = Field(None, ge=1)
     """Maximum bytes of weights that a rank may hold for training and, separately, for sampling; None: as many
     as fit on its device."""

@@ -148,7 +148,9 @@ def with_environments(
     """The sampler, in the job's environments, which all have the same type. Raises ConfigError."""
     agents = {name: each for name, each in method.environments.items() if each.type == "agent"}
     if agents:
-        return AgentSampler(sampler, policy, agents, config.created_at, context, config.runtime.agent_host)
+        runtime, created_at = config.runtime, config.created_at
+        place = runtime.agent_host, runtime.agent_ports
+        return AgentSampler(sampler, policy, agents, created_at, context, *place)
     servers = {name: each for name, each in method.environments.items() if each.type == "openenv"}
     return EnvironmentSampler(sampler, policy, servers, reader)
 

@@ -6,12 +6,12 @@ Boundary: threads and requests; `conversations.py` turns a request into tokens a
 import asyncio
 import hashlib
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Future
 from typing import Self
 
 from grpo_engine.chat.http_app import create_app
-from grpo_engine.chat.http_server import HttpServer
+from grpo_engine.chat.http_server import MAX_CONNECTIONS, HttpServer
 from grpo_engine.chat.protocol import Answer, Generate, Refusal, Refused
 
 OVERRIDDEN = frozenset(
@@ -22,6 +22,8 @@ OVERRIDDEN = frozenset(
 TOO_MANY = Refusal(code="too_many_turns", message="The rollout has had max_turns completions.")
 REQUESTS_PER_TURN = 4
 """Different requests of a rollout that are kept for repetitions, per allowed turn; refused ones count."""
+PARALLEL_REQUESTS = 16
+"""Requests that are answered at the same time, per rollout; further ones wait."""
 Ask = Callable[[Generate], "Future[Answer]"]
 
 
@@ -57,11 +59,13 @@ class RolloutBackend:
 class Door:
     """Listens until the block ends; `url` is what agents get as their base URL."""
 
-    def __init__(self, host: str, max_open: int) -> None:
-        """`max_open`: maximum requests that are answered at the same time. Raises OSError."""
+    def __init__(self, host: str, ports: Iterable[int], num_rollouts: int) -> None:
+        """`ports`: the first free one is used. Raises OSError."""
+        max_open = PARALLEL_REQUESTS * num_rollouts
         self._backends: dict[str, RolloutBackend] = {}
         app = create_app(self._backends.get, max_open=max_open, ignored=OVERRIDDEN)
-        self._server = HttpServer(app, host)
+        max_connections = max(MAX_CONNECTIONS, 2 * max_open)
+        self._server = HttpServer(app, host, ports=ports, max_connections=max_connections)
         self.url = f"{self._server.url}/v1"
 
     def __enter__(self) -> Self:

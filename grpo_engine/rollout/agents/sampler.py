@@ -35,21 +35,26 @@ class AgentSampler(AroundSampler):
         created_at: float,
         context: int,
         host: str | None,
+        ports: tuple[int, int] | None = None,
     ) -> None:
         """`created_at`: date that chat templates print, seconds of Unix time; `context`: maximum tokens of a
-        conversation; `host`: name or address of this machine at which agents reach it, None: its name."""
+        conversation; `host`: name or address of this machine at which agents reach it, None: its name;
+        `ports`: first and last port there, None: any."""
         super().__init__(inner)
         self.policy, self.environments, self.context = policy, environments, context
         self.created_at = created_at
         self.reader = RowReader(policy.tokenizer, created_at)
         self.host = host or socket.gethostname()
+        self.ports = ports
         self.format = tool_format(policy.tokenizer)
         self.renderer = AnswerRenderer(policy.tokenizer, policy.stop_set, self.format)
         self.failed_batches = FailedBatches()
 
     def around(self, inner: Sampler, policy: Policy) -> Self:
         """The same for another policy."""
-        return type(self)(inner, policy, self.environments, self.created_at, self.context, self.host)
+        return type(self)(
+            inner, policy, self.environments, self.created_at, self.context, self.host, self.ports
+        )
 
     def generate(
         self,
@@ -58,11 +63,13 @@ class AgentSampler(AroundSampler):
         sampling: Sampling,
         on_group: OnGroup | None = None,
     ) -> list[Group]:
-        """P prompts → P groups. Raises ConfigError if the machine has no such address."""
+        """P prompts → P groups. Raises ConfigError if the machine has no such address or no free port."""
+        first, last = self.ports or (0, 0)
         try:
-            door = Door(self.host, max_open=len(prompts_P) * group_size)
+            door = Door(self.host, range(first, last + 1), num_rollouts=len(prompts_P) * group_size)
         except OSError as error:
-            raise ConfigError(f"cannot listen at GRPO_SERVE_HOST={self.host}: {error}") from error
+            where = f"GRPO_SERVE_HOST={self.host}" + (f", ports {first} to {last}" if self.ports else "")
+            raise ConfigError(f"cannot listen at {where}: {error}") from error
         with door:
             conversations = Conversations(self, door, prompts_P, group_size, sampling, on_group)
             conversations.run()

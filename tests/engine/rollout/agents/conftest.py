@@ -33,6 +33,7 @@ def run(make_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch) -> 
         group_size: int = 1,
         rows: list[dict[str, Any]] | None = None,
         sampling: Sampling = SAMPLING,
+        ports: tuple[int, int] | None = None,
         **options: Any,
     ) -> list[Group]:
         """`says`: as for a `ScriptedSampler`, or a sampler."""
@@ -41,7 +42,7 @@ def run(make_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch) -> 
         with serving(agent) as url:
             options = {"timeout_seconds": 20, **options}
             environments = {"agent": AgentEnvironment(type="agent", url=url, **options)}
-            sampler = AgentSampler(inner, policy, environments, 0.0, 1000, "127.0.0.1")
+            sampler = AgentSampler(inner, policy, environments, 0.0, 1000, "127.0.0.1", ports)
             return sampler.generate(prompts(policy, rows), group_size, sampling)
 
     return run

@@ -1,5 +1,6 @@
 """Rollouts that fail, and requests that a rollout cannot answer."""
 
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,8 @@ import pytest
 
 from grpo_engine.chat.protocol import Refused
 from grpo_engine.config.environments import AgentEnvironment
+from grpo_engine.config.runtime import Runtime
+from grpo_engine.contract.errors import ConfigError
 from grpo_engine.models.policy import Policy
 from grpo_engine.outbound.web import MAX_ANSWER_BYTES
 from grpo_engine.rollout.agents.conversations import THREAD
@@ -19,6 +22,7 @@ from grpo_engine.rollout.tools.rendering import AnswerRenderer
 from tests.engine.rollout.agents.conftest import SAMPLING, Agent, Run, ask, chat, prompts, serving
 from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler, Stream
 from tests.support.chat_server import Reply
+from tests.support.servers import free_port
 
 
 @pytest.mark.parametrize(
@@ -147,3 +151,23 @@ def test_a_key_is_refused_after_its_rollout(run: Run) -> None:
 
     (group,) = run(keeping, lambda stream: "yes", group_size=2, concurrency=1)
     assert [each.failure for each in group.completions] == [None, None]
+
+
+def test_agents_reach_the_engine_at_a_port_of_the_operator_s_range(run: Run) -> None:
+    port = free_port()
+    urls: list[str] = []
+
+    def noting(client: openai.OpenAI, asked: dict[str, Any]) -> float:
+        urls.append(asked["base_url"])
+        return ask(client, asked)
+
+    for _ in range(2):
+        run(noting, lambda stream: "yes", ports=(port, port))
+    assert urls == [f"http://127.0.0.1:{port}/v1"] * 2
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(ConfigError, match=f"ports {port} to {port}: .*all of the ports are in use"),
+    ):
+        run(noting, lambda stream: "yes", ports=(port, port))
+    with pytest.raises(ValueError, match="the first port is above the last"):
+        Runtime.model_validate({"agent_ports": [port, port - 1]})
