@@ -17,6 +17,7 @@ from service.files import endpoints as files
 from service.graders import endpoints as graders
 from service.jobs.api import endpoints as jobs
 from service.jobs.api import endpoints_exports as exports
+from service.jobs.api import endpoints_suites as suites
 from service.jobs.intake.checks.files import CheckedRows
 from service.jobs.intake.costs import Past
 from service.jobs.intake.recent_results import RecentResults
@@ -96,7 +97,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 def _include_routers(app: FastAPI, max_upload_bytes: int) -> None:
     # per router, because a limit of the application itself would respond before the middleware runs
     app.include_router(files.router, max_body_size=max_upload_bytes + FORM_BYTES)
-    training = (jobs, exports, probing, rollouts, models, graders)
+    training = (jobs, exports, probing, rollouts, models, graders, suites)
     for room in (*training, webhooks, keys, chat, health, prometheus):
         app.include_router(room.router, max_body_size=MAX_BODY_BYTES)
 

@@ -20,6 +20,7 @@ from service.cli.commands import (
     models,
     push,
     rollouts,
+    suites,
     watch,
     webhooks,
 )
@@ -63,6 +64,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     },
     WORK: {
         "grade": grade.grade,
+        "suites": suites.suites,
         "probe": probe.probe,
         "submit": jobs.submit,
         "import-trl": import_trl.import_trl,

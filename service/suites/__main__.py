@@ -1,4 +1,4 @@
-"""The child process: reads a dataset from standard input, writes its rows to standard output.
+"""The child process: reads a dataset from standard input, writes its rows to standard output; or lists tasks.
 
 Its last line on standard error is a JSON report or an error. A dataset's options come from a tenant, and some
 generators were not written for that (one opens a file that its options name). So this process has limits of
@@ -38,7 +38,10 @@ def main() -> None:
         os.dup2(nowhere, descriptor)
     limit(given["max_bytes"])
     try:
-        found = write_rows(ReasoningGymDataset.model_validate(given["dataset"]), rows)
+        if given["dataset"] is None:
+            found: dict[str, Any] = {"tasks": list_tasks()}
+        else:
+            found = write_rows(ReasoningGymDataset.model_validate(given["dataset"]), rows)
     except SuiteError as error:
         found = {"error": {"where": error.where, "message": str(error), "code": error.code}}
     except (MemoryError, OSError) as error:
@@ -82,13 +85,38 @@ def confine() -> None:
     sys.addaudithook(watch)
 
 
-def write_rows(dataset: ReasoningGymDataset, rows: TextIO) -> dict[str, Any]:
-    """Write the rows; returns the report on their own answers. Raises SuiteError."""
+def _suite() -> Any:
+    """The module with the tasks. Raises SuiteError if the package is missing."""
     try:
-        from grpo_engine.graders.suites import reasoning_gym_tasks as suite
+        from grpo_engine.graders.suites import reasoning_gym_tasks
     except ImportError as error:
         reason = f"Reasoning Gym is missing ({error}); install it where the API runs: {INSTALL}"
         raise SuiteError("", reason, "reasoning_gym_missing") from error
+    return reasoning_gym_tasks
+
+
+def list_tasks() -> list[dict[str, Any]]:
+    """Name and number of levels (null without a curriculum) of each task. Raises SuiteError."""
+    suite = _suite()
+    return [
+        {"task": task, "levels": _num_levels(suite, task) if task in suite.CURRICULA else None}
+        for task in sorted(_names(suite))
+    ]
+
+
+def _names(suite: Any) -> set[str]:
+    """The tasks, without the mixture, whose options are objects without a JSON form."""
+    return set(suite.DATASETS) - {"composite"}
+
+
+def _num_levels(suite: Any, task: str) -> int:
+    attributes = suite.CURRICULA[task]().attributes.values()
+    return max((len(each.levels) for each in attributes), default=1)
+
+
+def write_rows(dataset: ReasoningGymDataset, rows: TextIO) -> dict[str, Any]:
+    """Write the rows; returns the report on their own answers. Raises SuiteError."""
+    suite = _suite()
     confine()
     _check_names(dataset, suite)
     report: dict[str, Any] = {"checked": 0, "wrong": 0}
@@ -107,22 +135,18 @@ def write_rows(dataset: ReasoningGymDataset, rows: TextIO) -> dict[str, Any]:
 def _check_names(dataset: ReasoningGymDataset, suite: Any) -> None:
     """Raise SuiteError for an unknown task, an unknown or fixed option, or too many levels."""
     task, levels = dataset.task, dataset.levels
-    if task not in (
-        tasks := suite.DATASETS.keys() - {"composite"}
-    ):  # a mixture, of objects without a JSON form
+    if task not in (tasks := _names(suite)):
         _refuse_unknown("task", task, tasks, "the tasks")
     names = {each.name for each in dataclasses.fields(suite.DATASETS[task][1])}
     fixed = {"size": "set dataset.size", "seed": "set dataset.seed"}
     if levels is not None:
         if task not in suite.CURRICULA:
             raise SuiteError("levels", f"{task} has no curriculum")
-        attributes = suite.CURRICULA[task]().attributes.values()
-        most = max((len(each.levels) for each in attributes), default=1)
-        if levels > most:
+        if levels > (most := _num_levels(suite, task)):
             raise SuiteError("levels", f"must be at most {most}, the levels of {task}'s curriculum")
         if levels > dataset.size:
             raise SuiteError("levels", f"must be at most dataset.size, {dataset.size}")
-        for each in attributes:
+        for each in suite.CURRICULA[task]().attributes.values():
             for field in ("field_name", "lower_field_name", "upper_field_name"):
                 fixed[getattr(each, field, "")] = "the levels set it"
     for name in dataset.config:

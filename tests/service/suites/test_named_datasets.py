@@ -1,6 +1,7 @@
 """Jobs with a dataset by name: one stored file, the suite's own grader, errors at the dataset's field."""
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from service.platform.db import Database
 from service.settings import Settings
 from service.web.auth import create_key
 from tests.conftest import on_sqlite
+from tests.service.embedded import call_grpo
 from tests.service.job_samples import jsonl, make_model, num_jobs, row, upload
 
 JOBS = "/v1/fine_tuning/jobs"
@@ -184,3 +186,14 @@ def test_rows_of_an_ordinary_file_are_refused_by_the_suites_grader(client: TestC
     error = client.post(JOBS, json=request).json()["error"]
     assert error["param"] == "training_file[1]"
     assert "it is not a row of a `dataset` of the type reasoning_gym" in error["message"]
+
+
+@on_sqlite
+def test_tasks_are_listed_with_the_levels_of_their_curricula(server_url: str, api_key: str) -> None:
+    environment = {**os.environ, "GRPO_URL": server_url, "GRPO_API_KEY": api_key}
+    listed = call_grpo("suites", environment=environment)
+    assert listed.returncode == 0, listed.stderr
+    levels = {line.split()[0]: line.split()[1:] for line in listed.stdout.splitlines()[1:]}
+    assert list(levels) == sorted(levels)
+    assert len(levels) > 100
+    assert (levels["acre"], levels["arc_1d"], "composite" in levels) == ([], ["4"], False)
