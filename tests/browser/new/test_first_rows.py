@@ -58,3 +58,26 @@ def test_without_a_model_the_form_appears_once_there_is_one(page: Page) -> None:
     page.unroute("**/v1/models")
     expect(page.get_by_label("Start from")).to_be_visible()
     expect(page.get_by_role("button", name="Reset")).to_be_visible()
+
+
+def test_rows_may_come_from_a_task_of_reasoning_gym(page: Page, shots: Callable[[Page, str], None]) -> None:
+    page.goto("/#/new")
+    page.get_by_role("button", name="Reset").click()
+    page.get_by_label("Rows from").select_option("suite")
+    expect(page.get_by_label("Training file")).to_be_hidden()
+    page.get_by_role("button", name="Check").click()
+    task = page.get_by_label("Reasoning Gym task", exact=True)
+    expect(task).to_have_accessible_description(re.compile("Choose a task.$"))
+    task.select_option("chain_sum", timeout=RUN_MS)
+    page.get_by_label("Number of rows").fill("20")
+    request = request_shown(page)
+    assert request["dataset"] == {"type": "reasoning_gym", "task": "chain_sum", "size": 20}
+    assert "training_file" not in request
+    assert request["method"]["reinforcement"]["grader"] == {"type": "reasoning_gym"}
+    page.get_by_label("Max completion tokens").fill("16")
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_role("heading", name=re.compile("^Ready"))).to_be_visible(timeout=RUN_MS)
+    shots(page, "new-suite")
+    page.get_by_label("Rows from").select_option("file")
+    expect(page.get_by_label("Training file")).to_be_visible()
+    assert "dataset" not in request_shown(page)

@@ -182,7 +182,7 @@ def test_a_task_fills_in_a_request_that_is_accepted(page: Page, tmp_path: Path, 
     rows = [{"messages": [each], "answer": str(n), "tests": tests} for n, each in enumerate(sums)]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     open_with(page, tmp_path / "sums.jsonl")
-    page.get_by_label("Task").select_option(task)
+    page.get_by_label("Task", exact=True).select_option(task)
     page.get_by_label("Max completion tokens").fill("16")
     page.get_by_role("button", name="Check").click()
     # the tiny model's chat template shows no tools, which is a warning
@@ -202,16 +202,16 @@ def test_a_task_uses_the_rows_own_field_before_and_after_the_upload(page: Page, 
         return path
 
     open_with(page, labelled("category"))
-    page.get_by_label("Task").select_option("Classification")
+    page.get_by_label("Task", exact=True).select_option("Classification")
     expect(page.get_by_label("Reference")).to_have_value("{{item.category}}")
     page.get_by_label("Upload a file").set_input_files(labelled("label"))
     expect(page.get_by_label("Reference")).to_have_value("{{item.label}}")
-    expect(page.get_by_label("Task")).to_have_value("classification")
+    expect(page.get_by_label("Task", exact=True)).to_have_value("classification")
 
 
 def test_another_grader_ends_a_task_and_takes_its_settings_back(page: Page, rows: Path) -> None:
     open_with(page, rows)
-    task, grader = page.get_by_label("Task"), page.get_by_label("Grader", exact=True)
+    task, grader = page.get_by_label("Task", exact=True), page.get_by_label("Grader", exact=True)
     longest, group = page.get_by_label("Max completion tokens"), page.get_by_label("Completions per prompt")
     task.select_option("Classification")
     expect(longest).to_have_value("16")

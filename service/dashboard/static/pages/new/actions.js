@@ -11,7 +11,7 @@ import { isOver, PastProbes } from "./probes.js";
 
 const PROMPTS = 16;
 const POLL_SECONDS = 0.7;
-const NO_FILE = "Choose or upload a file.";
+const MISSING = { training_file: "Choose or upload a file.", validation_file: "Choose or upload a file.", "dataset.task": "Choose a task." };
 
 // `form`: the element whose fields show their own problems.
 export function actions(draft, form, signal) {
@@ -26,9 +26,10 @@ export function actions(draft, form, signal) {
   const ifReadable = (action) => () => run(page, buttons, (doing) => {
     const unread = document.querySelector("textarea[data-unread]");
     if (unread) return unreadable(page, unread);
-    const { training_file: training = "", validation_file: heldOut } = draft.body;
-    const unchosen = [["training_file", training], ["validation_file", heldOut]].filter(([, id]) => id === "");
-    return unchosen.length ? blamed(page, unchosen.map(([param]) => ({ param, message: NO_FILE }))) : action(page, doing);
+    const { dataset, training_file: training = "", validation_file: heldOut } = draft.body;
+    const rows = dataset ? ["dataset.task", dataset.task ?? ""] : ["training_file", training];
+    const unchosen = [rows, ["validation_file", heldOut]].filter(([, value]) => value === "");
+    return unchosen.length ? blamed(page, unchosen.map(([param]) => ({ param, message: MISSING[param] }))) : action(page, doing);
   });
   const check = button("Check", ifReadable(checked));
   const probe = button("Probe", ifReadable(probed));

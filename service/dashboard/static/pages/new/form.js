@@ -9,6 +9,7 @@ import { field, idOf, input, select } from "./fields.js";
 import { beginning, graderForm, suit } from "./grader.js";
 import { heldOutParts, holdOut } from "./held_out.js";
 import { settingsPart } from "./settings.js";
+import { rowsParts } from "./suite.js";
 import { taskField } from "./tasks.js";
 import { graderTrial } from "./trial.js";
 
@@ -65,8 +66,9 @@ export function dataPart(draft, files, signal) {
   };
   draft.listen(peek);
   peek();
-  return section("Data", el("div", { class: "panel stack" },
-    field("training_file", "Training file", null, training, uploader({ id: "new-upload", signal, onUploaded: use("training_file"), imitates: () => draft.type === "supervised" })), rows, fields,
+  const upload = uploader({ id: "new-upload", signal, onUploaded: use("training_file"), imitates: () => draft.type === "supervised" });
+  const file = [field("training_file", "Training file", null, training, upload), rows];
+  return section("Data", el("div", { class: "panel stack" }, rowsParts(draft, file, signal), fields,
     heldOutParts(draft, files, signal, use("validation_file"))));
 }
 

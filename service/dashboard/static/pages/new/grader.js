@@ -64,6 +64,11 @@ const RULES = {
     parts: (draft, at) => [field(`${at}.source`, "Code", "Runs in a sandbox without network. An exception is an error, not a score of 0.",
       codeArea(draft, `${at}.source`, { rows: 7 }))],
   },
+  reasoning_gym: {
+    label: "Reasoning Gym's own scorer",
+    start: {},
+    parts: (draft, at) => [tag(draft, at)],
+  },
   multi: {
     label: "Several graders",
     start: {

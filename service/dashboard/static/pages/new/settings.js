@@ -1,11 +1,11 @@
-// The settings of a method: the usual ones, and more of them folded.
+// The settings of a method: the usual ones, and more of them folded, with the job's metadata.
 
 import { el, section } from "../../dom.js";
 import { settingLabel } from "../../labels.js";
 import { field, input, select } from "./fields.js";
 import { guardsPart } from "./guards.js";
-import { metadataPart } from "./metadata.js";
 
+const MOST_PAIRS = 16;
 // [hyperparameter, hint, more attributes of the input]
 const GROUP = ["group_size", "Compared with each other. More completions give a clearer signal and take proportionally longer."];
 const LONGEST = ["max_completion_tokens", "Longer completions are cut off and rarely score. Memory and time grow with this limit."];
@@ -62,4 +62,31 @@ export function settingsPart(draft, type) {
     el("details", {}, el("summary", {}, "More settings"),
       el("div", { class: "settings more-settings" }, recipe, (MORE[type] ?? []).map(number), seed),
       metadataPart(draft), type === "reinforcement" && guardsPart(draft, `${at}.guards`))));
+}
+
+// A row for each key and value, and an empty one for the next.
+function metadataPart(draft) {
+  const list = el("div", { class: "pairs" });
+  const read = () => Object.fromEntries([...list.children].map((row) => [...row.children].map((input) => input.value.trim())).filter(([key]) => key));
+  const change = () => {
+    const found = read();
+    draft.set("metadata", Object.keys(found).length ? found : undefined);
+    if (list.lastElementChild.firstElementChild.value && list.children.length < MOST_PAIRS) list.append(row("", ""));
+  };
+  const row = (key, value) => {
+    const at = list.children.length + 1;
+    const input = (label, props) => el("input", { "aria-label": `Metadata ${label} ${at}`, autocomplete: "off", spellcheck: "false", oninput: change, ...props });
+    return el("div", { class: "pair" }, input("key", { value: key, maxlength: 64, placeholder: "key" }), input("value", { value, maxlength: 512, placeholder: "value" }));
+  };
+  const write = () => {
+    const given = draft.body.metadata ?? {};
+    if (list.hasChildNodes() && JSON.stringify(given) === JSON.stringify(read())) return;
+    list.replaceChildren();
+    for (const pair of [...Object.entries(given), ["", ""]].slice(0, MOST_PAIRS)) list.append(row(...pair));
+  };
+  draft.listen(write);
+  write();
+  return el("fieldset", { "data-param": "metadata" }, el("legend", {}, "Metadata"), list,
+    el("p", { class: "hint" }, "Shown with the job, for example team and maths. Clear a key to remove it."),
+    el("p", { class: "problem small", id: "new-metadata-problem" }));
 }
