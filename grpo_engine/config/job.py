@@ -99,9 +99,12 @@ class ReinforcementMethod(Input):
     def _environments_fit(self) -> Self:
         if self.environments:
             if self.tools:
-                raise problem_at("a job with environments cannot have tools", "tools")
+                advice = "let the environment offer them as actions, or an agent call its own"
+                raise problem_at(f"a job with environments cannot have tools: {advice}", "tools")
             if len({each.type for each in self.environments.values()}) > 1:
-                raise problem_at("all environments of a job must have the same type", "environments")
+                advice = "train on one type, then on the other in a second job that starts from the result"
+                message = f"all environments of a job must have the same type: {advice}"
+                raise problem_at(message, "environments")
             return self
         graders: list[tuple[str, Grader | None]] = [
             ("grader", self.grader),

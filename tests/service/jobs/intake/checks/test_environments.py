@@ -103,5 +103,5 @@ def test_an_agent_must_answer_and_is_given_no_rollout_at_submit(
         assert agent.requests == [], "only a GET, which this server does not record"
     away = post(client, rows, agent={"type": "agent", "url": agent.url})
     assert taken.status_code == 200, taken.text
-    assert "must have the same type" in mixed.json()["error"]["message"]
+    assert "in a second job that starts from the result" in mixed.json()["error"]["message"]
     assert away.json()["error"]["code"] == "environment_unreachable"
