@@ -31,7 +31,7 @@ const decoded = (text) => {
 
 // `#/jobs/ftjob-1?a=b` → {page, params: {id, query: URLSearchParams}}; null if no page matches.
 export function matched(hash) {
-  const [path, query] = (hash.replace(/^#/, "") || "/jobs").split("?");
+  const [path, query] = (hash.replace(/^#\/?$/, "") || "#/jobs").slice(1).split("?");
   const names = path.split("/");
   for (const route of ROUTES) {
     const parts = route.path.split("/");

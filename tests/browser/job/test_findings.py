@@ -145,3 +145,30 @@ def test_the_form_with_the_change_has_the_request_of_the_clone(
     own = deployment.client.post(f"{JOBS}/validate", json={**body, "method": clone["method"]}).json()
     assert checked["problems"] == []
     assert checked["method"] == own["method"]
+
+
+def test_a_result_that_got_worse_is_said_before_its_cause(page: Page, deployment: Deployment) -> None:
+    job = deployment.job("first")
+    job["eval"]["verdict"] = {"difference": -0.27, "low": -0.47, "high": -0.1, "rows": 30, "text": ""}
+    found = {**deployment.get(f"{JOBS}/{job['id']}/diagnosis"), "findings": [repeated()]}
+    page.route(f"**{JOBS}/{job['id']}/diagnosis", lambda route: route.fulfill(json=found))
+    page.route(f"**{JOBS}/{job['id']}", lambda route: route.fulfill(json=job))
+    page.goto(f"/#/jobs/{job['id']}")
+    expect(page.get_by_role("region", name="Results").locator(".next strong")).to_have_text(
+        "Worse on held-out rows than before training. Groups have no signal."
+    )
+
+
+def test_a_supervised_job_s_held_out_loss_leads_to_grpo_from_its_model(
+    page: Page, deployment: Deployment
+) -> None:
+    job = {**deployment.job("supervised"), "status": "succeeded", "fine_tuned_model": "ft:tiny:sums"}
+    losses = ((0, 4.366), (40, 1.9), (60, 1.958))
+    first, best, last = ({"step": step, "loss": loss} for step, loss in losses)
+    job["eval"] = {"baseline": first, "best": best, "last": last}
+    page.route(f"**{JOBS}/{job['id']}", lambda route: route.fulfill(json=job))
+    page.goto(f"/#/jobs/{job['id']}")
+    results = page.get_by_role("region", name="Results")
+    expect(results).to_contain_text("The held-out loss fell from 4.366 to 1.958, lowest at step 40.")
+    results.get_by_role("link", name="Train it with GRPO").click()
+    expect(page.get_by_label("Start from")).to_have_value("ft:tiny:sums")

@@ -1,15 +1,20 @@
-// The meaning of the results and the next action: one sentence and its links. Boundary: a job and its findings in, elements
-// out.
+// The meaning of the results and the next action: a sentence or two, and links. Boundary: a job and its findings in,
+// elements out.
 
 import { can } from "../../access.js";
-import { el, number } from "../../dom.js";
+import { decimals, el, number } from "../../dom.js";
 import { hasInterval } from "./strip.js";
 
 // findings: {count, main}: the number of those that are not errors, and the cause that explains the run, if one does.
 export function nextStep(job, { count = 0, main } = {}) {
   const [text, ...links] = adviceFor(job, count, linksOf(job, count));
-  const isExplained = main && !["failed", "cancelled"].includes(job.status);
-  return el("p", { class: "next" }, el("strong", {}, isExplained ? main : text), links.filter(Boolean));
+  return el("p", { class: "next" }, el("strong", {}, headline(job, text, main)), links.filter(Boolean));
+}
+
+// A cause takes the place of the result that it explains, but never hides that the model got worse.
+function headline(job, text, main) {
+  if (!main || ["failed", "cancelled"].includes(job.status)) return text;
+  return verdictOf(job) === "worse" ? `${text} ${main}` : main;
 }
 
 function linksOf(job, findings) {
@@ -18,6 +23,7 @@ function linksOf(job, findings) {
     checkpoints: link(job.status === "succeeded" ? "Download" : "Checkpoints", `#/jobs/${job.id}/checkpoints`),
     findings: findings > 0 && el("a", { href: `#/jobs/${job.id}`, onclick: showFindings }, findings === 1 ? "Read the finding" : `Read ${number(findings)} findings`),
     rollouts: job.method.type === "supervised" ? null : link("Read rollouts", `#/jobs/${job.id}/rollouts`),
+    reinforce: can.write && job.fine_tuned_model && link("Train it with GRPO", `#/new?${new URLSearchParams({ patch: JSON.stringify({ model: job.fine_tuned_model }) })}`),
     edit: can.write && link("Run again with changes", `#/new?from=${job.id}`),
     try: job.fine_tuned_model && job.method.rule !== "training_free" && link("Try the model", `#/try?model=${encodeURIComponent(job.fine_tuned_model)}`),
   };
@@ -29,17 +35,19 @@ function showFindings(event) {
   document.getElementById("findings").scrollIntoView();
 }
 
-function adviceFor(job, findings, { checkpoints, rollouts, edit, findings: why, try: talk }) {
+function adviceFor(job, findings, { checkpoints, rollouts, edit, reinforce, findings: why, try: talk }) {
   switch (job.status) {
     case "failed": return ["Fix the cause below, then run again.", edit];
     case "cancelled": return [`Cancelled at step ${number(job.progress.step, 7)}. Saved checkpoints stay available.`, checkpoints, edit];
     case "paused": return [`Paused at step ${number(job.progress.step, 7)}. Resume continues from the last checkpoint.`, why, checkpoints];
-    case "succeeded": return finished(job, { checkpoints, rollouts, edit, why, talk });
+    case "succeeded": return finished(job, { checkpoints, rollouts, edit, reinforce, why, talk });
     default: return running(job, why, rollouts);
   }
 }
 
-function finished(job, { checkpoints, rollouts, edit, why, talk }) {
+function finished(job, { checkpoints, rollouts, edit, reinforce, why, talk }) {
+  const loss = lossOf(job);
+  if (loss) return loss.fell ? [`${loss.text} GRPO can start from this model.`, why, reinforce, talk, checkpoints] : [loss.text, why, edit, checkpoints];
   switch (verdictOf(job)) {
     case "better": return [`Better on held-out rows.${why ? " Read the findings and some rollouts before you trust it." : " Try the model, or download it."}`, why, talk, checkpoints, rollouts];
     case "worse": return ["Worse on held-out rows than before training.", why, edit, checkpoints];
@@ -50,6 +58,8 @@ function finished(job, { checkpoints, rollouts, edit, why, talk }) {
 
 function running(job, why, rollouts) {
   if (!job.progress.step) return ["Results appear with the first step."];
+  const loss = lossOf(job);
+  if (loss) return [loss.text, why];
   switch (verdictOf(job)) {
     case "better": return ["Learning: better on held-out rows so far.", why, rollouts];
     case "worse": return ["Worse on held-out rows so far. Read some rollouts before it continues.", why, rollouts];
@@ -62,4 +72,14 @@ function verdictOf(job) {
   const verdict = job.eval.verdict;
   if (!verdict || !hasInterval(verdict)) return null;
   return verdict.low > 0 ? "better" : verdict.high < 0 ? "worse" : "same";
+}
+
+// What the held-out loss did; null without two evaluations of it.
+function lossOf({ eval: { baseline, last, best } }) {
+  if (!(last?.step > 0) || ![baseline?.loss, last.loss].every(Number.isFinite)) return null;
+  const ends = `from ${decimals(baseline.loss)} to ${decimals(last.loss)}`;
+  if (last.loss >= baseline.loss) return { fell: false, text: `The held-out loss did not fall: ${ends}.` };
+  const isPast = best?.step > 0 && decimals(best.loss) !== decimals(last.loss);
+  const lowest = isPast ? `, lowest at step ${number(best.step, 7)}` : "";
+  return { fell: true, text: `The held-out loss fell ${ends}${lowest}.` };
 }
