@@ -81,7 +81,7 @@ class NoSignalError(EngineError):
     code = "no_signal"
     hint = (
         "All completions of each prompt got the same reward. Use prompts the model solves sometimes, "
-        "a finer grader, a larger group_size or a higher temperature; or start with supervised fine-tuning."
+        "a finer grader, larger group_size or higher temperature; or start with supervised fine-tuning."
     )
 
 

@@ -15,8 +15,6 @@ FAILED_SESSIONS = 0.1
 """Share of an environment's sessions that may fail."""
 CORRELATION = "completions/reward_length_correlation"
 LENGTH = "completions/mean_length"
-FIRST_STEPS = 3
-"""Steps whose length is that of the start: ten would include much of a fast growth."""
 LONGER = 1.5
 """Growth of the completions' length that a change of prompts does not explain."""
 GRADED = 0.9
@@ -81,7 +79,7 @@ def paid_for_length(run: Run) -> DiagnosisFinding | None:
     Rewards of all or nothing accuse nothing: they correlate as much with length if right answers are long.
     The finding stays while completions are long, because then length no longer correlates with the reward.
     """
-    first = run.span(LENGTH, 1, FIRST_STEPS)
+    first = run.span(LENGTH, 1, 1)  # more steps would include much of a fast growth
     paid = _paid_block(run)
     late = first and _longer(run, first)
     if first is None or late is None or paid is None or not _is_graded(run):

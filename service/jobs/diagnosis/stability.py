@@ -5,7 +5,7 @@ have many. Boundary: pure rules over a run. A threshold that a guard also has is
 """
 
 from grpo_engine.config.guards import DEFAULT_THRESHOLDS, START_STEPS
-from service.jobs.diagnosis.changes import closer_to_reference, lower_learning_rate
+from service.jobs.diagnosis.changes import HIGHEST_RATE, closer_to_reference, lower_learning_rate
 from service.jobs.diagnosis.findings import Compared, DiagnosisFinding, finding, number
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.training import training_fall
@@ -62,15 +62,23 @@ def _distances(run: Run) -> Points:
 
 
 def far_away(run: Run) -> DiagnosisFinding | None:
-    """The KL of a completion is larger than the guard's limit."""
+    """The KL of a completion is larger than the guard's limit: a matter of beta, unless the rate explains it."""
     limit = DEFAULT_THRESHOLDS["kl"]
     far = above("kl × completions/mean_length", _distances(run), limit, run.ends)
     if far is None:
         return None
     evidence = [f"{far} nats (limit {limit:g})"]
+    compared = [far.compared, Compared(label="limit", value=limit)]
+    rate = run.settings.get("learning_rate", 0.0)
+    if rate > HIGHEST_RATE:
+        cause = (
+            f"The learning rate of {rate:g} is too high: the updates moved the policy far from the reference."
+        )
+        advice = f"Lower the learning rate; adapters rarely bear more than {HIGHEST_RATE:g}."
+        change = lower_learning_rate(run)
+        return finding("learning_rate_too_high", cause, evidence, advice, change, compared=compared)
     cause = "The policy is far from the reference: it may exploit the grader and lose abilities."
     advice = "Raise beta, or lower the learning rate."
-    compared = [far.compared, Compared(label="limit", value=limit)]
     return finding("kl_explosion", cause, evidence, advice, closer_to_reference(run), compared=compared)
 
 

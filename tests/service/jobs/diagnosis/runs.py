@@ -160,14 +160,16 @@ POOR: dict[str, tuple[Run, str, Any]] = {
         {"early_stopping": {"patience": 3, "min_improvement": 0.0}},
     ),
     "held-out rows lose, and so does training": (
-        run(
-            evaluated(metrics(reward=0.4), (-0.2, -0.1), (-0.2, -0.1)),
-            evaluation=BASELINE,
-        ),
+        run(evaluated(metrics(reward=0.4), (-0.2, -0.1), (-0.2, -0.1)), evaluation=BASELINE),
         "reward_fell",
         {"learning_rate": 3.3e-06},
     ),
     "the policy runs away": (run(metrics(kl=rising(0.0, 0.5))), "kl_explosion", {"beta": 0.08}),
+    "the policy runs away at a rate that no adapter bears": (
+        run(metrics(kl=rising(0.0, 0.5)), method=expanded(learning_rate=0.5)),
+        "learning_rate_too_high",
+        {"learning_rate": 1e-3},
+    ),
     "the entropy collapses": (
         run(
             metrics(reward=0.4, frac_reward_zero_std=0.9, entropy=lambda share: 1.0 if share < 0.3 else 0.02)

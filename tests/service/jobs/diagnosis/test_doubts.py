@@ -127,8 +127,8 @@ def test_length_is_paid_for_although_completions_soon_have_their_limit() -> None
     (finding,) = diagnose(run(metrics(**correlation, **lengths))).findings
     assert (finding.code, changed(finding)) == ("length_hacking", {"overlong_buffer_tokens": 8})
     assert finding.cause == (
-        "The reward grows with length: completions grew from 40 to 90 tokens, "
-        "the reward from 0.229 to 0.701 (correlation 0.9)."
+        "The reward grows with length: completions grew from 30 to 90 tokens, "
+        "the reward from 0.215 to 0.701 (correlation 0.9)."
     )
 
 
