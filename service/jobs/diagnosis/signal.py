@@ -83,8 +83,8 @@ def _too_hard(run: Run, evidence: list[str]) -> Reason:
         return Reason(cause, advice, more_tokens(run), [*evidence, str(cut)])
     cause = "In almost every group all completions are wrong: the model cannot do this task yet."
     advice = (
-        "Test the grader on a right answer. If it earns its reward, start with supervised fine-tuning, use easier "
-        "prompts, or reward partial progress. More completions per prompt find rare correct ones."
+        "Test the grader on a right answer. If that earns a reward, start with supervised fine-tuning, use "
+        "easier prompts, or reward partial progress. More completions per prompt find rare correct ones."
     )
     size = run.settings.get("group_size", MAX_GROUP_SIZE)
     if size >= MAX_GROUP_SIZE:

@@ -62,7 +62,7 @@ def _distances(run: Run) -> Points:
 
 
 def far_away(run: Run) -> DiagnosisFinding | None:
-    """The KL of a completion is larger than the guard's limit: a matter of beta, unless the rate explains it."""
+    """The KL of a completion is above the guard's limit. A high rate explains it, otherwise beta helps."""
     limit = DEFAULT_THRESHOLDS["kl"]
     far = above("kl × completions/mean_length", _distances(run), limit, run.ends)
     if far is None:
