@@ -36,6 +36,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 HEAD_SIZE = 32
+FOR_ADAPTERS = 5.0
+"""Scale of the embeddings with which an adapter learns: with 1, no token gets a probability above 0.15."""
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -100,8 +102,12 @@ def make_model(
     layers: int = 4,
     seed: int = 0,
     tie_embeddings: bool = True,
+    embedding_scale: float = 1.0,
 ) -> Path:
-    """Write a random model with its tokenizer to `folder` and return it. Equal seeds give equal files."""
+    """Write a random model with its tokenizer to `folder` and return it. Equal seeds give equal files.
+
+    `embedding_scale`: with 1, logits are so small that an adapter cannot make any token likely.
+    """
     folder = Path(folder)
     tokenizer = make_tokenizer()
     config = make_config(
@@ -110,6 +116,8 @@ def make_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(embedding_scale)
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
@@ -129,7 +137,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
-    print(make_model(**vars(parser.parse_args())))
+    print(make_model(**vars(parser.parse_args()), embedding_scale=FOR_ADAPTERS))
 
 
 if __name__ == "__main__":
