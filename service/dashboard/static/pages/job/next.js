@@ -5,6 +5,8 @@ import { can } from "../../access.js";
 import { decimals, el, number } from "../../dom.js";
 import { hasInterval } from "./strip.js";
 
+const WORSE = "Worse on held-out rows than before training.";
+
 // findings: {count, main}: the number of those that are not errors, and the cause that explains the run, if one does.
 export function nextStep(job, { count = 0, main } = {}) {
   const [text, ...links] = adviceFor(job, count, linksOf(job, count));
@@ -14,7 +16,7 @@ export function nextStep(job, { count = 0, main } = {}) {
 // A cause takes the place of the result that it explains, but never hides that the model got worse.
 function headline(job, text, main) {
   if (!main || ["failed", "cancelled"].includes(job.status)) return text;
-  return verdictOf(job) === "worse" ? `${text} ${main}` : main;
+  return verdictOf(job) === "worse" ? `${WORSE} ${main}` : main;
 }
 
 function linksOf(job, findings) {
@@ -50,7 +52,7 @@ function finished(job, { checkpoints, rollouts, edit, reinforce, why, talk }) {
   if (loss) return loss.fell ? [`${loss.text} GRPO can start from this model.`, why, reinforce, talk, checkpoints] : [loss.text, why, edit, checkpoints];
   switch (verdictOf(job)) {
     case "better": return [`Better on held-out rows.${why ? " Read the findings and some rollouts before you trust it." : " Try the model, or download it."}`, why, talk, checkpoints, rollouts];
-    case "worse": return ["Worse on held-out rows than before training.", why, edit, checkpoints];
+    case "worse": return [`${WORSE} Lower the learning rate, or use a checkpoint from before the fall.`, why, edit, checkpoints];
     case "same": return [`No significant change on held-out rows.${why ? "" : " Train longer, or with more held-out rows."}`, why, edit, rollouts];
     default: return [`Finished. Without held-out rows, ${why ? "read the findings and " : ""}try the model beside the one it was trained from.`, why, talk, checkpoints];
   }
