@@ -69,3 +69,9 @@ export function rowOf(columns, cells, { prompt, instruction, answer }) {
   const reply = answer === undefined ? [] : [{ role: "assistant", content: cell(answer) }];
   return { messages: [{ role: "user", content }, ...reply], ...Object.fromEntries(others) };
 }
+
+// A row for GRPO as one for supervised training: its field `name` becomes the assistant's message.
+export function imitated(row, name) {
+  const { messages, prompt, [name]: answer, ...others } = row;
+  return { messages: [...(messages ?? [{ role: "user", content: prompt }]), { role: "assistant", content: String(answer) }], ...others };
+}

@@ -78,7 +78,7 @@ async function converted(file, imitates) {
   const csv = parsedCsv(await file.arrayBuffer());
   const asked = await askedForColumns(file.name, csv, imitates);
   if (!asked) return null;
-  return new File([jsonlOf(csv, asked)], file.name.replace(/csv$/i, "jsonl"), { type: "application/jsonl" });
+  return new File([jsonlOf(csv, asked)], file.name.replace(/\.csv$/i, imitates ? "-imitate.jsonl" : ".jsonl"), { type: "application/jsonl" });
 }
 
 // → {prompt: the column with it, instruction: what precedes each, may be empty, answer: the column to imitate, if any};

@@ -1,4 +1,4 @@
-"""The new-job page: without a model yet, a CSV file for supervised training, several graders."""
+"""The new-job page: without a model yet, rows for supervised training, several graders, long references."""
 
 import re
 from collections.abc import Callable
@@ -42,9 +42,36 @@ def test_a_csv_file_gets_an_answer_column_for_supervised_training(page: Page, tm
     expect(page.get_by_label("Answer column")).to_have_value("label")
     expect(page.get_by_label("First row as JSON")).to_contain_text('"role": "assistant"')
     page.get_by_role("dialog").get_by_role("button", name="Upload").click()
-    expect(page.get_by_text("sums.jsonl uploaded. 8 rows.")).to_be_visible()
+    expect(page.get_by_text("sums-imitate.jsonl uploaded. 8 rows.")).to_be_visible()
+    expect(page.get_by_text("Answer to imitate:")).to_be_visible()
     page.get_by_role("button", name="Check").click()
     expect(page.get_by_role("heading", name=re.compile("^Ready"))).to_be_visible(timeout=RUN_MS)
+
+
+def test_rows_for_grpo_get_their_answers_to_imitate_from_a_field(
+    page: Page, rows: Path, shots: Callable[[Page, str], None]
+) -> None:
+    open_with(page, rows)
+    page.get_by_label("Method").select_option("supervised")
+    expect(page.get_by_text("These rows have no answer to imitate.")).to_be_visible()
+    expect(page.get_by_label("Field with the answer")).to_have_value("answer")
+    shots(page, "new-imitate")
+    page.get_by_role("button", name="Add it to each row").click()
+    expect(page.get_by_text("Answer to imitate:")).to_be_visible()
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_role("heading", name=re.compile("^Ready"))).to_be_visible(timeout=RUN_MS)
+
+
+def test_a_long_reference_is_compared_by_similarity_also_after_another_method(page: Page, rows: Path) -> None:
+    answer = "Water falls as rain, and the sun takes it up again."
+    rows.write_text(f'{{"prompt": "Why?", "answer": "{answer}"}}\n' * 8)
+    page.goto("/#/new")
+    page.get_by_label("Upload a file").set_input_files(rows)
+    grader = page.get_by_label("Grader", exact=True)
+    expect(grader).to_have_value("text_similarity")
+    page.get_by_label("Method").select_option("supervised")
+    page.get_by_label("Method").select_option("reinforcement")
+    expect(grader).to_have_value("text_similarity")
 
 
 def test_without_a_model_the_form_appears_once_there_is_one(page: Page) -> None:

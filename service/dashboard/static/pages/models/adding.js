@@ -10,6 +10,6 @@ export function waysToAdd() {
     commands("To try the service without a download: a tiny random model, in a clone of the repository", [
       ".venv/bin/python -m examples.tiny_model tiny-model", ".venv/bin/grpo models add tiny ./tiny-model",
     ].join("\n")),
-    el("p", { class: "hint" }, "No restart is needed. If the operator sets ", el("code", {}, "GRPO_HUB_MODELS=true"),
+    el("p", { class: "hint" }, "No restart is needed. If the service has a ", el("code", {}, "GRPO_HOME"), ", set it for these commands too. If the operator sets ", el("code", {}, "GRPO_HUB_MODELS=true"),
       ", a job may name any model of the hub."));
 }

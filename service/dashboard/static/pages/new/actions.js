@@ -36,15 +36,19 @@ export function actions(draft, form, signal) {
   const start = button("Start", ifReadable(started), { kind: "primary" });
   const buttons = [check, probe, start];
   page.past = new PastProbes((id) => run(page, buttons, (doing) => shownAgain(page, id, doing)), signal);
-  const allowProbe = () => { probe.hidden = page.past.root.hidden = draft.type !== "reinforcement"; };
+  const hint = el("p", { class: "hint" });
+  const allowProbe = () => {
+    probe.hidden = page.past.root.hidden = draft.type !== "reinforcement";
+    const check = `Check reads every row${draft.type === "supervised" ? "" : " and tests the grader"}.`;
+    hint.textContent = probe.hidden ? check : `${check} Probe samples a few prompts before training.`;
+  };
   draft.listen(allowProbe);
   allowProbe();
   const [json, complaint] = jsonArea(draft, null, { rows: 22, id: "new-json", "aria-label": "Request as JSON" });
   return el("aside", { class: "actions-column stack", "aria-label": "Check and start" },
     el("div", { class: "panel stack" },
       el("div", { class: "row" }, buttons),
-      el("p", { class: "hint" }, "Check reads every row and tests the grader. Probe samples a few prompts before training."),
-      changed, found),
+      hint, changed, found),
     page.past.root,
     el("details", { class: "panel" }, el("summary", {}, "Request as JSON"), json, complaint));
 }

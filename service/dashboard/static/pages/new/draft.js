@@ -80,6 +80,7 @@ export function draftOf(body) {
   const draft = {
     body,
     guessed: "numeric", // the rule that the form chose; null: it chooses none
+    likely: "numeric", // the rule that fits the reference of the first row
     preset: null, // the grader of the chosen task, for rows with a field `answer`
     listen: (listener) => listeners.push(listener),
     get type() { return draft.body.method?.type; },

@@ -1,13 +1,13 @@
 // The form's four parts: model, data, reward, settings. Boundary: fields and the file list; the actions are in
 // `actions.js`.
 
-import { firstRow } from "../../api.js";
 import { ago, bytes, el, section } from "../../dom.js";
 import { uploader } from "../../uploads.js";
 import { methodOf } from "./draft.js";
 import { field, idOf, input, select } from "./fields.js";
-import { beginning, graderForm, suit } from "./grader.js";
+import { beginning, graderForm } from "./grader.js";
 import { heldOutParts, holdOut } from "./held_out.js";
+import { firstRowPart } from "./rows.js";
 import { settingsPart } from "./settings.js";
 import { rowsParts } from "./suite.js";
 import { taskField } from "./tasks.js";
@@ -18,13 +18,15 @@ const METHODS = [
   ["supervised", "Supervised: imitate each row's last message"],
   ["training_free", "Training-free: collect lessons in the prompt"],
 ];
-export function modelPart(draft, models) {
+
+// `names`: job id → name, of jobs that have one.
+export function modelPart(draft, models, names) {
   const bases = models.filter((model) => model.owned_by === "catalogue").map((model) => [model.id, model.id]);
-  const own = models.filter((model) => model.owned_by !== "catalogue").map((model) => [model.id, `${model.id} (yours)`]);
+  const own = models.filter((model) => model.owned_by !== "catalogue").map((model) => [model.id, ownLabel(model, names)]);
   const options = [...(draft.body.model ? [] : [["", "Choose a model"]]), ...bases, ...own];
   const method = select(draft, "method.type", METHODS, (type) => {
     draft.set("method", methodOf(type));
-    if (type !== "supervised") draft.set(`method.${type}.grader`, beginning(draft.guessed ?? "numeric", draft.answer));
+    if (type !== "supervised") draft.set(`method.${type}.grader`, beginning(draft.likely, draft.answer));
     return type;
   });
   return section("Model", el("div", { class: "panel stack" },
@@ -33,9 +35,13 @@ export function modelPart(draft, models) {
     field("name", "Name", "Shown in the list of jobs.", input(draft, "name", { placeholder: "optional", maxlength: 128 })),
     field("suffix", "Suffix", "Added to the model name.", input(draft, "suffix", { placeholder: "optional", maxlength: 64 }))));
 }
+
+// "Articles, imitate (ft:tiny:default::PuhT…)"
+function ownLabel({ id, job_id: job }, names) {
+  return names.has(job) ? `${names.get(job)} (${id})` : `${id} (yours)`;
+}
+
 export function dataPart(draft, files, signal) {
-  const rows = el("div", { class: "stack" });
-  const fields = el("datalist", { id: "row-fields" });
   const known = (id) => files.find((file) => file.id === id);
   const training = select(draft, "training_file", [["", files.length ? "Choose a file" : "No file yet. Upload one."], ...files.map(named)], (id) => {
     holdOut(draft, known(id), known(draft.body.training_file));
@@ -53,38 +59,14 @@ export function dataPart(draft, files, signal) {
     if (param === "training_file") holdOut(draft, file, known(draft.body.training_file));
     draft.set(param, file.id);
   };
-  let peeked;
-  const peek = async () => {
-    const id = draft.body.training_file;
-    if (id === peeked) return;
-    peeked = id;
-    const row = id ? await firstRow(id, { signal }).catch(() => null) : null;
-    if (peeked !== id) return;
-    draft.columns = Object.keys(row ?? {}).filter((name) => !["messages", "prompt", "tools"].includes(name));
-    showRow(rows, fields, row, draft.columns);
-    if (row) suit(draft, row);
-  };
-  draft.listen(peek);
-  peek();
   const upload = uploader({ id: "new-upload", signal, onUploaded: use("training_file"), imitates: () => draft.type === "supervised" });
-  const file = [field("training_file", "Training file", null, training, upload), rows];
+  const [row, fields] = firstRowPart(draft, known, use("training_file"), signal);
+  const file = [field("training_file", "Training file", null, training, upload), row];
   return section("Data", el("div", { class: "panel stack" }, rowsParts(draft, file, signal), fields,
     heldOutParts(draft, files, signal, use("validation_file"))));
 }
 
 const named = (file) => [file.id, `${file.filename}, ${bytes(file.bytes)}, ${ago(file.created_at).textContent ?? ""}`];
-
-function showRow(box, list, row, names) {
-  list.replaceChildren(...names.map((name) => el("option", { value: `{{item.${name}}}` })));
-  if (!row) return box.replaceChildren();
-  const text = row.messages?.at(-1)?.content ?? row.prompt ?? "";
-  box.replaceChildren(el("div", { class: "note stack" },
-    el("p", { class: "small faint" }, "First row"),
-    el("p", { class: "text cut-lines" }, typeof text === "string" ? text : JSON.stringify(text)),
-    el("p", { class: "small" }, "Fields for the grader: ", names.length
-      ? names.map((name) => el("code", { class: "tag" }, `{{item.${name}}}`))
-      : "none")));
-}
 
 // Reward and settings depend on the method, so they are rendered again when it changes.
 export function methodParts(draft, signal) {

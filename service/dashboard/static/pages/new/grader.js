@@ -86,6 +86,8 @@ const RULES = {
 };
 const OTHERS = ["length", "code_tests", "process", "score_model", "reward_model", "endpoint"];
 
+const MOST_EXACT_WORDS = 8;
+
 const names = (text) => text.split(",").map((name) => name.trim()).filter(Boolean);
 
 function reference(draft, at, label) {
@@ -118,17 +120,24 @@ export function forField(rule, name = "answer") {
   return JSON.parse(text.replaceAll("item.answer", `item.${name}`).replaceAll("item[\\\"answer\\\"]", `item[\\\"${name}\\\"]`));
 }
 
-// If the rows have other fields than assumed, an unchanged rule or task uses one of theirs; and if their reference is
-// text, the form's own choice of a rule is exact text.
+// If the rows have other fields than assumed, an unchanged rule or task uses one of theirs; and the form's own choice of
+// a rule is the likely one for their reference.
 export function suit(draft, row) {
   const at = `method.${draft.type}.grader`;
   const grader = draft.get(at);
   const initial = [draft.preset, beginning(grader?.type)].find((rule) => rule && JSON.stringify(grader) === JSON.stringify(forField(rule, draft.answer)));
   draft.answer = answerOf(row);
+  draft.likely = likelyRule(row[draft.answer]);
   if (!initial) return;
   const isGuess = grader.type === draft.guessed && initial !== draft.preset;
-  if (isGuess) draft.guessed = isNumber(row[draft.answer]) ? "numeric" : "string_check";
+  if (isGuess) draft.guessed = draft.likely;
   draft.set(at, isGuess ? beginning(draft.guessed, draft.answer) : forField(initial, draft.answer));
+}
+
+// Almost no completion is exactly a long text, so similarity scores it.
+function likelyRule(answer) {
+  if (isNumber(answer)) return "numeric";
+  return answer.trim().split(/\s+/).length > MOST_EXACT_WORDS ? "text_similarity" : "string_check";
 }
 
 // Also of a solution that ends with its number, such as "… #### 72". A missing reference may be one.

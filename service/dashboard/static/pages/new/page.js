@@ -4,6 +4,7 @@
 import { get, JOBS, paged, pause } from "../../api.js";
 import { styled } from "../../address.js";
 import { button, el, empty, heading, loading } from "../../dom.js";
+import { namesOfJobs } from "../../job_names.js";
 import { leaves, settingLabel, settingValue } from "../../labels.js";
 import { actions } from "./actions.js";
 import { waysToAdd } from "../models/adding.js";
@@ -27,10 +28,11 @@ export async function show(root, params, signal) {
   }));
   const box = root.appendChild(el("div"));
   loading(box, "Loading models and files");
-  let [models, files, job] = await Promise.all([
+  let [models, files, job, names] = await Promise.all([
     get("/v1/models", { signal }),
     paged("/v1/files", { purpose: "fine-tune", limit: SHOWN_FILES }, { signal }).next(),
     from ? get(`${JOBS}/${from}`, { signal }) : null,
+    namesOfJobs(signal),
   ]);
   if (models.data.length === 0) models = await firstModels(box, signal);
   const start = job ? requestOf(job) : keptDraft() ?? { ...blank(), model: models.data[0].id };
@@ -38,7 +40,7 @@ export async function show(root, params, signal) {
   if (start.training_file) draft.guessed = null; // its grader was chosen for these rows
   if (patch.training_file) holdOut(draft, ...[patch, start].map((one) => files.find((file) => file.id === one.training_file)));
   const form = el("form", { class: "parts", onsubmit: (event) => event.preventDefault() },
-    modelPart(draft, models.data), dataPart(draft, files, signal), methodParts(draft, signal));
+    modelPart(draft, models.data, names), dataPart(draft, files, signal), methodParts(draft, signal));
   box.replaceChildren(form, actions(draft, form, signal));
   box.className = "new-job";
   reset.hidden = false;
