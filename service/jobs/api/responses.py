@@ -225,7 +225,7 @@ def _queue(job: Job, position: int | None, limit: int | None, now: float) -> Que
         return QueueRead(position=position, reason=f"{position - 1} ahead of it in the queue")
     wanted = f" with {job.required_gpus} free GPUs" if job.required_gpus > 1 else ""
     if (number := formats.number_of(job.required_capabilities)) > 1:
-        wanted += f" of a version that reads job format {number}"
+        wanted += f" (job format {number})"
     return QueueRead(position=position, reason=f"waiting for a worker{wanted}")
 
 

@@ -154,7 +154,7 @@ def test_a_result_that_got_worse_is_said_before_its_cause(page: Page, deployment
     page.route(f"**{JOBS}/{job['id']}/diagnosis", lambda route: route.fulfill(json=found))
     page.route(f"**{JOBS}/{job['id']}", lambda route: route.fulfill(json=job))
     page.goto(f"/#/jobs/{job['id']}")
-    expect(page.get_by_role("region", name="Results").locator(".next strong")).to_have_text(
+    expect(page.get_by_role("region", name="Results").locator(".next.bad strong")).to_have_text(
         "Worse on held-out rows than before training. Groups have no signal."
     )
 

@@ -10,7 +10,15 @@ const WORSE = "Worse on held-out rows than before training.";
 // findings: {count, main}: the number of those that are not errors, and the cause that explains the run, if one does.
 export function nextStep(job, { count = 0, main } = {}) {
   const [text, ...links] = adviceFor(job, count, linksOf(job, count));
-  return el("p", { class: "next" }, el("strong", {}, headline(job, text, main)), links.filter(Boolean));
+  return el("p", { class: `next ${toneOf(job, main, count)}` }, el("strong", {}, headline(job, text, main)), links.filter(Boolean));
+}
+
+// Green only for a result that nothing puts in doubt.
+function toneOf(job, main, findings) {
+  if (job.status === "failed") return "";
+  const verdict = verdictOf(job);
+  if (verdict === "worse") return "bad";
+  return main ? "warn" : verdict === "better" && !findings ? "good" : "";
 }
 
 // A cause takes the place of the result that it explains, but never hides that the model got worse.
