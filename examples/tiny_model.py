@@ -37,7 +37,7 @@ CHAT_TEMPLATE = (
 )
 HEAD_SIZE = 32
 FOR_ADAPTERS = 5.0
-"""Scale of the embeddings with which an adapter learns: with 1, no token gets a probability above 0.15."""
+"""Scale of a separate head with which an adapter learns: with 1, no token gets a probability above 0.15."""
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -102,11 +102,11 @@ def make_model(
     layers: int = 4,
     seed: int = 0,
     tie_embeddings: bool = True,
-    embedding_scale: float = 1.0,
+    head_scale: float = 1.0,
 ) -> Path:
     """Write a random model with its tokenizer to `folder` and return it. Equal seeds give equal files.
 
-    `embedding_scale`: with 1, logits are so small that an adapter cannot make any token likely.
+    `head_scale`: of the output embeddings; with 1, logits are so small that no adapter makes a token likely.
     """
     folder = Path(folder)
     tokenizer = make_tokenizer()
@@ -117,7 +117,7 @@ def make_model(
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
-        model.get_input_embeddings().weight.mul_(embedding_scale)
+        model.get_output_embeddings().weight.mul_(head_scale)
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
-    print(make_model(**vars(parser.parse_args()), embedding_scale=FOR_ADAPTERS))
+    print(make_model(**vars(parser.parse_args()), tie_embeddings=False, head_scale=FOR_ADAPTERS))
 
 
 if __name__ == "__main__":
