@@ -51,12 +51,12 @@ def job(make_config: Callable[..., RunConfig], tmp_path: Path, words: OpenEnvSer
 
 def test_a_job_over_two_environments_learns_the_task_of_each(job: MakeJob, tmp_path: Path) -> None:
     config = job(
-        n_steps=30,
+        n_steps=16,
         prompts_per_step=4,
         group_size=16,
-        learning_rate=2e-3,
+        learning_rate=4e-3,
         lora="full",
-        eval_interval=30,
+        eval_interval=16,
         eval_temperature=1.0,
     )
     events = list(build_loop(config, tmp_path / "run").run(lambda: False))
