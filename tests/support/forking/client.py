@@ -1,24 +1,30 @@
-"""Starts processes through the servers of this folder, one per program, each started when first needed."""
+"""Starts processes through the servers of this folder, one per program, each started when first needed.
 
-import atexit
+The processes of pytest-xdist share them: each server imports its program once for the whole test run.
+"""
+
+import fcntl
 import functools
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from grpo_engine.process.parent_death import dies_with_this_process
 from tests.support.servers import wait_until
 
 ROOT = Path(__file__).parents[3]
 START_SECONDS = 120
+XDIST_RUN = "PYTEST_XDIST_TESTRUNUID"
+"""Set in pytest-xdist's processes, whose parent runs them all."""
+SERVERS = {"service": "service", "grpo_engine": "engine"}
+"""Module → the server that forks it; others are the worker's."""
 
 
 class Forked:
@@ -65,7 +71,7 @@ def start(arguments: Sequence[str], environment: Mapping[str, str], output: int)
         "own_group": False,
     }
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(str(_server("service" if arguments[0] == "service" else "worker")))
+    connection.connect(str(_server(SERVERS.get(arguments[0], "worker"))))
     socket.send_fds(connection, [json.dumps(request).encode()], [output, output])
     return Forked(connection)
 
@@ -73,7 +79,7 @@ def start(arguments: Sequence[str], environment: Mapping[str, str], output: int)
 @functools.cache
 def engine_python() -> Path:
     """A `GRPO_ENGINE_PYTHON` whose engines are forked from a process that has imported torch and more."""
-    program = _server("engine").with_name("python")
+    program = _server("engine").with_name(f"python-{os.getpid()}")
     source = Path(__file__).with_name("engine.py").read_text()
     program.write_text(f"#!{sys.executable} -IS\n{source}")
     program.chmod(0o755)
@@ -82,24 +88,28 @@ def engine_python() -> Path:
 
 @functools.cache
 def _server(program: str) -> Path:
-    """The socket of a server, which ends with this process."""
-    folder = Path(tempfile.mkdtemp(prefix="forking-"))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.forking.server", program, str(folder / "socket")],
+    """The socket of a server that pytest's processes share and that ends with the test run."""
+    run = os.getppid() if XDIST_RUN in os.environ else os.getpid()
+    name = os.environ.get(XDIST_RUN) or uuid.uuid4().hex
+    folder = Path(tempfile.gettempdir()) / f"forking-{name}-{program}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "socket").exists():
+            _start_server(program, folder / "socket", run)
+            wait_until((folder / "socket").exists, START_SECONDS, f"the {program} server listens")
+    return folder / "socket"
+
+
+def _start_server(program: str, path: Path, run: int) -> None:
+    module = ["-m", "tests.support.forking.server", program, str(path), str(run)]
+    subprocess.run(
+        ["setsid", "--fork", sys.executable, *module],  # may outlive this process of pytest-xdist
         env=os.environ
         | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GRPO_FAULT": "job.claimed:sleep=0"},
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=dies_with_this_process(signal.SIGKILL),
+        check=True,
     )
-
-    def end() -> None:
-        process.kill()
-        process.wait()
-        shutil.rmtree(folder)
-
-    atexit.register(end)
-    wait_until((folder / "socket").exists, START_SECONDS, f"the {program} server listens")
-    return folder / "socket"

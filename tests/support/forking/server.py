@@ -1,4 +1,6 @@
-"""`python -m tests.support.forking.server PROGRAM SOCKET`: forks a `python -m MODULE …` per connection.
+"""`python -m tests.support.forking.server PROGRAM SOCKET RUN`: forks a `python -m MODULE …` per connection.
+
+It ends with the process RUN and then removes the socket's folder.
 
 Each process has the environment, folder, descriptors and arguments of its request, and runs the module from
 its first line. Only what it imports is there already, and the sandbox's self-test is done. GRPO_FAULT must be
@@ -14,6 +16,7 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -67,21 +70,24 @@ FREE_DESCRIPTOR = 500
 """Higher than every descriptor of this program and its processes."""
 
 
-def serve(path: str) -> list[str]:
-    """Fork for each connection. Returns in the process that was asked for: its arguments."""
+def serve(path: Path, run: int) -> list[str]:
+    """Fork for each connection until `run` has ended. Returns in the requested process: its arguments."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the keepers
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(f"{path}.new")
     listener.listen()
     os.rename(f"{path}.new", path)
-    while True:
+    while run not in select.select([listener, run], [], [])[0]:
         connection, _ = listener.accept()
         server = os.getpid()
         if os.fork() == 0:
             end_with_parent(server, signal.SIGKILL)
             listener.close()
+            os.close(run)
             return keep(connection)
         connection.close()
+    shutil.rmtree(path.parent)
+    os._exit(0)
 
 
 def keep(connection: socket.socket) -> list[str]:
@@ -132,7 +138,7 @@ def become(request: Mapping[str, Any], parent: int, descriptors: Sequence[int]) 
 
 
 def main() -> None:
-    program, path = sys.argv[1:]
+    program, path, run = sys.argv[1], Path(sys.argv[2]), os.pidfd_open(int(sys.argv[3]))
     set_library_defaults()
     for name in MODULES[program]:
         importlib.import_module(name)
@@ -141,7 +147,7 @@ def main() -> None:
     self_test()  # cached
     gc.collect()
     gc.freeze()
-    module, *arguments = serve(path)
+    module, *arguments = serve(path, run)
     sys.argv = [module, *arguments]
     sys.modules.pop(module, None)  # else runpy warns
     sys.modules.pop(f"{module}.__main__", None)
