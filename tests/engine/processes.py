@@ -4,15 +4,16 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_engine.__main__ import run
 from grpo_engine.config.job import RunConfig
+
+if TYPE_CHECKING:
+    from tests.support.forking.client import Forked
 
 CLOCKS = ("timing/", "perf/", "memory/", "system/", "step_time")
 PATIENCE_SECONDS = 300
@@ -23,10 +24,12 @@ class Crash(BaseException):
     """Ends a run in this process as suddenly as a kill: nothing more is saved or written."""
 
 
-def start(config: Path, run_dir: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "grpo_engine", "--config", str(config), "--run-dir", str(run_dir)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment)
+def start(config: Path, run_dir: Path) -> "Forked":
+    from tests.support.forking import client as forking  # needs packages that the vLLM environment lacks
+
+    arguments = ["grpo_engine", "--config", str(config), "--run-dir", str(run_dir)]
+    with open(os.devnull, "w") as nothing:
+        return forking.start(arguments, {**os.environ, "OMP_NUM_THREADS": "1"}, nothing.fileno())
 
 
 def run_here(job: RunConfig, run_dir: Path, should_stop: Callable[[], bool] = lambda: False) -> None:

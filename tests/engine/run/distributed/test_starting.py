@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -23,6 +22,7 @@ from grpo_engine.run.rank_setup import part_of_host
 from tests.engine.conftest import cut
 from tests.engine.processes import events, last_step, run_here, wait_for_step
 from tests.engine.ranks import engine_ranks
+from tests.support.forking.client import engine_python
 from tests.support.servers import free_port
 
 ROOT = Path(__file__).parents[4]
@@ -159,9 +159,10 @@ def test_a_rank_whose_peer_is_killed_ends_like_a_crash_so_that_the_job_is_tried_
 def test_torchrun_starts_the_ranks_of_a_job(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(cut(make_config(n_steps=1), ranks=2, device="cpu").model_dump_json())
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    python = engine_python()
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
     subprocess.run(
-        [*torchrun, "-m", "grpo_engine", "--config", config, "--run-dir", tmp_path / "run"],
+        [*torchrun, python, "-m", "grpo_engine", "--config", config, "--run-dir", tmp_path / "run"],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
