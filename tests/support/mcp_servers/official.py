@@ -1,21 +1,28 @@
-"""A server of the official package, and what serves any ASGI application in a thread."""
+"""A server of the official package, and what serves any ASGI application in a thread.
+
+The package takes a second to import, so each function imports it for the tests that need it.
+"""
 
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from mcp.server.mcpserver import Context, Image, MCPServer
+
+if TYPE_CHECKING:
+    from mcp.server.mcpserver import Context, MCPServer
 
 ALLOWED = "127.0.0.1,localhost"
 """GRPO_ALLOWED_HOSTS for these servers."""
 
 
-def official() -> MCPServer[Any]:
+def official() -> "MCPServer[Any]":
     """Tools of the official package; `count` counts the calls of its session."""
+    from mcp.server.mcpserver import Context, Image, MCPServer
+
     server = MCPServer("shop", log_level="ERROR")
     counts: dict[str, int] = {}
 
@@ -49,7 +56,7 @@ def official() -> MCPServer[Any]:
     return server
 
 
-def header(ctx: Context[Any], name: str) -> str:
+def header(ctx: "Context[Any]", name: str) -> str:
     request = ctx.request_context.request
     return str(request.headers.get(name, "")) if request else ""
 
@@ -71,9 +78,9 @@ class Recorder:
 @contextmanager
 def served(app: Any, path: str = "/mcp", **options: Any) -> Iterator[str]:
     """Serve an ASGI application or an MCPServer in a thread; its URL. `options`: of uvicorn."""
-    asgi = app.streamable_http_app() if isinstance(app, MCPServer) else app
+    asgi = app.streamable_http_app() if hasattr(app, "streamable_http_app") else app
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(asgi, log_config=None, timeout_graceful_shutdown=1, **options)
+    config = uvicorn.Config(asgi, log_config=None, timeout_graceful_shutdown=0, **options)
     server = uvicorn.Server(config)
     started = threading.Event()
     startup = server.startup
