@@ -100,8 +100,8 @@ hosts: setup setup-vllm system  ## Test jobs on a Ray cluster of three hosts whi
 containers: setup  ## Build the images and run the compose deployment; FOLDER keeps the engine and images (15 minutes)
 	$(BIN)/python -m bench.containers.run $(if $(FOLDER),--folder $(FOLDER))
 
-# one more than cores: some tests wait
-TESTERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# two more than cores: a third of the time tests wait
+TESTERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 CHECK = $(MAKE) --no-print-directory check
 # tests/conftest.py needs server packages, which this environment does not have
 TEST_VLLM := .venv-vllm/bin/python -m pytest --confcutdir=tests/engine tests/engine/vllm
