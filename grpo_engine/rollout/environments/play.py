@@ -126,6 +126,8 @@ class Play:
         try:
             self.sampler.inner.sample_turns(self.queue, self.sampling, self._act)
         finally:
+            for each in self.episodes:  # a session that is being opened would stay open
+                each.answer.cancel()
             wait([self.portal.start_task_soon(each.session.close) for each in self.episodes])
 
     def _wait(self, episode: PlayedEpisode, answer: Future[Observation]) -> None:

@@ -19,13 +19,13 @@ from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler, Stream
 @pytest.mark.usefixtures("allowed")
 def test_no_session_stays_open_after_sampling_has_failed(make_policy: Callable[..., Policy]) -> None:
     policy = make_policy()
-    closed: asyncio.Queue[None] = asyncio.Queue()
+    opened: list[ServerConnection] = []
 
     async def handler(connection: ServerConnection) -> None:
+        opened.append(connection)
         await connection.recv()
         await connection.send(json.dumps(OBSERVATION))
         await connection.wait_closed()
-        closed.put_nowait(None)
 
     def says(stream: Stream) -> str:
         raise ZeroDivisionError
@@ -43,7 +43,8 @@ def test_no_session_stays_open_after_sampling_has_failed(make_policy: Callable[.
         with pytest.raises(ZeroDivisionError):
             await asyncio.to_thread(generate, url)
         async with asyncio.timeout(5):
-            await closed.get()
-            await closed.get()
+            assert opened
+            for connection in opened:
+                await connection.wait_closed()
 
     against(handler, play)
