@@ -3,6 +3,7 @@
 They do not replace the schemas of Kubernetes and KubeRay.
 """
 
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -217,4 +218,6 @@ def test_the_seccomp_profile_is_named_alike_and_explained() -> None:
 
 def test_the_workers_image_contains_ray() -> None:
     dockerfile = (ROOT / "docker" / "worker.Dockerfile").read_text()
-    assert '".[service,worker,ray,engine,quantization]"' in dockerfile
+    extras = re.search(r'"\.\[(.*)\]"', dockerfile)
+    assert extras is not None
+    assert {"worker", "ray", "engine"} <= set(extras[1].split(","))

@@ -109,7 +109,7 @@ def test_a_killed_worker_ends_its_streams_and_its_sampler(
 ) -> None:
     worker = start()
     with started_stream(http) as events:
-        (sampler,) = samplers()
+        (sampler,) = talking_engines(worker.pid)
         worker.kill()
         with database.transaction() as session:  # expires its lease
             session.execute(update(ModelServer).values(lease_expires_at=0.0))
