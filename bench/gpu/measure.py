@@ -12,7 +12,6 @@ length limit, so the number of tokens is known; prompts are random words.
 import json
 import os
 import random
-import resource
 import statistics
 import sys
 import tempfile
@@ -35,6 +34,7 @@ from grpo_engine.config.reinforcement import ReinforcementHyperparameters
 from grpo_engine.contract.errors import EngineError
 from grpo_engine.models.loading import load_policy
 from grpo_engine.models.policy import Policy
+from grpo_engine.objective.metrics import peak_memory_bytes
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence
 from grpo_engine.objective.types import Prompt
 from grpo_engine.rollout.sampler.base import Sampler, Sampling
@@ -96,7 +96,7 @@ def memory() -> dict[str, float]:
     """Memory in bytes. On a GPU: this cell's peak, and all memory in use on the device (vLLM has its own
     pool). On a CPU: the process's peak so far."""
     if not torch.cuda.is_available():
-        return {"peak_memory_bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)}
+        return {"peak_memory_bytes": peak_memory_bytes(torch.device("cpu"))}
     free, total = torch.cuda.mem_get_info()
     return {
         "peak_memory_bytes": float(torch.cuda.max_memory_allocated()),

@@ -5,7 +5,6 @@ python -m bench.trl.theirs SPEC.json ANSWER.json
 """
 
 import json
-import resource
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -116,10 +115,12 @@ def answer(run: Callable[[Spec], Answer]) -> None:
     """Main function of the child process: read the spec, run, write the answer with the peak memory."""
     import torch
 
+    from grpo_engine.objective.metrics import peak_memory_bytes
+
     spec = Spec(**json.loads(Path(sys.argv[1]).read_text()))
     torch.set_num_threads(spec.threads)
     found = run(spec)
-    found.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    found.peak_bytes = int(peak_memory_bytes(torch.device("cpu")))
     if torch.cuda.is_available():
         found.gpu_bytes = torch.cuda.max_memory_allocated()
     Path(sys.argv[2]).write_text(json.dumps(asdict(found)))

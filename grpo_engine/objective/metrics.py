@@ -1,12 +1,12 @@
 """Metrics of a step under TRL's names: flat, finite and token-weighted."""
 
 import math
-import resource
 import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -222,7 +222,9 @@ def peak_memory_bytes(device: torch.device) -> float:
     """Peak of the GPU's allocated memory, or of this process's resident memory on CPU."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    # not getrusage: its maximum includes the memory of the process that started this one
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def finite(metrics: dict[str, float]) -> dict[str, float]:
