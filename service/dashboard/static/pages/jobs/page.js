@@ -29,7 +29,7 @@ export async function show(root, params, signal) {
 const newJob = () => can.write && el("a", { class: "button primary", href: "#/new" }, "New job");
 
 const STEPS = [
-  ["Rows", "a CSV or JSONL file: a prompt each, and what a right answer is."],
+  ["Rows", "a CSV or JSONL file with a prompt and its right answer in each row."],
   ["Grader", "how an answer is scored: exact text, a number, similar text, or your own Python."],
   ["Start", "training shows its reward live; held-out rows show whether the model got better."],
 ];
