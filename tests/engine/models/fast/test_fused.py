@@ -51,7 +51,9 @@ def test_a_compiled_formula_equals_the_formula_for_any_number_of_rows(
     expected = [formula(*arguments(rows)) for rows in (5, 9, 30)]
     monkeypatch.setattr(fused, "is_compiled", lambda _: True)
     torch._dynamo.utils.counters.clear()
-    found = [formula(*arguments(rows)) for rows in (5, 9, 30)]
+    # without vectors, because Inductor's cache does not distinguish the values of ATEN_CPU_CAPABILITY
+    with torch._inductor.config.patch({"cpp.simdlen": 1}):
+        found = [formula(*arguments(rows)) for rows in (5, 9, 30)]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
