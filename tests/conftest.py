@@ -1,9 +1,9 @@
 """Fixtures every test folder shares: real servers, and each database test on SQLite and PostgreSQL."""
 
 import gc
-import itertools
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import hypothesis
@@ -12,11 +12,11 @@ import pytest
 from service.platform.db import Database, connect
 from service.platform.migrate import upgrade
 from service.settings import Settings
+from tests.database_pool import DatabasePool
 from tests.support.moto import Moto
 from tests.support.s3 import Bucket, new_bucket
 from tests.support.servers import Postgres, Redis
 
-_numbers = itertools.count(1)
 # `make test` tries the same examples each time; `make fuzz` (--hypothesis-profile random) searches for others
 hypothesis.settings.register_profile("same", derandomize=True, database=None, deadline=None, max_examples=30)
 hypothesis.settings.register_profile("random", derandomize=False, deadline=None)
@@ -83,6 +83,13 @@ def postgres_template(postgres_server: Postgres, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture(scope="session")
+def postgres_databases(postgres_server: Postgres, postgres_template: str) -> Iterator[DatabasePool]:
+    """Databases that a test may have; the next test has the same one, emptied."""
+    with closing(DatabasePool(postgres_server, postgres_template)) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A migrated SQLite file that others are copied from."""
     settings = settings_for(tmp_path_factory.mktemp("template"))
@@ -100,12 +107,10 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def postgres_url(postgres_server: Postgres, postgres_template: str) -> Iterator[str]:
-    """A fresh migrated PostgreSQL database, dropped at the end."""
-    name = f"grpo_{next(_numbers)}"
-    postgres_server.copy(postgres_template, name)
-    yield postgres_server.url_of(name)
-    postgres_server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+def postgres_url(postgres_databases: DatabasePool) -> Iterator[str]:
+    """A migrated, empty PostgreSQL database."""
+    with postgres_databases.database() as url:
+        yield url
 
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
