@@ -3,6 +3,9 @@
 
 export const MAX_BYTES = 64 * 2 ** 20;
 
+// End of the name of a file whose rows end with the answer to imitate.
+export const IMITATE = "-imitate.jsonl";
+
 // Usual names of the field with the right answer, the likeliest first.
 export const ANSWER_NAMES = ["answer", "label", "category", "class", "target", "reference", "expected", "solution", "completion", "response", "output"];
 
@@ -74,4 +77,9 @@ export function rowOf(columns, cells, { prompt, instruction, answer }) {
 export function imitated(row, name) {
   const { messages, prompt, [name]: answer, ...others } = row;
   return { messages: [...(messages ?? [{ role: "user", content: prompt }]), { role: "assistant", content: String(answer) }], ...others };
+}
+
+// A row for supervised training as one for GRPO: its last message becomes the field `answer`, if it has none.
+export function asked({ messages, ...others }) {
+  return { messages: messages.slice(0, -1), answer: messages.at(-1).content, ...others };
 }

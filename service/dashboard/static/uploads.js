@@ -3,7 +3,7 @@
 
 import { upload } from "./api.js";
 import { announce, button, el, number, percent } from "./dom.js";
-import { ANSWER_NAMES, jsonlOf, MAX_BYTES, parsedCsv, rowOf } from "./csv.js";
+import { ANSWER_NAMES, IMITATE, jsonlOf, MAX_BYTES, parsedCsv, rowOf } from "./csv.js";
 
 const PROMPT_NAMES = ["prompt", "question", "input", "instruction", "problem", "text"];
 const BY_COMMAND = "The command `grpo files upload` takes it.";
@@ -78,7 +78,7 @@ async function converted(file, imitates) {
   const csv = parsedCsv(await file.arrayBuffer());
   const asked = await askedForColumns(file.name, csv, imitates);
   if (!asked) return null;
-  return new File([jsonlOf(csv, asked)], file.name.replace(/\.csv$/i, imitates ? "-imitate.jsonl" : ".jsonl"), { type: "application/jsonl" });
+  return new File([jsonlOf(csv, asked)], file.name.replace(/\.csv$/i, imitates ? IMITATE : ".jsonl"), { type: "application/jsonl" });
 }
 
 // → {prompt: the column with it, instruction: what precedes each, may be empty, answer: the column to imitate, if any};

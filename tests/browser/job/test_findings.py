@@ -162,7 +162,7 @@ def test_a_result_that_got_worse_is_said_before_its_cause(page: Page, deployment
 def test_a_supervised_job_s_held_out_loss_leads_to_grpo_from_its_model(
     page: Page, deployment: Deployment
 ) -> None:
-    job = {**deployment.job("supervised"), "status": "succeeded", "fine_tuned_model": "ft:tiny:sums"}
+    job = {**deployment.job("supervised"), "fine_tuned_model": "ft:tiny:sums", "validation_split": 0.25}
     losses = ((0, 4.366), (40, 1.9), (60, 1.958))
     first, best, last = ({"step": step, "loss": loss} for step, loss in losses)
     job["eval"] = {"baseline": first, "best": best, "last": last}
@@ -172,3 +172,12 @@ def test_a_supervised_job_s_held_out_loss_leads_to_grpo_from_its_model(
     expect(results).to_contain_text("The held-out loss fell from 4.366 to 1.958, lowest at step 40.")
     results.get_by_role("link", name="Train it with GRPO").click()
     expect(page.get_by_label("Start from")).to_have_value("ft:tiny:sums")
+    expect(page.get_by_label("Method")).to_have_value("reinforcement")
+    expect(page.get_by_label("Training file")).to_have_value(job["training_file"])
+    expect(page.get_by_label("Held-out part", exact=True)).to_have_value("25")
+    expect(page.get_by_label("Seed")).to_have_value(str(job["seed"]))
+    page.get_by_role("button", name="Move it to the field answer").click()
+    expect(page.get_by_text("Fields for the grader: {{item.answer}}")).to_be_visible()
+    made = page.get_by_label("Training file").input_value()
+    first = deployment.client.get(f"/v1/files/{made}/content").text.splitlines()[0]
+    assert json.loads(first) == {"messages": [{"role": "user", "content": "Hello 0"}], "answer": "Hi"}

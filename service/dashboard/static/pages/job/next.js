@@ -33,7 +33,7 @@ function linksOf(job, findings) {
     checkpoints: link(job.status === "succeeded" ? "Download" : "Checkpoints", `#/jobs/${job.id}/checkpoints`),
     findings: findings > 0 && el("a", { href: `#/jobs/${job.id}`, onclick: showFindings }, findings === 1 ? "Read the finding" : `Read ${number(findings)} findings`),
     rollouts: job.method.type === "supervised" ? null : link("Read rollouts", `#/jobs/${job.id}/rollouts`),
-    reinforce: can.write && job.fine_tuned_model && link("Train it with GRPO", `#/new?${new URLSearchParams({ patch: JSON.stringify({ model: job.fine_tuned_model }) })}`),
+    reinforce: can.write && job.fine_tuned_model && link("Train it with GRPO", `#/new?after=${job.id}`),
     edit: can.write && link("Run again with changes", `#/new?from=${job.id}`),
     try: job.fine_tuned_model && job.method.rule !== "training_free" && link("Try the model", `#/try?model=${encodeURIComponent(job.fine_tuned_model)}`),
   };

@@ -38,6 +38,15 @@ export function requestOf(job) {
   return { ...body, method: ownMethod(job.method) };
 }
 
+// GRPO from the model of a supervised job, on its rows. With its seed, the same rows are held out.
+// `counterpart(id)`: id of the file with the same rows for GRPO.
+export function continuationOf(job, counterpart) {
+  const body = { model: job.fine_tuned_model, training_file: counterpart(job.training_file), seed: job.seed };
+  if (job.validation_file) body.validation_file = counterpart(job.validation_file);
+  if (job.validation_split) body.validation_split = job.validation_split;
+  return { ...body, method: methodOf("reinforcement") };
+}
+
 // A request with a merge patch applied, like `POST …/clone`: null removes a field, and a setting replaces its
 // other spelling.
 export function changed(request, patch) {

@@ -1,5 +1,6 @@
 // A new job: choose, check, probe, start. `#/new?from=<job id>` starts with that job's request, and
-// `patch=<JSON>` applies a change to it, or to the kept draft.
+// `patch=<JSON>` applies a change to it, or to the kept draft. `#/new?after=<job id>` continues with GRPO from the model
+// of a supervised job.
 
 import { get, JOBS, paged, pause } from "../../api.js";
 import { styled } from "../../address.js";
@@ -8,9 +9,10 @@ import { namesOfJobs } from "../../job_names.js";
 import { leaves, settingLabel, settingValue } from "../../labels.js";
 import { actions } from "./actions.js";
 import { waysToAdd } from "../models/adding.js";
-import { blank, changed, draftOf, keptDraft, requestOf } from "./draft.js";
+import { blank, changed, continuationOf, draftOf, keptDraft, requestOf } from "./draft.js";
 import { dataPart, methodParts, modelPart } from "./form.js";
 import { holdOut } from "./held_out.js";
+import { counterpartIn } from "./rows.js";
 
 const SHOWN_FILES = 100;
 const POLL_SECONDS = 2;
@@ -18,12 +20,14 @@ const POLL_SECONDS = 2;
 export async function show(root, params, signal) {
   styled("new");
   const from = params.query.get("from");
+  const after = params.query.get("after");
   const patch = JSON.parse(params.query.get("patch") ?? "{}");
   let draft;
   const reset = button("Reset", () => draft.replace({ ...blank(), model: models.data[0].id }), { kind: "quiet" });
   reset.hidden = true;
   root.append(heading("New job", {
-    below: from && el("p", { class: "hint" }, "A copy of ", el("a", { href: `#/jobs/${from}` }, from), ...changesIn(patch), "."),
+    below: (from || after) && el("p", { class: "hint" }, after ? "GRPO from the model of " : "A copy of ",
+      el("a", { href: `#/jobs/${from ?? after}` }, from ?? after), ...changesIn(patch), "."),
     actions: [reset],
   }));
   const box = root.appendChild(el("div"));
@@ -31,13 +35,13 @@ export async function show(root, params, signal) {
   let [models, files, job, names] = await Promise.all([
     get("/v1/models", { signal }),
     paged("/v1/files", { purpose: "fine-tune", limit: SHOWN_FILES }, { signal }).next(),
-    from ? get(`${JOBS}/${from}`, { signal }) : null,
+    from || after ? get(`${JOBS}/${from ?? after}`, { signal }) : null,
     namesOfJobs(signal),
   ]);
   if (models.data.length === 0) models = await firstModels(box, signal);
-  const start = job ? requestOf(job) : keptDraft() ?? { ...blank(), model: models.data[0].id };
+  const start = after ? continuationOf(job, counterpartIn(files)) : job ? requestOf(job) : keptDraft() ?? { ...blank(), model: models.data[0].id };
   draft = draftOf(changed(start, patch));
-  if (start.training_file) draft.guessed = null; // its grader was chosen for these rows
+  if (start.training_file && !after) draft.guessed = null; // its grader was chosen for these rows
   if (patch.training_file) holdOut(draft, ...[patch, start].map((one) => files.find((file) => file.id === one.training_file)));
   const form = el("form", { class: "parts", onsubmit: (event) => event.preventDefault() },
     modelPart(draft, models.data, names), dataPart(draft, files, signal), methodParts(draft, signal));
