@@ -192,6 +192,11 @@ class Probed(BaseEvent):
     mean_reward: float | None
     """Mean over the scored completions; None if there are none."""
     highest_reward: float | None
+    greedy_completions: int = 0
+    """Scored completions at temperature 0, one per prompt; 0 in older probes."""
+    greedy_passed: int = 0
+    """Those with a full reward."""
+    greedy_mean_reward: float | None = None
     completion_tokens: int
     """Total of all completions."""
     turns: int = 0

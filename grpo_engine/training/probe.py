@@ -5,6 +5,7 @@ A probe has no checkpoint: if interrupted, it starts again and draws the same co
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from grpo_engine.config.job import ProbeSize, ReinforcementMethod, RunConfig
@@ -17,8 +18,8 @@ from grpo_engine.objective.types import Prompt, ScoredGroup
 from grpo_engine.rollout.collector import Collector, sampling_of
 from grpo_engine.rollout.prompt_source import PromptSource
 from grpo_engine.rollout.recording import rollouts
-from grpo_engine.rollout.sampler.base import Sampler
-from grpo_engine.rollout.scoring import grader_error_texts, with_advantages
+from grpo_engine.rollout.sampler.base import Sampler, Sampling
+from grpo_engine.rollout.scoring import grader_error_texts, sample_and_grade, with_advantages
 from grpo_engine.training.method import Method, MethodState
 
 
@@ -51,6 +52,7 @@ class Probe(Method):
         self.state = MethodState()
         self.sampler_name = type(sampler).__name__
         self.scored: list[ScoredGroup] = []
+        self.greedy: list[float] = []
         self.seconds: Counter[str] = Counter()
 
     def prepare(self) -> None:
@@ -63,13 +65,22 @@ class Probe(Method):
         weights = getattr(self.method.grader, "weights", None)
         scored = with_advantages(graded, settings, self.policy.decode, weights=weights)
         self.scored += scored
+        self.greedy += self._greedy_rewards(self.batches[step - 1], sampling)
         self.seconds.update(timer.seconds)
         yield from rollouts(step, scored)
         yield StepFinished(step=step, metrics=finite(step_metrics(scored, timer, self.policy.device)))
 
+    def _greedy_rewards(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[float]:
+        """Rewards of one completion per prompt at temperature 0; unscorable ones are left out."""
+        greedy = replace(sampling, temperature=0.0)
+        graded = sample_and_grade(self.sampler, self.grading, prompts, 1, greedy, PhaseTimer())
+        scores = (each.scores[0].reward for each in graded)
+        return [reward for reward in scores if reward is not None]
+
     def finish(self, finished: Finished) -> Iterator[BaseEvent]:
         """Yield the counts, in place of an artifact."""
-        yield counted(self.scored, self.seconds, int(peak_memory_bytes(self.policy.device)))
+        memory = int(peak_memory_bytes(self.policy.device))
+        yield counted(self.scored, self.greedy, self.seconds, memory)
 
     def close(self) -> None:
         self.grading.close()
@@ -82,7 +93,9 @@ def batches(source: PromptSource, num_prompts: int) -> list[list[Prompt]]:
     return [rows[start : start + source.rows_per_step] for start in range(0, len(rows), source.rows_per_step)]
 
 
-def counted(scored: Sequence[ScoredGroup], seconds: Mapping[str, float], peak_memory: int) -> Probed:
+def counted(
+    scored: Sequence[ScoredGroup], greedy: Sequence[float], seconds: Mapping[str, float], peak_memory: int
+) -> Probed:
     completions = [each for group in scored for each in group.group.completions]
     scores = [score for group in scored for score in group.scores]
     rewards = [score.reward for score in scores if score.reward is not None]
@@ -97,6 +110,9 @@ def counted(scored: Sequence[ScoredGroup], seconds: Mapping[str, float], peak_me
         grader_error=next(grader_error_texts([each for each in scores if each.reward is None]), ""),
         mean_reward=sum(rewards) / len(rewards) if rewards else None,
         highest_reward=max(rewards, default=None),
+        greedy_completions=len(greedy),
+        greedy_passed=sum(reward >= PASS_REWARD for reward in greedy),
+        greedy_mean_reward=sum(greedy) / len(greedy) if greedy else None,
         completion_tokens=sum(len(each.token_ids) for each in completions),
         turns=sum(len(each.episode.turns) for each in completions if each.episode is not None),
         sample_seconds=seconds.get("sample", 0.0),

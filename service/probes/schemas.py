@@ -31,6 +31,11 @@ class ProbeResult(BaseModel):
     pass_rate: float | None
     """Share of the scored completions with a full reward; null if none could be scored."""
     mean_reward: float | None
+    temperature: float
+    """Sampling temperature of these completions."""
+    greedy_pass_rate: float | None
+    """Share of right completions at temperature 0, one per prompt; null in older probes."""
+    greedy_mean_reward: float | None
     signal_share: float
     """Share of groups whose rewards differ; the model learns only from these."""
     truncated_share: float

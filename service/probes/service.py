@@ -93,7 +93,8 @@ def _result_of(probe: Job) -> ProbeResult:
     facts = Probed.model_validate((probe.probe or {})["result"])
     method = parsed_method(probe.method)
     assert isinstance(method, Reinforcement), "only reinforcement jobs are probed"
-    verdict = judge(facts, method.reinforcement.hyperparameters)
+    settings = method.reinforcement.hyperparameters
+    verdict = judge(facts, settings)
     scored = facts.completions - facts.grader_errors
     return ProbeResult(
         can_learn=verdict.can_learn,
@@ -103,6 +104,9 @@ def _result_of(probe: Job) -> ProbeResult:
         completions=facts.completions,
         pass_rate=facts.passed / scored if scored else None,
         mean_reward=facts.mean_reward,
+        temperature=settings.temperature,
+        greedy_pass_rate=facts.greedy_passed / facts.greedy_completions if facts.greedy_completions else None,
+        greedy_mean_reward=facts.greedy_mean_reward,
         signal_share=facts.groups_with_signal / facts.prompts,
         truncated_share=facts.truncated / facts.completions,
         grader_errors=facts.grader_errors,

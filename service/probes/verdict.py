@@ -4,7 +4,7 @@ Boundary: a pure function. GRPO learns from differences within a group, so the n
 differences decides; the rest explains why there are none, or why the rewards may mislead.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from grpo_engine.config.job import ReinforcementHyperparameters
@@ -48,10 +48,28 @@ LARGEST_GROUP = 64
 HOTTER_BY = 0.2
 HOTTEST = 1.4
 """Above it, most models lose the thread."""
+GREEDY_KNOWS = 2.0
+"""If greedy completions earn this many times more than sampled ones, temperature is what is wrong."""
 
 
 def judge(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict:
-    """The verdict on a probe with at least one completion. The first condition that holds decides."""
+    """The verdict on a probe with at least one completion, with the temperature that it holds for."""
+    found = _judge(facts, settings)
+    if found.advice == (GRADER,):
+        return found
+    how = f"Sampled at temperature {settings.temperature:g}."
+    if facts.greedy_completions:
+        how = f"{how[:-1]}; of the greedy completions, {_greedy_result(facts)}."
+    return replace(found, sentence=f"{found.sentence} {how}")
+
+
+def _greedy_result(facts: Probed) -> str:
+    right = f"{facts.greedy_passed} of {facts.greedy_completions} are right"
+    return right if facts.greedy_passed else f"{right}, with {facts.greedy_mean_reward or 0:.2f} on average"
+
+
+def _judge(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict:
+    """The first condition that holds decides."""
     if facts.mean_reward is None or facts.grader_errors > settings.max_grader_error_rate * facts.completions:
         return Verdict("no", _grader_failed(facts), (GRADER,))  # a job would end with `grader_contract`
     if not facts.groups_with_signal:
@@ -86,6 +104,9 @@ def _no_signal(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict
 def _nothing_scored(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict:
     """The verdict if no completion scored. If most were cut, that may be the only reason."""
     none = f"0 of {facts.completions} completions scored"
+    if _knows_greedily(facts):
+        sentence = f"{none}, but greedy completions did: lower temperature and probe again."
+        return Verdict("maybe", sentence, (_cooler(settings),))
     if facts.truncated >= facts.completions / 2:
         sentence = f"{none}, but {_share_cut(facts, settings)}: raise {_limits(facts)} and probe again."
         return Verdict("maybe", sentence, (_longer(settings), EASIER))
@@ -94,6 +115,12 @@ def _nothing_scored(facts: Probed, settings: ReinforcementHyperparameters) -> Ve
 
 
 def _little_signal(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict:
+    if _knows_greedily(facts):
+        sentence = (
+            f"Only {facts.groups_with_signal} of {facts.prompts} groups had different rewards, but greedy "
+            "completions earn more: lower temperature and probe again."
+        )
+        return Verdict("maybe", sentence, (_cooler(settings), REPLACE))
     without = facts.prompts - facts.groups_with_signal
     too_easy = 2 * facts.groups_solved > without
     why = f"{facts.groups_solved} are solved already" if too_easy else "in most the model never succeeds"
@@ -131,6 +158,16 @@ def _larger_group(settings: ReinforcementHyperparameters) -> AdviceRead:
     size = min(2 * settings.group_size, LARGEST_GROUP)
     message = "With more completions per prompt, rewards differ more often."
     return _advice(f"{SETTINGS}.group_size", message, size if size > settings.group_size else None)
+
+
+def _knows_greedily(facts: Probed) -> bool:
+    greedy = facts.greedy_mean_reward or 0.0
+    return greedy > 0 and greedy >= GREEDY_KNOWS * (facts.mean_reward or 0.0)
+
+
+def _cooler(settings: ReinforcementHyperparameters) -> AdviceRead:
+    message = "The model is right more often when it samples less freely."
+    return _advice(f"{SETTINGS}.temperature", message, round(settings.temperature / 2, 2))
 
 
 def _hotter(settings: ReinforcementHyperparameters) -> AdviceRead:

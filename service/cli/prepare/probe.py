@@ -63,11 +63,12 @@ def _awaited(client: Client, found: dict[str, Any]) -> dict[str, Any]:
 def _print_result(found: dict[str, Any]) -> None:
     result = found["result"]
     say(result["sentence"], STYLES[result["can_learn"]])
-    rate = result["pass_rate"]
+    rate, greedy = result["pass_rate"], result["greedy_pass_rate"]
     print_fields(
         (
             ("completions", f"{result['completions']} of {result['prompts']} prompts"),
-            ("right", None if rate is None else f"{rate:.0%}"),
+            (f"right at temperature {result['temperature']:g}", None if rate is None else f"{rate:.0%}"),
+            ("right, greedy", None if greedy is None else f"{greedy:.0%}"),
             ("mean reward", None if result["mean_reward"] is None else f"{result['mean_reward']:.3f}"),
             ("groups with signal", f"{result['signal_share']:.0%}"),
             ("cut", f"{result['truncated_share']:.0%}"),

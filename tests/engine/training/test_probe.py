@@ -51,6 +51,7 @@ def test_it_ends_with_its_counts_and_leaves_no_weights(
     )
     assert [each.step for each in steps if isinstance(each, StepFinished)] == [1, 2]
     assert end.sample_seconds > 0
+    assert end.greedy_completions == 6
     assert not (tmp_path / "checkpoints").exists()
 
 
@@ -113,8 +114,9 @@ def group(*rewards: float | None, finish_reason: FinishReason = FinishReason.STO
         ),
         ([group(None, None)], {"mean_reward": None, "highest_reward": None, "groups_solved": 0}),
         ([group(0.25, 0.5)], {"highest_reward": 0.5, "passed": 0, "completion_tokens": 4}),
+        ([group(0.0)], {"greedy_completions": 2, "greedy_passed": 1, "greedy_mean_reward": 0.75}),
     ],
 )
 def test_counts_of_known_groups(groups: list[ScoredGroup], expected: dict[str, Any]) -> None:
-    found = counted(groups, {"sample": 2.0}, 100).model_dump()
+    found = counted(groups, [1.0, 0.5], {"sample": 2.0}, 100).model_dump()
     assert {name: found[name] for name in expected} == expected

@@ -116,7 +116,23 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
 def test_each_case_has_its_sentence(case: str) -> None:
     more, can_learn, sentence = CASES[case]
     verdict = judge(facts(**more), SETTINGS)
-    assert (verdict.can_learn, verdict.sentence) == (can_learn, sentence)
+    how = "" if "The grader failed" in sentence else " Sampled at temperature 1."
+    assert (verdict.can_learn, verdict.sentence) == (can_learn, f"{sentence}{how}")
+
+
+def test_a_model_that_is_right_greedily_is_not_sent_to_supervised_training() -> None:
+    settings = SETTINGS.model_copy(update={"temperature": 1.2})
+    greedy = {"greedy_completions": 16, "greedy_passed": 15, "greedy_mean_reward": 0.94}
+    verdict = judge(facts(**NOTHING, **greedy), settings)
+    assert verdict.sentence == (
+        "0 of 64 completions scored, but greedy completions did: lower temperature and probe again. "
+        "Sampled at temperature 1.2; of the greedy completions, 15 of 16 are right."
+    )
+    assert [(one.param.rpartition(".")[2], one.value) for one in verdict.advice] == [("temperature", 0.6)]
+    few = judge(facts(passed=3, groups_with_signal=3, groups_solved=0, mean_reward=0.05, **greedy), settings)
+    assert [one.value for one in few.advice] == [0.6, 2]
+    same = judge(facts(**NOTHING, greedy_completions=16, greedy_mean_reward=0.0), settings)
+    assert [one.value for one in same.advice] == ["supervised", None]
 
 
 def test_if_nothing_was_scored_the_grader_is_always_the_reason() -> None:

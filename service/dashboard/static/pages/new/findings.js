@@ -83,10 +83,11 @@ export function showProbe(probe, go, draft, signal) {
       probe.failure && logButton(`${PROBES}/${probe.id}`, signal));
   }
   const figures = [
-    ["pass rate", percent(result.pass_rate)], ["groups with signal", percent(result.signal_share)],
+    [`right at temperature ${number(result.temperature)}`, percent(result.pass_rate)],
+    result.greedy_pass_rate !== null && ["right, greedy", percent(result.greedy_pass_rate)], ["groups with signal", percent(result.signal_share)],
     ["truncated", percent(result.truncated_share)], ["mean length", `${number(result.mean_completion_tokens, 3)} tokens`],
     ["speed", `${number(result.tokens_per_second, 3)} tokens/s`],
-  ];
+  ].filter(Boolean);
   return el("div", { class: "stack" },
     el("p", { class: "small faint" }, `${probe.model}, ${number(result.prompts)} prompts, `, ago(probe.created_at)),
     el("div", { class: `note ${TONES[result.can_learn]}`, role: "status" }, el("h3", {}, "Can GRPO learn here?"), el("p", {}, inWords(result.sentence)),
