@@ -1,11 +1,11 @@
-"""Why steps trained nothing, and when the job fails because of them."""
+"""Why steps trained nothing, and when the job ends because of them."""
 
 from collections.abc import Sequence
 
 from grpo_engine.config.job import ReinforcementHyperparameters
 from grpo_engine.contract.errors import NoSignalError
-from grpo_engine.contract.events import SkipReason
-from grpo_engine.objective.metrics import reward_metrics
+from grpo_engine.contract.events import SkipReason, Warned
+from grpo_engine.objective.metrics import PASS_REWARD, reward_metrics
 from grpo_engine.objective.types import ScoredGroup
 
 SKIP_CAUSES: dict[SkipReason, str] = {
@@ -28,6 +28,21 @@ def skip_reason(scored: Sequence[ScoredGroup], settings: ReinforcementHyperparam
         return "no_signal"
     distillation = settings.self_distillation
     return "nothing_to_distil" if distillation and distillation.alone else "all_masked"
+
+
+def all_right(scored: Sequence[ScoredGroup]) -> bool:
+    """Whether every completion earned the full reward."""
+    rewards = [score.reward for group in scored for score in group.scores]
+    return bool(rewards) and all(reward is not None and reward >= PASS_REWARD for reward in rewards)
+
+
+def solved(step: int, num_steps: int) -> Warned:
+    """The warning that ends the training of a solved task."""
+    message = (
+        f"Already solved: every completion of the last {num_steps} steps earned the full reward, so nothing "
+        f"is left to learn. Training ends after step {step}. Use harder rows."
+    )
+    return Warned(code="solved", message=message, step=step)
 
 
 def refuse_silence(

@@ -63,10 +63,11 @@ def without_signal(run: Run) -> Reason:
     if groups.num_wrong > MAJORITY * groups.num_flat:
         return _too_hard(run, evidence)
     if groups.num_right > MAJORITY * groups.num_flat:
-        cause = "In almost every group all completions are right: the model can do this task already."
-        advice = (
-            "Use harder prompts, or stop here; dynamic sampling finds the prompts that still give signal."
-        )
+        cause = "Already solved: in almost every group all completions are right. Nothing is left to learn."
+        advice = "Use harder rows, or stop here."
+        if groups.num_right == groups.num:
+            return Reason(cause, advice, {"field": "training_file"}, evidence)
+        advice += " Dynamic sampling finds the rows that still give signal."
     else:
         cause = ""
         advice = "Replace groups without signal with new prompts, or use a grader with finer scores."

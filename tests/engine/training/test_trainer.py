@@ -17,6 +17,7 @@ from grpo_engine.contract.events import (
     RolloutsRecorded,
     StepFinished,
     StepSkipped,
+    Warned,
 )
 from grpo_engine.models.policy import Policy
 from grpo_engine.rollout import recording
@@ -75,6 +76,18 @@ def test_many_steps_without_signal_fail_the_job_with_the_reason(
     with pytest.raises(NoSignalError, match="3 steps in a row without signal, up to step 3") as caught:
         list(trainer.run(lambda: False))
     assert "mean reward of step 3: 0.000" in caught.value.evidence
+
+
+def test_a_solved_task_ends_the_training_without_a_failure(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    always = {"type": "format", "pattern": "", "match": "search"}
+    trainer = build_loop(make_config(grader=always, n_steps=9, max_skipped_steps=3), tmp_path)
+    *_, warned, _saved, end = trainer.run(lambda: False)
+    assert isinstance(warned, Warned)
+    assert (warned.code, warned.step) == ("solved", 3)
+    assert isinstance(end, Finished)
+    assert end.step == 3
 
 
 def test_a_group_without_signal_leaves_the_others_update_as_it_was(
