@@ -78,7 +78,7 @@ def held_out_gain(run: Run) -> Evaluation | None:
     """The newest evaluation, if the verdict is that the held-out reward rose and has not fallen since."""
 
     def judge(known: Sequence[Evaluation]) -> bool | None:
-        if known[-1].falls_from(_best(known)) or known[-1].difference <= 0:
+        if known[-1].falls_from(best_of(known)) or known[-1].difference <= 0:
             return False
         return known[-1].low > 0 or None
 
@@ -104,7 +104,7 @@ def _last_confirmed(
     return [] if end is None else list(known[: end + 1])
 
 
-def _best(known: Sequence[Evaluation]) -> Evaluation:
+def best_of(known: Sequence[Evaluation]) -> Evaluation:
     return max(known, key=lambda each: each.reward)
 
 
@@ -114,13 +114,13 @@ def not_held_out(run: Run) -> DiagnosisFinding | None:
     gain = gain_at(run, known[-1].step) if known else None
     if gain is None:
         return None
-    last, best = known[-1], _best(known)
+    last, best = known[-1], best_of(known)
     start = f"fell from {number(best.reward)}" if last.falls_from(best) else f"was {number(known[0].reward)}"
     cause = (
         f"The training reward rose from {number(gain.early.mean)} to {number(gain.late.mean)}, "
         f"but the held-out reward {start} and is {number(last.reward)}: {_reason(run)}."
     )
-    evidence = [*gain.evidence, *_lines(run, [best, last]), decoding(run)]
+    evidence = [*gain.evidence, *evidence_of(run, [best, last]), decoding(run)]
     compared = [gain.late.compared, last.compared]
     if _has_own_grader(run):
         advice = "Read the best rollouts for what the grader accepts and eval_grader does not."
@@ -132,7 +132,7 @@ def not_held_out(run: Run) -> DiagnosisFinding | None:
 
 
 def _is_not_held_out(run: Run, known: Sequence[Evaluation]) -> bool | None:
-    last, best, gain = known[-1], _best(known), gain_at(run, known[-1].step)
+    last, best, gain = known[-1], best_of(known), gain_at(run, known[-1].step)
     gap = gain and _gap(run, gain, last)
     if last.rows < MIN_ROWS or gain is None or gap is None:
         return None
@@ -189,21 +189,23 @@ def _stop_earlier(run: Run) -> Change:
     return {"field": "training_file"}
 
 
+def held_out_fall(run: Run) -> list[Evaluation]:
+    """The evaluations up to the one that confirms a fall from the best one, over however few rows."""
+    return _last_confirmed(run, evaluations(run), lambda known: known[-1].falls_from(best_of(known)))
+
+
 def reward_fell(run: Run) -> DiagnosisFinding | None:
     """The training reward or the held-out reward has fallen from its best."""
-
-    def judge(known: Sequence[Evaluation]) -> bool | None:
-        return known[-1].falls_from(_best(known)) if known[-1].rows >= MIN_ROWS else None
-
-    training, known = training_fall(run), _last_confirmed(run, evaluations(run), judge)
+    training, known = training_fall(run), held_out_fall(run)
+    known = known if known and known[-1].rows >= MIN_ROWS else []
     if not training and not known:
         return None
     if training:
         which, (best, late) = "training", training
         compared, evidence = [best.compared, late.compared], [str(best), str(late)]
     else:
-        which, compared = "held-out", [_best(known).compared, known[-1].compared]
-        evidence = _lines(run, [_best(known), known[-1]])
+        which, compared = "held-out", [best_of(known).compared, known[-1].compared]
+        evidence = evidence_of(run, [best_of(known), known[-1]])
     before, after = (number(one.value) for one in compared)
     cause = f"The {which} reward fell from {before} to {after}: the policy became worse."
     advice = "Lower the learning rate; the checkpoint marked as best has the best held-out reward."
@@ -230,7 +232,7 @@ def more_rows(run: Run) -> DiagnosisFinding | None:
         Compared(label="held-out rows", value=last.rows),
         Compared(label="rows needed", value=needed),
     ]
-    evidence = [*gain.evidence, *_lines(run, [last]), decoding(run)]
+    evidence = [*gain.evidence, *evidence_of(run, [last]), decoding(run)]
     return finding("more_rows", cause, evidence, advice, _more_rows(run, last, needed), "info", compared)
 
 
@@ -248,7 +250,8 @@ def _more_rows(run: Run, last: Evaluation, needed: int) -> Change:
     return {"field": "validation_file"}
 
 
-def _lines(run: Run, shown: Sequence[Evaluation]) -> list[str]:
+def evidence_of(run: Run, shown: Sequence[Evaluation]) -> list[str]:
+    """A line on each different evaluation."""
     return [
         f"step {each.step}: held-out reward {number(each.reward)} over {each.rows} rows"
         + (f"; since step 0 {interval(run, each)} (95% CI)" if each.step else "")

@@ -16,7 +16,7 @@ from service.jobs.diagnosis.held_out import (
 )
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.training import rise
-from service.jobs.diagnosis.training_rows import few_training_rows
+from service.jobs.diagnosis.training_rows import few_held_out_rows, few_training_rows
 from service.jobs.model.states import PUBLIC
 
 Rule = Callable[[Run], DiagnosisFinding | None]
@@ -43,6 +43,7 @@ OF_REINFORCEMENT: tuple[Rule, ...] = (
     rewards.unscored,
     rewards.failed_sessions,
     held_out.more_rows,
+    few_held_out_rows,
     rewards.longer,
     rewards.silent_parts,
 )

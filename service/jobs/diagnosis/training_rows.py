@@ -1,8 +1,16 @@
-"""Rule about the number of training rows. Boundary: a pure rule over a run."""
+"""Rules about too few training rows or held-out rows. Boundary: pure rules over a run."""
 
-from service.jobs.diagnosis.findings import Compared, DiagnosisFinding, Severity, finding
-from service.jobs.diagnosis.held_out import MIN_ROWS, evaluations, is_good
+from service.jobs.diagnosis.findings import Compared, DiagnosisFinding, Severity, finding, number
+from service.jobs.diagnosis.held_out import (
+    MIN_ROWS,
+    best_of,
+    evaluations,
+    evidence_of,
+    held_out_fall,
+    is_good,
+)
 from service.jobs.diagnosis.run import Run
+from service.jobs.diagnosis.training import training_fall
 
 MIN_TRAINING_ROWS = 50
 """Fewer rows are easily memorised."""
@@ -33,3 +41,23 @@ def few_training_rows(run: Run) -> DiagnosisFinding | None:
     severity: Severity = "warning" if is_good(run) and not is_measured else "info"
     change = {"field": "training_file"}
     return finding("few_training_rows", cause, evidence, advice, change, severity, compared)
+
+
+def few_held_out_rows(run: Run) -> DiagnosisFinding | None:
+    """The held-out reward fell, but over too few rows for the verdict `reward_fell`."""
+    known = held_out_fall(run)
+    if not known or known[-1].rows >= MIN_ROWS or training_fall(run):
+        return None
+    best, last = best_of(known), known[-1]
+    cause = (
+        f"The held-out reward fell from {number(best.reward)} to {number(last.reward)}, but {last.rows} "
+        "held-out rows are too few for a verdict."
+    )
+    advice = f"Hold out at least {MIN_ROWS} rows. Until then, compare some of their rollouts."
+    compared = [
+        Compared(label="held-out rows", value=last.rows),
+        Compared(label="rows needed", value=MIN_ROWS),
+    ]
+    change = {"field": "validation_file"}
+    evidence = evidence_of(run, [best, last])
+    return finding("few_held_out_rows", cause, evidence, advice, change, "info", compared)

@@ -93,7 +93,7 @@ def test_a_part_of_the_training_file_is_held_out_unless_the_user_says_otherwise(
     open_with(page, rows)
     expect(held_out).to_have_accessible_description(re.compile("^8 rows are too few to hold some out"))
     assert "validation_split" not in request_shown(page)
-    for num_rows, split in ((40, 10), (200, 30), (400, 0.1), (5010, 500)):
+    for num_rows, split in ((40, 10), (200, 50), (500, 0.1), (5010, 500)):
         many_questions(rows, num_rows)
         page.get_by_label("Upload a file").set_input_files(rows)
         expect(

@@ -35,6 +35,18 @@ def test_enough_held_out_rows_that_rise_make_few_training_rows_harmless(
     assert f"{num_held_out} held-out rows are too few" in finding.cause or severity == "info"
 
 
+def test_a_fall_over_few_held_out_rows_says_how_many_a_verdict_needs() -> None:
+    rows = evaluated(metrics(), (-0.4, -0.1), (-0.4, -0.1), num_rows=30)
+    finding = the(run(rows, evaluation=BASELINE), "few_held_out_rows")
+    assert finding.cause == (
+        "The held-out reward fell from 0.3 to 0.05, but 30 held-out rows are too few for a verdict."
+    )
+    assert [one.value for one in finding.compared] == [30, 50]
+    enough = evaluated(metrics(), (-0.4, -0.1), (-0.4, -0.1), num_rows=50)
+    codes = [one.code for one in diagnose(run(enough, evaluation=BASELINE)).findings]
+    assert "few_held_out_rows" not in codes
+
+
 def test_fifty_training_rows_are_not_few() -> None:
     assert diagnose(run(num_rows=50)).findings == []
 
