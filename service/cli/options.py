@@ -39,6 +39,13 @@ def _first_key() -> str | None:
         raise CommandError(f"cannot read the key in {path}: {error}") from error
 
 
+def quick_answer(context: typer.Context, path: str) -> httpx.Response:
+    """A list's first page, without a retry. Raises CommandError, httpx.HTTPError, httpx.InvalidURL."""
+    url, key = _connection(context)
+    headers, params = {"Authorization": f"Bearer {key}"}, {"limit": COMPLETED_ITEMS}
+    return httpx.get(url.rstrip("/") + path, params=params, headers=headers, timeout=COMPLETION_SECONDS)
+
+
 def _completion(
     path: str, describe: Callable[[dict[str, Any]], str]
 ) -> Callable[[typer.Context, str], list[tuple[str, str]]]:
@@ -46,11 +53,7 @@ def _completion(
 
     def complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         try:
-            url, key = _connection(context)
-            headers, params = {"Authorization": f"Bearer {key}"}, {"limit": COMPLETED_ITEMS}
-            answer = httpx.get(
-                url.rstrip("/") + path, params=params, headers=headers, timeout=COMPLETION_SECONDS
-            )
+            answer = quick_answer(context, path)
             found = [(one["id"], describe(one)) for one in answer.raise_for_status().json()["data"]]
         except (CommandError, httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
             return []

@@ -93,7 +93,7 @@ class Catalog:
 
     def __init__(self, settings: Settings) -> None:
         self._home = settings.home
-        self._file = settings.models or settings.home / "models.json"
+        self.file = settings.models or settings.home / "models.json"
         self._required = settings.models is not None
         self._folders = settings.models_dir if settings.models is None else None
 
@@ -162,33 +162,33 @@ class Catalog:
     def _locked(self) -> Iterator[None]:
         """Lets one process at a time change the file. Raises CatalogError if it cannot be written."""
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            with self._file.with_name(f".{self._file.name}.lock").open("w") as lock:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self.file.with_name(f".{self.file.name}.lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
         except OSError as error:
-            reason = f"the model catalogue {self._file} cannot be written: {error.strerror}"
+            reason = f"the model catalogue {self.file} cannot be written: {error.strerror}"
             raise CatalogError(reason) from error
 
     def _write(self, places: dict[str, _Place]) -> None:
-        temporary = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+        temporary = self.file.with_name(f".{self.file.name}.{os.getpid()}")
         temporary.write_bytes(_PLACES.dump_json(places, indent=2, exclude_none=True))
-        temporary.replace(self._file)
+        temporary.replace(self.file)
 
     def entries(self) -> dict[str, CatalogEntry]:
         """All entries by name. Raises CatalogError for a broken file."""
         return self._found() | {name: self._entry(name, place) for name, place in self._listed().items()}
 
     def _listed(self) -> dict[str, _Place]:
-        if not self._required and not self._file.exists():
+        if not self._required and not self.file.exists():
             return {}
         try:
-            places = _PLACES.validate_python(json.loads(self._file.read_text("utf-8")))
+            places = _PLACES.validate_python(json.loads(self.file.read_text("utf-8")))
         except (OSError, ValueError, ValidationError) as error:
-            raise CatalogError(f"the model catalogue {self._file} cannot be read: {error}") from error
+            raise CatalogError(f"the model catalogue {self.file} cannot be read: {error}") from error
         for name in places:
             if not is_valid_name(name):
-                raise CatalogError(f"the model catalogue {self._file} has an invalid name: {name!r}")
+                raise CatalogError(f"the model catalogue {self.file} has an invalid name: {name!r}")
         return places
 
     def _found(self) -> dict[str, CatalogEntry]:

@@ -1,14 +1,16 @@
 """`grpo models`: base models of the catalogue and fine-tuned ones."""
 
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import httpx
 import typer
 
 from service.cli.operate.settings import database_of, settings_here
-from service.cli.options import client_of
+from service.cli.options import client_of, quick_answer
 from service.cli.terminal.errors import CommandError
-from service.cli.terminal.output import JsonFlag, at, print_line, print_table
+from service.cli.terminal.output import JsonFlag, at, literal, print_line, print_table, stderr
 from service.hub.child_process import find_model
 from service.hub.models import HubError, is_commit, is_hub_id
 from service.settings import Settings
@@ -63,12 +65,13 @@ def size(num_bytes: int | None) -> str:
 
 @app.command()
 def add(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(help="The name that jobs use, or a hub id at its newest revision.")],
     source: SourceArgument = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Add a base model to $GRPO_HOME/models.json; a worker downloads a hub model with its first job."""
-    from service.platform.catalog import CatalogError
+    from service.platform.catalog import Catalog, CatalogError
 
     try:
         entry = _added(name, source)
@@ -78,13 +81,35 @@ def add(
         raise CommandError(str(error), code=error.code, hint=error.hint or None) from error
     revised = f" at revision {entry.revision}" if entry.revision else ""
     sized = f" ({size(entry.size_bytes)}; downloaded with its first job)" if entry.must_download else ""
+    catalogue = Catalog(settings_here()).file
     document = {
         "name": entry.name,
         "path": entry.path,
         "revision": entry.revision,
         "size_bytes": entry.size_bytes,
+        "catalogue": str(catalogue),
     }
-    print_line(document, f"{entry.name} is {entry.path}{revised}{sized}", as_json=as_json)
+    shown = f"{entry.name} is {entry.path}{revised}{sized}, in {catalogue}"
+    print_line(document, shown, as_json=as_json)
+    _warn_of_another_home(context, entry.name)
+
+
+def _warn_of_another_home(context: typer.Context, name: str) -> None:
+    """Warn if a service runs at the given URL that does not list the model."""
+    try:
+        answer = quick_answer(context, "/v1/models")
+        if answer.status_code == HTTPStatus.UNAUTHORIZED:
+            why = "refuses the key of this home"
+        elif any(model["id"] == name for model in answer.raise_for_status().json()["data"]):
+            return
+        else:
+            why = "does not list it"
+    except (CommandError, httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
+        return  # no service to compare with
+    url = context.find_root().params["url"]
+    message = f"warning: the service at {url} {why}, so it probably reads another catalogue. "
+    message += "Set GRPO_HOME to the home of that service, and add the model again."
+    stderr.print(literal(message, "yellow"), soft_wrap=True)
 
 
 def _added(name: str, source: str | None) -> "CatalogEntry":

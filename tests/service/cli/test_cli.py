@@ -177,8 +177,17 @@ def test_models_are_shown_with_size_context_family_and_fit(up: Up) -> None:
 
 def test_an_added_model_is_in_the_catalogue_immediately(up: Up, tmp_path: Path) -> None:
     folder = make_model(tmp_path / "another", hidden=32, layers=1)
-    assert up.json("models", "add", "Mine/another", folder)["path"] == str(folder)
+    added = up.grpo("models", "add", "Mine/another", folder)
+    assert (added.stdout, added.stderr) == (f"Mine/another is {folder}, in {up.home / 'models.json'}\n", "")
     assert "Mine/another" in [model["id"] for model in up.json("models", "list")]
+
+
+def test_a_model_added_to_another_home_than_the_service_s_is_warned_of(up: Up, tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "another", hidden=32, layers=1)
+    environment = {**up.environment, "GRPO_URL": up.url, "GRPO_HOME": str(tmp_path / "elsewhere")}
+    added = call_grpo("models", "add", "elsewhere", folder, environment=environment)
+    assert added.stdout == f"elsewhere is {folder}, in {tmp_path / 'elsewhere' / 'models.json'}\n"
+    assert f"the service at {up.url} refuses the key of this home" in added.stderr
 
 
 def test_without_a_service_the_error_explains_how_to_start_one(up: Up) -> None:

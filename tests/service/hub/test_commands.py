@@ -41,10 +41,12 @@ def test_a_hub_id_alone_is_added_at_its_newest_revision(
     models: Command, settings: Settings, hub: ModelHub
 ) -> None:
     added = json.loads(models("add", hub.id, "--json").stdout)
-    assert added == {"name": hub.id, "path": hub.id, "revision": REVISION, "size_bytes": hub.size_bytes}
+    expected = {"name": hub.id, "path": hub.id, "revision": REVISION, "size_bytes": hub.size_bytes}
+    assert added == {**expected, "catalogue": str(settings.home / "models.json")}
     assert Catalog(settings).names() == [hub.id]
     shown = models("add", "short", f"{hub.id}@{REVISION}").stdout
-    assert shown == f"short is org/small at revision {REVISION} (25.2 MB; downloaded with its first job)\n"
+    expected_line = f"short is org/small at revision {REVISION} (25.2 MB; downloaded with its first job)"
+    assert shown == f"{expected_line}, in {settings.home / 'models.json'}\n"
 
 
 def test_an_unknown_hub_id_is_not_added(models: Command, settings: Settings, hub: ModelHub) -> None:
