@@ -98,13 +98,9 @@ class ReinforcementMethod(Input):
     @model_validator(mode="after")
     def _environments_fit(self) -> Self:
         if self.environments:
-            if self.tools:
-                advice = "let the environment offer them as actions, or an agent call its own"
-                raise problem_at(f"a job with environments cannot have tools: {advice}", "tools")
-            if len({each.type for each in self.environments.values()}) > 1:
-                advice = "train on one type, then on the other in a second job that starts from the result"
-                message = f"all environments of a job must have the same type: {advice}"
-                raise problem_at(message, "environments")
+            if self.tools and any(each.type == "agent" for each in self.environments.values()):
+                advice = "let the agent call its own, or train on the agent in a job without tools"
+                raise problem_at(f"an agent cannot use the job's tools: {advice}", "tools")
             return self
         graders: list[tuple[str, Grader | None]] = [
             ("grader", self.grader),

@@ -27,11 +27,15 @@ from grpo_engine.models.loading import load_policy
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Prompt
 from grpo_engine.process.setup import keep_freed_memory
-from grpo_engine.rollout.agents.sampler import AgentSampler
+from grpo_engine.rollout.agents.agents import Agents
 from grpo_engine.rollout.dataset import RowReader, held_out_numbers, parted, read_rows
-from grpo_engine.rollout.environments.sampler import EnvironmentSampler, refuse_unknown_environments
+from grpo_engine.rollout.environments.sampler import (
+    Environments,
+    EnvironmentSampler,
+    refuse_unknown_environments,
+)
+from grpo_engine.rollout.environments.servers import OpenEnvServers
 from grpo_engine.rollout.evaluation import HeldOutSet
-from grpo_engine.rollout.sampler.base import Sampler
 from grpo_engine.rollout.sampler.choice import open_sampler
 from grpo_engine.rollout.sampler.vllm.shared_engine import in_lockstep
 from grpo_engine.rollout.tools.listing import listed_tools
@@ -114,10 +118,11 @@ def _reinforcement(
     longest = max(len(prompt.token_ids) for path in files if path for prompt in prompts(path))
     context = longest + settings.max_completion_tokens
     sampler = open_sampler(config.runtime, policy, settings, context, run_dir)
-    if method.tools:
-        sampler = in_lockstep(ToolSampler(sampler, policy, method.tools, max_turns=settings.max_turns))
     if method.environments:
-        sampler = in_lockstep(with_environments(config, method, sampler, policy, reader, context))
+        types = environments_by_type(config, method, policy, reader, context)
+        sampler = in_lockstep(EnvironmentSampler(sampler, *types))
+    elif method.tools:
+        sampler = in_lockstep(ToolSampler(sampler, policy, method.tools, max_turns=settings.max_turns))
     sampler = with_gathered_weights(sampler, policy)
     grading = grading_of(method.grader)
     if config.probe is not None:
@@ -137,22 +142,17 @@ def _reinforcement(
     )
 
 
-def with_environments(
-    config: RunConfig,
-    method: ReinforcementMethod,
-    sampler: Sampler,
-    policy: Policy,
-    reader: RowReader,
-    context: int,
-) -> Sampler:
-    """The sampler, in the job's environments, which all have the same type. Raises ConfigError."""
+def environments_by_type(
+    config: RunConfig, method: ReinforcementMethod, policy: Policy, reader: RowReader, context: int
+) -> Iterator[Environments]:
+    """The job's environments. Raises ConfigError."""
     agents = {name: each for name, each in method.environments.items() if each.type == "agent"}
     if agents:
-        runtime, created_at = config.runtime, config.created_at
-        place = runtime.agent_host, runtime.agent_ports
-        return AgentSampler(sampler, policy, agents, created_at, context, *place)
+        place = config.runtime.agent_host, config.runtime.agent_ports
+        yield Agents(policy, agents, config.created_at, context, *place)
     servers = {name: each for name, each in method.environments.items() if each.type == "openenv"}
-    return EnvironmentSampler(sampler, policy, servers, reader)
+    if servers:
+        yield OpenEnvServers(policy, servers, reader, method.tools)
 
 
 def _held_out_files(

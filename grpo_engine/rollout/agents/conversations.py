@@ -7,122 +7,96 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from grpo_engine.chat.protocol import Answer, Generate, Piece, Refused, Token, Usage
-from grpo_engine.objective.types import Completion, Prompt
+from grpo_engine.objective.types import Completion
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.rollout.agents.agent_answer import AgentFailure, run_agent
 from grpo_engine.rollout.agents.dialogue import Dialogue
 from grpo_engine.rollout.agents.door import Door
 from grpo_engine.rollout.agents.rollout import AgentRollout, Asked
 from grpo_engine.rollout.agents.shared_prompt import shared_tokens, trained_rows
-from grpo_engine.rollout.environments.play import task_seed
-from grpo_engine.rollout.sampler.base import Continuation, GroupAssembly, NextTurn, OnGroup, Sampling
+from grpo_engine.rollout.environments.sampler import Rollouts
+from grpo_engine.rollout.sampler.base import Continuation, NextTurn
 from grpo_engine.rollout.tools.answered import text_and_calls
 from grpo_engine.rollout.tools.calls import CallReader
 
 if TYPE_CHECKING:
-    from grpo_engine.rollout.agents.sampler import AgentSampler
+    from grpo_engine.rollout.agents.agents import Agents
 
 THREAD = "agent"
 """Name of the threads that wait for agents."""
 
 
-@dataclass(frozen=True)
-class Ended:
-    """An agent has answered or failed."""
-
-    rollout: AgentRollout
-    reward: float | None = None
-    failure: str | None = None
-    error: Exception | None = None
-    """An error that is not the agent's; it ends the sampling."""
-
-
 class Conversations:
-    """The turns (`Turns`) of one `generate`."""
+    """The rollouts of one `generate`."""
 
-    def __init__(
-        self,
-        sampler: AgentSampler,
-        door: Door,
-        prompts_P: Sequence[Prompt],
-        group_size: int,
-        sampling: Sampling,
-        on_group: OnGroup | None,
-    ) -> None:
-        self.sampler, self.door, self.sampling = sampler, door, sampling
-        self.prompts = list(prompts_P)
-        """The prompts; each gets the tokens that its group's conversations share."""
-        self.groups = GroupAssembly(self.prompts, group_size, on_group)
-        self.most = len(prompts_P) * group_size
-        self.longest = sampler.context
-        self.rollouts = [
-            self._rollout(place, sample) for place in range(len(prompts_P)) for sample in range(group_size)
-        ]
-        self._events: SimpleQueue[Asked | Ended] = SimpleQueue()
+    def __init__(self, agents: Agents, door: Door, rollouts: Rollouts) -> None:
+        """Start all agents; a turn is sampled as soon as it is asked for."""
+        self.agents, self.door, self.queue = agents, door, rollouts.queue
+        self.sampling, self.groups, self.prompts = rollouts.sampling, rollouts.groups, rollouts.prompts
+        self.version = rollouts.version
+        self.queue.longest = max(self.queue.longest, agents.context)
         self._open: dict[tuple[int, int, int], Asked] = {}
         """Requests whose turns are being sampled, by the turn's stream."""
-        self._num_running = len(self.rollouts)
-        self._has_ended = False
+        self.has_ended = False
         """Whether sampling has ended, so that no further rollout is started."""
-
-    def _rollout(self, place: int, sample: int) -> AgentRollout:
-        prompt, (number, sample, _) = self.prompts[place], self.sampling.stream(place, sample)
-        name = str(prompt.item["environment"])
-        return AgentRollout(
-            name,
-            self.sampler.environments[name],
-            prompt,
-            place,
-            (number, sample),
-            task_seed(self.sampling, prompt.row, number),
-            Dialogue(
-                self.sampler.reader, self.sampler.renderer, self.sampler.context, self.sampling.max_tokens
-            ),
-        )
-
-    def run(self) -> None:
-        """Run all agents; a turn is sampled as soon as it is asked for."""
+        self.rollouts = [
+            self._rollout(rollouts, place, sample)
+            for place in rollouts.places
+            for sample in range(rollouts.groups.group_size)
+        ]
         world = Ranks.current().world
         places = {
             name: threading.Semaphore(max(1, each.concurrency // world))
-            for name, each in self.sampler.environments.items()
+            for name, each in agents.environments.items()
         }
         for each in self.rollouts:
-            given = each, places[each.name]
+            ended: Future[float | None] = Future()
+            self.queue.put_after(partial(self._end, each, ended), [ended])
+            given = each, places[each.name], ended
             threading.Thread(target=self._run_agent, args=given, name=THREAD, daemon=True).start()
-        try:
-            self.sampler.inner.sample_turns(self, self.sampling, self._answer)
-        finally:
-            self._has_ended = True
 
-    def _run_agent(self, rollout: AgentRollout, places: threading.Semaphore) -> None:
+    def _rollout(self, rollouts: Rollouts, place: int, sample: int) -> AgentRollout:
+        prompt, (number, sample, _) = self.prompts[place], self.sampling.stream(place, sample)
+        name, agents = str(prompt.item["environment"]), self.agents
+        return AgentRollout(
+            name,
+            agents.environments[name],
+            prompt,
+            place,
+            (number, sample),
+            rollouts.task_seed(prompt, number),
+            Dialogue(agents.reader, agents.renderer, agents.context, self.sampling.max_tokens),
+        )
+
+    def _run_agent(
+        self, rollout: AgentRollout, places: threading.Semaphore, ended: Future[float | None]
+    ) -> None:
         """Wait for a place and for the agent; in a thread of its own."""
 
-        def ask(request: Generate) -> Any:
+        def ask(request: Generate) -> Future[Answer]:
             rollout.num_asked += 1
             asked = Asked(rollout, request)
-            self._events.put(asked)
+            self.queue.put(partial(self._take, asked))
             return asked.answer
 
         with places:
-            if self._has_ended:
+            if self.has_ended:
                 return
             rollout.key = self.door.admit(ask, rollout.options.max_turns)
             try:
                 reward = run_agent(rollout.options, self._task(rollout), lambda: rollout.num_asked > 0)
-                ended = Ended(rollout, reward)
-            except AgentFailure as error:
-                ended = Ended(rollout, failure=str(error))
             except Exception as error:  # noqa: BLE001 - raised in the sampling thread, which waits for the end
-                ended = Ended(rollout, error=error)
-            self.door.revoke(rollout.key)
-        self._events.put(ended)
+                self.door.revoke(rollout.key)
+                ended.set_exception(error)
+            else:
+                self.door.revoke(rollout.key)
+                ended.set_result(reward)
 
     def _task(self, rollout: AgentRollout) -> dict[str, Any]:
         """The body of the request to the agent."""
@@ -145,29 +119,13 @@ class Conversations:
             },
         }
 
-    def ready(self) -> list[NextTurn]:
-        turns: list[NextTurn] = []
-        with suppress(Empty):
-            while True:
-                turns += self._take(self._events.get_nowait())
-        return turns
-
-    def wait(self) -> list[NextTurn]:
-        while self._num_running:
-            if turns := [*self._take(self._events.get()), *self.ready()]:
-                return turns
-        return []
-
-    def _take(self, event: Asked | Ended) -> list[NextTurn]:
-        """The turn that an event makes ready."""
-        if isinstance(event, Ended):
-            self._end(event)
-            return []
+    def _take(self, asked: Asked) -> NextTurn | None:
+        """The turn that answers a request; None if it is refused."""
         try:
-            return [self._turn(event)]
+            return self._turn(asked)
         except Refused as error:
-            event.answer.set_exception(error)
-            return []
+            asked.answer.set_exception(error)
+            return None
 
     def _turn(self, asked: Asked) -> NextTurn:
         """Raises Refused."""
@@ -190,14 +148,14 @@ class Conversations:
         self._open[continuation.stream] = asked
         return NextTurn(replace(rollout.prompt, token_ids=tuple(row.token_ids)), continuation)
 
-    def _answer(self, turn: NextTurn, completion: Completion) -> None:
+    def answer(self, turn: NextTurn, completion: Completion) -> None:
         """Answer the request of a sampled turn; a rollout that is over keeps what it had."""
         asked = self._open.pop(turn.continuation.stream)
-        rollout, request, policy = asked.rollout, asked.request, self.sampler.policy
+        rollout, request, policy = asked.rollout, asked.request, self.agents.policy
         if rollout.is_over:
             asked.answer.set_exception(Refused("rollout_over", "The rollout is over."))
             return
-        reader = CallReader(self.sampler.format, request.tools) if request.tools else None
+        reader = CallReader(self.agents.format, request.tools) if request.tools else None
         text, calls = text_and_calls(policy, reader, completion.token_ids)
         tokens = (
             Token(text=policy.decode([token]), logprob=logprob)
@@ -214,15 +172,16 @@ class Conversations:
         usage = Usage(prompt_tokens=len(turn.prompt.token_ids), completion_tokens=completion.num_tokens)
         asked.answer.set_result(Answer(pieces=(piece,), usage=usage))
 
-    def _end(self, ended: Ended) -> None:
-        """Close a rollout, and add its group once all of the group's are closed."""
-        if ended.error is not None:
-            raise ended.error
-        rollout = ended.rollout
-        rollout.is_over, rollout.reward, rollout.failure = True, ended.reward, ended.failure
+    def _end(self, rollout: AgentRollout, ended: Future[float | None]) -> None:
+        """Close a rollout, and add its group once all of the group's are closed. Raises an error that is not
+        the agent's."""
+        rollout.is_over = True
+        try:
+            rollout.reward = ended.result()
+        except AgentFailure as error:
+            rollout.failure = str(error)
         if rollout.last is None and rollout.failure is None:
             rollout.failure = "the agent ended without asking for a completion"
-        self._num_running -= 1
         group = [each for each in self.rollouts if each.place == rollout.place]
         if all(each.is_over for each in group):
             self._add(group)
@@ -238,7 +197,5 @@ class Conversations:
         for rollout, own in zip(group, rows, strict=True):
             if own and not start:
                 rollout.failure = "the conversations of its group do not start with the same token"
-            completion = rollout.completion(
-                self.sampler.policy, own if start else (), start, self.sampler.version
-            )
+            completion = rollout.completion(self.agents.policy, own if start else (), start, self.version)
             self.groups.add(place, rollout.stream[1], completion)

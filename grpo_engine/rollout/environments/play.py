@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from anyio.from_thread import BlockingPortal
 
 from grpo_engine.config.environments import OpenEnvEnvironment
 from grpo_engine.contract.records import Episode, EpisodeTurn, FinishReason
-from grpo_engine.objective.types import Completion, Prompt
+from grpo_engine.objective.types import Completion
 from grpo_engine.outbound.openenv import EnvironmentFailure, Observation, RefusedAction
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.rollout.environments.actions import MalformedAction
 from grpo_engine.rollout.environments.episodes import EpisodeSession
-from grpo_engine.rollout.sampler.base import Continuation, GroupAssembly, NextTurn, OnGroup, Sampling
-from grpo_engine.rollout.sampler.turns import TurnQueue
+from grpo_engine.rollout.environments.sampler import Rollouts
+from grpo_engine.rollout.sampler.base import NextTurn
+from grpo_engine.rollout.tools.calls import ToolCall
 from grpo_engine.rollout.tools.conversation import Conversation
+from grpo_engine.rollout.tools.toolbox import OpenToolbox
 
 if TYPE_CHECKING:
-    from grpo_engine.rollout.environments.sampler import EnvironmentSampler
+    from grpo_engine.rollout.environments.servers import OpenEnvServers
 
 MAX_SHOWN_CHARACTERS = 2000
 """Maximum characters of an action and of an observation in the record."""
@@ -73,75 +75,52 @@ class Play:
     """The episodes of one `generate`."""
 
     def __init__(
-        self,
-        sampler: EnvironmentSampler,
-        portal: BlockingPortal,
-        prompts_P: Sequence[Prompt],
-        group_size: int,
-        sampling: Sampling,
-        on_group: OnGroup | None,
+        self, servers: OpenEnvServers, portal: BlockingPortal, toolbox: OpenToolbox, rollouts: Rollouts
     ) -> None:
         """`portal`: to the thread in which the sessions run."""
-        self.sampler, self.portal, self.sampling = sampler, portal, sampling
-        self.prompts = list(prompts_P)
-        """The prompts; each gets its group's first observation."""
-        self.groups = GroupAssembly(self.prompts, group_size, on_group)
+        self.servers, self.portal, self.toolbox, self.rollouts = servers, portal, toolbox, rollouts
+        self.sampling, self.queue, self.prompts = rollouts.sampling, rollouts.queue, rollouts.prompts
         world = Ranks.current().world
         places = {
             name: asyncio.Semaphore(max(1, each.concurrency // world))
-            for name, each in sampler.environments.items()
+            for name, each in servers.environments.items()
         }
         self.first: dict[int, str] = {}
         """Place of a prompt → its group's first observation."""
-        limits = [len(prompt.token_ids) + self._limit(prompt) for prompt in prompts_P]
-        most = len(prompts_P) * group_size
-        self.queue = TurnQueue(self._next_turn, most=most, longest=max(limits, default=0))
         self.episodes = [
             self._episode(place, sample, places)
-            for place in range(len(prompts_P))
-            for sample in range(group_size)
+            for place in rollouts.places
+            for sample in range(rollouts.groups.group_size)
         ]
         self.by_stream = {each.conversation.stream[:2]: each for each in self.episodes}
 
     def _episode(self, place: int, sample: int, places: Mapping[str, asyncio.Semaphore]) -> PlayedEpisode:
-        prompt, stream = self.prompts[place], self.sampling.stream(place, sample)
+        prompt = self.prompts[place]
+        conversation = Conversation(prompt, place, sample, self.sampling, self.servers.policy.max_length)
+        self.queue.longest = max(self.queue.longest, len(prompt.token_ids) + conversation.limit)
         name = str(prompt.item["environment"])
-        options = self.sampler.environments[name]
-        arguments = {"seed": task_seed(self.sampling, prompt.row, stream[0]), **options.reset}
+        options = self.servers.environments[name]
+        arguments = {"seed": self.rollouts.task_seed(prompt, conversation.number), **options.reset}
         arguments |= prompt.item.get("reset") or {}
         given = arguments["seed"]
         seed = given if isinstance(given, int) else 0
-        conversation = Conversation(prompt, place, stream, self._limit(prompt))
         episode = PlayedEpisode(name, seed, conversation, EpisodeSession(options, places[name]))
         self._wait(episode, self.portal.start_task_soon(episode.session.start, arguments))
         return episode
 
-    def _limit(self, prompt: Prompt) -> int:
-        context = self.sampler.policy.max_length
-        room = self.sampling.max_tokens if context is None else context - len(prompt.token_ids)
-        return min(self.sampling.max_tokens, room)
-
-    def run(self) -> None:
-        """Play all episodes; the next turn of each is sampled as soon as it has an observation."""
-        try:
-            self.sampler.inner.sample_turns(self.queue, self.sampling, self._act)
-        finally:
-            for each in self.episodes:  # a session that is being opened would stay open
-                each.answer.cancel()
-            wait([self.portal.start_task_soon(each.session.close) for each in self.episodes])
+    def close(self) -> None:
+        """End all sessions."""
+        for each in self.episodes:  # a session that is being opened would stay open
+            each.answer.cancel()
+        wait([self.portal.start_task_soon(each.session.close) for each in self.episodes])
 
     def _wait(self, episode: PlayedEpisode, answer: Future[Observation]) -> None:
         episode.answer = answer
-        self.queue.put_after(episode, [answer])
+        self.queue.put_after(partial(self._next_turn, episode), [answer])
 
     def _next_turn(self, episode: PlayedEpisode) -> NextTurn | None:
         """The turn after the environment's answer; None if the episode is over."""
-        if not self._goes_on(episode):
-            return None
-        conversation = episode.conversation
-        tokens = (*conversation.prompt.token_ids, *conversation.token_ids)
-        continuation = Continuation(*conversation.stream, max_tokens=conversation.room)
-        return NextTurn(replace(conversation.prompt, token_ids=tokens), continuation)
+        return episode.conversation.next_turn() if self._goes_on(episode) else None
 
     def _goes_on(self, episode: PlayedEpisode) -> bool:
         """Add what the environment answered; False if the episode is over."""
@@ -166,8 +145,8 @@ class Play:
             self._fail(episode, f"{reason} {episode.seed}")
             return False
         if observation.text and self.prompts[place] is conversation.prompt:
-            self.prompts[place] = self.sampler.reader.with_observation(
-                conversation.prompt, observation.text, self.sampler.renderer.plain
+            self.prompts[place] = self.servers.reader.with_observation(
+                conversation.prompt, observation.text, self.servers.use.renderer.plain
             )
         conversation.prompt = self.prompts[place]
         conversation.limit -= len(conversation.prompt.token_ids) - before
@@ -184,14 +163,34 @@ class Play:
             return False
         ids = None
         if conversation.turns < episode.options.max_turns:
-            ids = self.sampler.renderer.render_message(
+            ids = self.servers.use.renderer.render_message(
                 observation.text, last_token=conversation.token_ids[-1], room=conversation.room - 1
             )
+        return self._read(episode, ids)
+
+    def _read(self, episode: PlayedEpisode, ids: Sequence[int] | None) -> bool:
+        """Add the tokens after a turn; None, and the end of the episode, if there is no room for them."""
         if ids is None:
             self._end(episode, FinishReason.LENGTH)
             return False
-        conversation.add_answers(ids)
+        episode.conversation.add_answers(ids)
         return True
+
+    def _use_tools(self, episode: PlayedEpisode, calls: Sequence[ToolCall]) -> None:
+        """Run the calls of a turn, which is no action; those of an episode's last turn do not run."""
+        conversation, use = episode.conversation, self.servers.use
+        if conversation.turns >= episode.options.max_turns:
+            self._end(episode, FinishReason.LENGTH)
+            return
+        answers = use.start(conversation, calls, self.toolbox, self.sampling)
+
+        def next_turn() -> NextTurn | None:
+            ids = use.answer_tokens(conversation)
+            shown = "\n".join(answer.result().text for answer in answers)
+            episode.add(Observation(shown, None, done=False))
+            return conversation.next_turn() if self._read(episode, ids) else None
+
+        self.queue.put_after(next_turn, answers)
 
     def _malformed(self, episode: PlayedEpisode, reason: str) -> bool:
         error = Observation(f"Error: {reason}", None, done=False)
@@ -201,16 +200,19 @@ class Play:
         self._end(episode, FinishReason.STOP)
         return False
 
-    def _act(self, turn: NextTurn, completion: Completion) -> None:
-        """Send a turn to the environment; a turn that was cut ends the episode."""
+    def act(self, turn: NextTurn, completion: Completion) -> None:
+        """Send a turn to the environment or to tools; a turn that was cut ends the episode."""
         episode = self.by_stream[turn.continuation.stream[:2]]
         episode.conversation.add_turn(completion)
         if completion.finish_reason is FinishReason.LENGTH:
             self._end(episode, FinishReason.LENGTH)
             return
+        if calls := self.servers.use.calls_of_tools(completion):
+            self._use_tools(episode, calls)
+            return
         try:
-            text = self.sampler.policy.turn_text(completion.token_ids)
-            action = self.sampler.actions[episode.name].read(text)
+            text = self.servers.policy.turn_text(completion.token_ids)
+            action = self.servers.actions[episode.name].read(text)
         except MalformedAction as error:
             refused: Future[Observation] = Future()
             refused.set_exception(RefusedAction(str(error)))
@@ -224,18 +226,11 @@ class Play:
 
     def _end(self, episode: PlayedEpisode, reason: FinishReason) -> None:
         self.portal.start_task_soon(episode.session.close)
-        conversation, version = episode.conversation, self.sampler.version
+        conversation = episode.conversation
+        self.toolbox.end(conversation.rollout)
         if conversation.turns:
-            completion = conversation.completion(self.sampler.policy, reason)
+            completion = conversation.completion(self.servers.policy, reason)
         else:
-            completion = Completion("", (), (), reason, version)
-        completion = replace(completion, episode=episode.record())
-        self.groups.add(conversation.place, conversation.sample, completion)
-
-
-def task_seed(sampling: Sampling, row: int, prompt: int) -> int:
-    """Seed of a group's `reset`: new in each step, except in evaluations, which compare the same tasks."""
-    name = f"environment/{sampling.seed}/{row}" + (
-        "" if sampling.same_tasks else f"/{sampling.step}/{prompt}"
-    )
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest()) & 0x7FFFFFFF
+            completion = Completion("", (), (), reason, self.rollouts.version)
+        completion = replace(completion, episode=episode.record(), tool_turns=())
+        self.rollouts.groups.add(conversation.place, conversation.sample, completion)

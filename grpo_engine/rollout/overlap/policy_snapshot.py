@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from grpo_engine.config.job import ReinforcementMethod
 from grpo_engine.contract.errors import ConfigError
 from grpo_engine.models.policy import Policy
-from grpo_engine.rollout.agents.sampler import AgentSampler
 from grpo_engine.rollout.environments.sampler import EnvironmentSampler
 from grpo_engine.rollout.overlap.own_stream import OwnStream
 from grpo_engine.rollout.sampler.base import Sampler, unwrapped
@@ -83,7 +82,7 @@ def sampler_for(sampler: Sampler, policy: Policy, method: ReinforcementMethod) -
     if isinstance(sampler, ToolSampler):
         inner = sampler_for(sampler.inner, policy, method)
         return ToolSampler(inner, policy, method.tools, max_turns=method.hyperparameters.max_turns)
-    if isinstance(sampler, EnvironmentSampler | AgentSampler):
+    if isinstance(sampler, EnvironmentSampler):
         return sampler.around(sampler_for(sampler.inner, policy, method), policy)
     if isinstance(sampler, RemoteSampler):
         return sampler

@@ -10,33 +10,39 @@ from contextlib import suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from threading import Semaphore
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from grpo_engine.objective.types import Group
 from grpo_engine.rollout.sampler.base import NextTurn, OnTurn, Sampler, Sampling, Turns
 
-T = TypeVar("T")
+Take = Callable[[], NextTurn | None]
+"""Takes the answers of a conversation; returns its next turn, None if it has ended."""
 
 
-class TurnQueue(Generic[T]):
+class TurnQueue:
     """Conversations that wait for answers, each until all of its answers are there."""
 
-    def __init__(self, next_turn: Callable[[T], NextTurn | None], *, most: int, longest: int) -> None:
-        """`next_turn`: called in the sampling thread with a conversation that has its answers; returns None
-        if the conversation ends."""
+    def __init__(self, *, most: int, longest: int = 0) -> None:
         self.most, self.longest = most, longest
-        self._next_turn = next_turn
         self._num_waiting = 0
-        self._answered: SimpleQueue[T] = SimpleQueue()
+        self._answered: SimpleQueue[Take] = SimpleQueue()
 
-    def put_after(self, conversation: T, answers: Sequence[Future[Any]]) -> None:
-        """Add a conversation; its next turn is ready once all of these answers have arrived."""
+    def put(self, take: Take) -> None:
+        """Call `take` in the sampling thread, in which all of them are called; from any thread."""
+        self._answered.put(take)
+
+    def put_after(self, take: Take, answers: Sequence[Future[Any]]) -> None:
+        """`put` once all of these answers have arrived; sampling does not end before."""
         self._num_waiting += 1
         left = Semaphore(len(answers) - 1)
 
+        def taken() -> NextTurn | None:
+            self._num_waiting -= 1
+            return take()
+
         def on_answer(_: Future[Any]) -> None:
             if not left.acquire(blocking=False):  # it was the last one
-                self._answered.put(conversation)
+                self.put(taken)
 
         for answer in answers:
             answer.add_done_callback(on_answer)
@@ -45,19 +51,15 @@ class TurnQueue(Generic[T]):
         turns = []
         with suppress(Empty):
             while True:
-                turns.append(self._take(self._answered.get_nowait()))
+                turns.append(self._answered.get_nowait()())
         return [turn for turn in turns if turn is not None]
 
     def wait(self) -> list[NextTurn]:
         while self._num_waiting:
-            first = self._take(self._answered.get())
+            first = self._answered.get()()
             if turns := [*([first] if first else []), *self.ready()]:
                 return turns
         return []
-
-    def _take(self, conversation: T) -> NextTurn | None:
-        self._num_waiting -= 1
-        return self._next_turn(conversation)
 
 
 def sample_in_rounds(sampler: Sampler, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:

@@ -8,6 +8,7 @@ from uuid import uuid4
 from grpo_engine.contract.records import FinishReason, ToolAnswer, ToolTurn
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Prompt
+from grpo_engine.rollout.sampler.base import Continuation, NextTurn, Sampling
 from grpo_engine.rollout.tools.calls import ToolCall
 from grpo_engine.rollout.tools.toolbox import ToolResult
 
@@ -16,15 +17,18 @@ MAX_NAME_CHARACTERS = 64
 
 
 class Conversation:
-    def __init__(self, prompt: Prompt, place: int, stream: tuple[int, int, int], limit: int) -> None:
-        """`place`: the prompt's position among the prompts; `stream`: as `Sampling.stream`; `limit`: tokens
-        of the whole completion."""
+    def __init__(
+        self, prompt: Prompt, place: int, sample: int, sampling: Sampling, context: int | None
+    ) -> None:
+        """`place`: the prompt's position among the prompts; `context`: the model's maximum of tokens."""
         self.prompt = prompt
         self.place = place
-        self.number, self.sample, _ = stream
+        self.number, self.sample, _ = sampling.stream(place, sample)
         self.rollout = uuid4().hex
         """Names it to the servers of its tools."""
-        self.limit = limit
+        room = sampling.max_tokens if context is None else context - len(prompt.token_ids)
+        self.limit = min(sampling.max_tokens, room)
+        """Tokens of the whole completion."""
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.sampled: list[bool] = []
@@ -44,6 +48,11 @@ class Conversation:
     def room(self) -> int:
         """Remaining tokens."""
         return self.limit - len(self.token_ids)
+
+    def next_turn(self) -> NextTurn:
+        tokens = (*self.prompt.token_ids, *self.token_ids)
+        continuation = Continuation(*self.stream, max_tokens=self.room)
+        return NextTurn(replace(self.prompt, token_ids=tokens), continuation)
 
     def add_turn(self, turn: Completion) -> None:
         self.last = turn

@@ -10,15 +10,14 @@ before them.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 
-from grpo_engine.config.tools import Tool, function_schemas
+from grpo_engine.config.tools import Tool
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Group, Prompt
 from grpo_engine.rollout.sampler.base import (
     AroundSampler,
-    Continuation,
     GroupAssembly,
     NextTurn,
     OnGroup,
@@ -26,10 +25,9 @@ from grpo_engine.rollout.sampler.base import (
     Sampling,
 )
 from grpo_engine.rollout.sampler.turns import TurnQueue
-from grpo_engine.rollout.tools.calls import CallReader, ToolCall
 from grpo_engine.rollout.tools.conversation import Conversation
-from grpo_engine.rollout.tools.rendering import UNKNOWN_TOOL, AnswerRenderer, tool_format
-from grpo_engine.rollout.tools.toolbox import OpenToolbox, Toolbox
+from grpo_engine.rollout.tools.toolbox import OpenToolbox
+from grpo_engine.rollout.tools.use import ToolUse
 
 
 class ToolSampler(AroundSampler):
@@ -38,10 +36,7 @@ class ToolSampler(AroundSampler):
     def __init__(self, inner: Sampler, policy: Policy, tools: Sequence[Tool], *, max_turns: int) -> None:
         super().__init__(inner)
         self.policy = policy
-        self.toolbox = Toolbox(tools)
-        known = tool_format(policy.tokenizer)
-        self.reader = CallReader(known, function_schemas(tools))
-        self.renderer = AnswerRenderer(policy.tokenizer, policy.stop_set, known)
+        self.use = ToolUse(policy, tools)
         self.max_turns = max_turns
 
     def generate(
@@ -54,34 +49,15 @@ class ToolSampler(AroundSampler):
         """P prompts → P groups; calls run while other completions are sampled."""
         groups = GroupAssembly(prompts_P, group_size, on_group)
         conversations = [
-            Conversation(prompt, place, sampling.stream(place, sample), self._limit(prompt, sampling))
+            Conversation(prompt, place, sample, sampling, self.policy.max_length)
             for place, prompt in enumerate(prompts_P)
             for sample in range(group_size)
         ]
-        with self.toolbox.open() as toolbox:
+        with self.use.toolbox.open() as toolbox:
             run = _Run(self, toolbox, groups, sampling, conversations)
             self.inner.generate(prompts_P, group_size, sampling, run.first_turns)
             self.inner.sample_turns(run.queue, sampling, run.later_turn)
         return groups.groups()
-
-    def _limit(self, prompt: Prompt, sampling: Sampling) -> int:
-        context = self.policy.max_length
-        room = sampling.max_tokens if context is None else context - len(prompt.token_ids)
-        return min(sampling.max_tokens, room)
-
-    def calls(self, turn: Completion) -> list[ToolCall]:
-        """Calls of a turn."""
-        return self.reader.read(self.policy.turn_text(turn.token_ids))
-
-    def answer_tokens(self, conversation: Conversation) -> tuple[int, ...] | None:
-        """Tokens of the answers to the newest turn's calls; None if they leave no room for a turn."""
-        answered = conversation.collect_answers()
-        return self.renderer.render(
-            [call.name if call.name in self.toolbox.tools else UNKNOWN_TOOL for call, _ in answered],
-            [answer.text for _, answer in answered],
-            last_token=conversation.token_ids[-1] if conversation.token_ids else None,
-            room=conversation.room - 1,
-        )
 
 
 class _Run:
@@ -98,7 +74,7 @@ class _Run:
         self.sampler, self.toolbox, self.groups, self.sampling = sampler, toolbox, groups, sampling
         self.conversations = {each.stream[:2]: each for each in conversations}
         longest = max((len(each.prompt.token_ids) + each.limit for each in conversations), default=0)
-        self.queue = TurnQueue(self._continue, most=len(conversations), longest=longest)
+        self.queue = TurnQueue(most=len(conversations), longest=longest)
 
     def first_turns(self, place: int, group: Group) -> None:
         for sample, completion in enumerate(group.completions):
@@ -111,28 +87,21 @@ class _Run:
         """Add a turn; start its calls, or end the completion."""
         conversation.add_turn(turn)
         is_cut = turn.finish_reason is FinishReason.LENGTH
-        calls = [] if is_cut else self.sampler.calls(turn)
+        calls = [] if is_cut else self.sampler.use.calls(turn)
         if not calls or conversation.turns >= self.sampler.max_turns:
             self._end(conversation, FinishReason.LENGTH if calls else turn.finish_reason)
             return
-        key = f"{self.sampling.seed}/{self.sampling.step}/{conversation.stream}"
-        item = conversation.prompt.item
-        conversation.waiting = [
-            (call, self.toolbox.submit(call, item, f"{key}/{number}", conversation.rollout))
-            for number, call in enumerate(calls)
-        ]
-        self.queue.put_after(conversation, [future for _, future in conversation.waiting])
+        answers = self.sampler.use.start(conversation, calls, self.toolbox, self.sampling)
+        self.queue.put_after(partial(self._continue, conversation), answers)
 
     def _continue(self, conversation: Conversation) -> NextTurn | None:
         """The next turn, after the answers to the calls of the last one; None if there is no room for it."""
-        ids = self.sampler.answer_tokens(conversation)
+        ids = self.sampler.use.answer_tokens(conversation)
         if ids is None:
             self._end(conversation, FinishReason.LENGTH)
             return None
         conversation.add_answers(ids)
-        tokens = (*conversation.prompt.token_ids, *conversation.token_ids)
-        continuation = Continuation(*conversation.stream, max_tokens=conversation.room)
-        return NextTurn(replace(conversation.prompt, token_ids=tokens), continuation)
+        return conversation.next_turn()
 
     def _end(self, conversation: Conversation, reason: FinishReason) -> None:
         self.toolbox.end(conversation.rollout)

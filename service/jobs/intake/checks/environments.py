@@ -92,7 +92,8 @@ def watch_environments(
 def _check_row(row: Row, environments: Mapping[str, Environment], place: str, problems: Problems) -> None:
     name, reset = row.item.get("environment"), row.item.get("reset")
     if not isinstance(name, str) or name not in environments:
-        reason = f"must be one of the job's environments: {', '.join(environments)}"
+        advice = "train such rows in a job without environments" if name is None else "correct the name"
+        reason = f"must be one of the job's environments ({', '.join(environments)}): {advice}"
         problems.add(f"{place}.environment", reason, code="unknown_environment")
     if not (reset is None or isinstance(reset, dict)):
         problems.add(f"{place}.reset", "must be an object: the arguments of reset", code="invalid_value")

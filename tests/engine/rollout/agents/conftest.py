@@ -10,8 +10,9 @@ import pytest
 from grpo_engine.config.environments import AgentEnvironment
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Group, Prompt
-from grpo_engine.rollout.agents.sampler import AgentSampler
+from grpo_engine.rollout.agents.agents import Agents
 from grpo_engine.rollout.dataset import RowReader
+from grpo_engine.rollout.environments.sampler import EnvironmentSampler
 from grpo_engine.rollout.sampler.base import Sampler, Sampling
 from tests.engine.conftest import sum_rows
 from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler, Stream
@@ -42,8 +43,8 @@ def run(make_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch) -> 
         with serving(agent) as url:
             options = {"timeout_seconds": 20, **options}
             environments = {"agent": AgentEnvironment(type="agent", url=url, **options)}
-            sampler = AgentSampler(inner, policy, environments, 0.0, 1000, "127.0.0.1", ports)
-            return sampler.generate(prompts(policy, rows), group_size, sampling)
+            agents = Agents(policy, environments, 0.0, 1000, "127.0.0.1", ports)
+            return EnvironmentSampler(inner, agents).generate(prompts(policy, rows), group_size, sampling)
 
     return run
 

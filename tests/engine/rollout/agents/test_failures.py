@@ -14,10 +14,11 @@ from grpo_engine.config.runtime import Runtime
 from grpo_engine.contract.errors import ConfigError
 from grpo_engine.models.policy import Policy
 from grpo_engine.outbound.web import MAX_ANSWER_BYTES
+from grpo_engine.rollout.agents.agents import Agents
 from grpo_engine.rollout.agents.conversations import THREAD
 from grpo_engine.rollout.agents.dialogue import Dialogue
-from grpo_engine.rollout.agents.sampler import AgentSampler
 from grpo_engine.rollout.dataset import RowReader
+from grpo_engine.rollout.environments.sampler import EnvironmentSampler
 from grpo_engine.rollout.tools.rendering import AnswerRenderer
 from tests.engine.rollout.agents.conftest import SAMPLING, Agent, Run, ask, chat, prompts, serving
 from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler, Stream
@@ -73,7 +74,7 @@ def test_an_error_of_this_machine_ends_the_sampling(
     policy = make_policy()
     environments = {"agent": AgentEnvironment(type="agent", url="https://127.0.0.1:9")}
     inner = ScriptedSampler(policy, lambda stream: "yes")
-    sampler = AgentSampler(inner, policy, environments, 0.0, 1000, "127.0.0.1")
+    sampler = EnvironmentSampler(inner, Agents(policy, environments, 0.0, 1000, "127.0.0.1"))
     with pytest.raises(FileNotFoundError):
         sampler.generate(prompts(policy), 1, SAMPLING)
 
@@ -98,7 +99,7 @@ def test_no_rollout_is_started_after_sampling_has_failed(
     with serving(asking) as url:
         environments = {"agent": AgentEnvironment(type="agent", url=url, concurrency=1)}
         inner = ScriptedSampler(policy, failing)
-        sampler = AgentSampler(inner, policy, environments, 0.0, 1000, "127.0.0.1")
+        sampler = EnvironmentSampler(inner, Agents(policy, environments, 0.0, 1000, "127.0.0.1"))
         with pytest.raises(ZeroDivisionError):
             sampler.generate(prompts(policy), 3, SAMPLING)
         for thread in threading.enumerate():

@@ -10,8 +10,9 @@ import pytest
 
 from grpo_engine.config.environments import AgentEnvironment
 from grpo_engine.models.policy import Policy
-from grpo_engine.rollout.agents.sampler import AgentSampler
+from grpo_engine.rollout.agents.agents import Agents
 from grpo_engine.rollout.dataset import RowReader
+from grpo_engine.rollout.environments.sampler import EnvironmentSampler
 from tests.engine.rollout.agents.conftest import SAMPLING
 from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler
 
@@ -51,7 +52,7 @@ def test_a_task_of_verifiers_pays_for_the_tokens_that_its_harness_asked_for(
     says = {(0, 0): ("2", "1"), (0, 1): ("1", "2")}
     inner = ScriptedSampler(policy, lambda stream: says[stream[:2]][stream[2]])
     agents = {"verifiers": AgentEnvironment(type="agent", url=url, timeout_seconds=60)}
-    sampler = AgentSampler(inner, policy, agents, 0.0, 500, "127.0.0.1")
+    sampler = EnvironmentSampler(inner, Agents(policy, agents, 0.0, 500, "127.0.0.1"))
     prompts = RowReader(policy.tokenizer).prompts([rows[1], broken])
     sums, failed = sampler.generate(prompts, 2, SAMPLING)
     assert [each.episode and each.episode.reward for each in sums.completions] == [1.0, 0.0]

@@ -11,6 +11,7 @@ from grpo_engine.config.environments import OpenEnvEnvironment
 from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.environments.sampler import EnvironmentSampler
+from grpo_engine.rollout.environments.servers import OpenEnvServers
 from grpo_engine.rollout.sampler.base import Sampling
 from tests.engine.outbound.test_openenv import OBSERVATION, against
 from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler, Stream
@@ -33,9 +34,8 @@ def test_no_session_stays_open_after_sampling_has_failed(make_policy: Callable[.
     def generate(url: str) -> None:
         environments = {"game": OpenEnvEnvironment(type="openenv", url=url)}
         reader = RowReader(policy.tokenizer)
-        sampler = EnvironmentSampler(
-            ScriptedSampler(policy, says), policy, environments, reader, {"game": {"required": []}}
-        )
+        servers = OpenEnvServers(policy, environments, reader, schemas={"game": {"required": []}})
+        sampler = EnvironmentSampler(ScriptedSampler(policy, says), servers)
         row = {"messages": [{"role": "user", "content": "go"}], "environment": "game"}
         sampler.generate(reader.prompts([row]), 2, Sampling(max_tokens=100, seed=1, step=1))
 

@@ -14,6 +14,7 @@ from grpo_engine.objective.types import Completion, Group
 from grpo_engine.outbound import openenv
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.environments.sampler import EnvironmentSampler, refuse_unknown_environments
+from grpo_engine.rollout.environments.servers import OpenEnvServers
 from grpo_engine.rollout.sampler.base import Sampling
 from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler, Stream, encoded
 from tests.support.openenv.server import OpenEnvServer
@@ -36,9 +37,10 @@ def play(make_policy: Callable[..., Policy], words: OpenEnvServer) -> Play:
         **options: Any,
     ) -> list[Group]:
         """A group for each row's `reset`; `says` by (prompt, sample, turn)."""
-        sampler = make_sampler(make_policy(), says, url, **options)
+        policy = make_policy()
         rows = [{**ROW, "reset": reset} for reset in resets or ({"word": "ab"},)]
-        return sampler.generate(sampler.reader.prompts(rows), size, sampling)
+        prompts = RowReader(policy.tokenizer).prompts(rows)
+        return make_sampler(policy, says, url, **options).generate(prompts, size, sampling)
 
     return play
 
@@ -55,7 +57,7 @@ def make_sampler(
     given = {"type": "openenv", "url": url, "timeout_seconds": 5.0, **options}
     environments = {"game": OpenEnvEnvironment.model_validate(given)}
     inner = ScriptedSampler(policy, says)
-    return EnvironmentSampler(inner, policy, environments, RowReader(policy.tokenizer))
+    return EnvironmentSampler(inner, OpenEnvServers(policy, environments, RowReader(policy.tokenizer)))
 
 
 def spells(word: str) -> Callable[[Stream], str]:
@@ -214,9 +216,10 @@ def test_a_server_killed_in_the_middle_fails_its_sessions_and_is_found_again(
     make_policy: Callable[..., Policy],
 ) -> None:
     with OpenEnvServer("word") as server:
-        sampler = make_sampler(make_policy(), spells("ab"), server.url, timeout_seconds=2.0)
+        policy = make_policy()
+        sampler = make_sampler(policy, spells("ab"), server.url, timeout_seconds=2.0)
         rows = [{**ROW, "reset": {"word": "ab", "behave": "kill"}}, {**ROW, "reset": {"word": "ab"}}]
-        prompts = sampler.reader.prompts(rows)
+        prompts = RowReader(policy.tokenizer).prompts(rows)
         failed = completions(sampler.generate(prompts[:1], 4, SAMPLING))
         failures = [str(each.failure) for each in failed]
         # the first step kills the server; others may not have connected by then
@@ -229,9 +232,10 @@ def test_a_server_killed_in_the_middle_fails_its_sessions_and_is_found_again(
 
 
 def test_a_server_that_stays_away_fails_the_job(make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy()
     with OpenEnvServer("word") as server:
-        sampler = make_sampler(make_policy(), spells("ab"), server.url, timeout_seconds=0.5)
-    (prompt,) = sampler.reader.prompts([ROW])
+        sampler = make_sampler(policy, spells("ab"), server.url, timeout_seconds=0.5)
+    (prompt,) = RowReader(policy.tokenizer).prompts([ROW])
     for _ in range(2):
         (completion,) = completions(sampler.generate([prompt], 1, SAMPLING))
         assert "no connection" in str(completion.failure)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -22,12 +23,12 @@ TURNS = [
 AT_FIRST = 4
 
 
-def queue_of(turns: list[NextTurn]) -> tuple[TurnQueue[NextTurn], Callable[[], None]]:
+def queue_of(turns: list[NextTurn]) -> tuple[TurnQueue, Callable[[], None]]:
     """A queue of which some turns are ready; a call makes the next one ready."""
-    queue = TurnQueue[NextTurn](lambda turn: turn, most=len(turns), longest=30)
+    queue = TurnQueue(most=len(turns), longest=30)
     answers = [[Future[None](), Future[None]()] for _ in turns]
     for turn, own in zip(turns, answers, strict=True):
-        queue.put_after(turn, own)
+        queue.put_after(partial(next, iter([turn])), own)
     waiting = iter(answers)
 
     def answer() -> None:
@@ -86,10 +87,10 @@ def test_after_memory_ran_out_the_unfinished_turns_are_sampled_with_fewer_at_onc
 
 
 def test_a_conversation_that_ends_instead_of_going_on_leaves_no_turn() -> None:
-    queue = TurnQueue[str](lambda conversation: None, most=2, longest=1)
+    queue = TurnQueue(most=2, longest=1)
     ended = Future[None]()
     ended.set_result(None)
-    queue.put_after("one", [ended])
-    queue.put_after("two", [ended, ended])
+    queue.put_after(lambda: None, [ended])
+    queue.put_after(lambda: None, [ended, ended])
     assert queue.wait() == []
     assert queue.ready() == []

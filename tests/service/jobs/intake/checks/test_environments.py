@@ -27,9 +27,10 @@ def _deployment(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPO_ALLOWED_HOSTS", "127.0.0.1")
 
 
-def post(client: TestClient, rows: list[dict[str, Any]], **environments: dict[str, Any]) -> Any:
+def post(client: TestClient, rows: list[dict[str, Any]], tools: Any = (), /, **environments: Any) -> Any:
     method = reinforcement()
     del method["reinforcement"]["grader"]
+    method["reinforcement"]["tools"] = tools
     method["reinforcement"]["environments"] = {
         name: {"type": "openenv", "timeout_seconds": 2.0, **given} for name, given in environments.items()
     }
@@ -54,13 +55,14 @@ def test_a_job_with_a_working_environment_is_queued_with_its_reward_as_grader(
 def test_rows_and_environments_must_name_each_other(client: TestClient, server: OpenEnvServer) -> None:
     rows = [
         row(environment="game"),
-        row("Go", environment="chess"),
+        row("Go"),
         row("Now", environment="game", reset=[1]),
     ]
     answer = post(client, rows, game={"url": server.url}, idle={"url": server.url})
     assert answer.status_code == 400
-    found = {each["param"] for each in answer.json()["error"]["problems"]}
-    assert found == {
+    found = {each["param"]: each["message"] for each in answer.json()["error"]["problems"]}
+    assert "train such rows in a job without environments" in found["training_file[2].environment"]
+    assert set(found) == {
         "training_file[2].environment",
         "training_file[3].reset",
         "method.reinforcement.environments.idle",
@@ -91,17 +93,16 @@ def test_an_address_that_the_operator_does_not_allow_is_refused(
 def test_an_agent_must_answer_and_is_given_no_rollout_at_submit(
     client: TestClient, server: OpenEnvServer
 ) -> None:
-    rows = [row(environment="agent"), row("Go", environment="agent")]
-    with ScriptedServer(lambda request: "{}") as agent:
-        taken = post(client, rows, agent={"type": "agent", "url": agent.url})
-        mixed = post(
-            client,
-            [*rows, row("Now", environment="game")],
-            agent={"type": "agent", "url": agent.url},
-            game={"url": server.url},
-        )
-        assert agent.requests == [], "only a GET, which this server does not record"
-    away = post(client, rows, agent={"type": "agent", "url": agent.url})
-    assert taken.status_code == 200, taken.text
-    assert "in a second job that starts from the result" in mixed.json()["error"]["message"]
+    rows, tools = [row(environment="agent"), row("Go", environment="game")], [{"type": "python"}]
+    with ScriptedServer(lambda request: "{}") as listening:
+        agent, game = {"type": "agent", "url": listening.url}, {"url": server.url}
+        taken = post(client, rows, agent=agent, game=game)
+        with_tools = post(client, rows[1:] * 2, tools, game=game)
+        both = post(client, rows, tools, agent=agent, game=game)
+        assert listening.requests == [], "only a GET, which this server does not record"
+    away = post(client, rows, agent=agent, game=game)
+    assert (taken.status_code, with_tools.status_code) == (200, 200), taken.text + with_tools.text
+    assert (
+        "an agent cannot use the job's tools: let the agent call its own" in both.json()["error"]["message"]
+    )
     assert away.json()["error"]["code"] == "environment_unreachable"
