@@ -85,7 +85,8 @@ class Function(_Strict):
     """What it does, for the model."""
     parameters: dict[str, Any] | None = None
     """JSON schema of its arguments."""
-    strict: Annotated[Any, Only(False)] = None
+    strict: bool | None = None
+    """Accepted and ignored, because agent libraries send it: arguments may differ from the schema."""
 
 
 class FunctionTool(_Strict):

@@ -186,7 +186,9 @@ def test_a_stream_is_told_as_a_whole_and_a_repeated_request_is_sampled_once(
 def add_by_responses(client: openai.OpenAI, asked: dict[str, Any], *, stream: bool) -> float:
     """`add` over OpenAI's newer interface."""
     items: list[Any] = list(asked["task"]["messages"])
-    tools: Any = [{"type": "function", **each["function"]} for each in function_schemas([TOOL])]
+    tools: Any = [
+        {"type": "function", "strict": True, **each["function"]} for each in function_schemas([TOOL])
+    ]
     while True:
         if stream:
             with client.responses.stream(model="policy", input=items, tools=tools) as events:
