@@ -55,6 +55,7 @@ def test_from_an_upload_to_a_succeeded_job(
 def test_a_wrong_template_is_reported_at_its_field(
     page: Page, rows: Path, shots: Callable[[Page, str], None]
 ) -> None:
+    rows.write_bytes(15 * rows.read_bytes())  # 120 rows, of which the service lists 100
     open_with(page, rows)
     page.get_by_label("Reference").fill("{{item.answr}}")
     page.get_by_label("Max completion tokens").fill("16")
@@ -63,8 +64,10 @@ def test_a_wrong_template_is_reported_at_its_field(
     expect(field).to_have_attribute("aria-invalid", "true")
     expect(field).to_have_accessible_description(
         "{{item.NAME}} is replaced with that field of the row. Training file, row 1 › answr: the grader's "
-        "{{item.answr}} is not in this row, which has answer, faults. And 7 more."
+        "{{item.answr}} is not in this row, which has answer, faults. And 119 more."
     )
+    for similar in ("(and 14 similar)", "(and 104 similar)"):  # rows with other fields are another problem
+        expect(page.get_by_text(similar)).to_be_visible()
     shots(page, "new-problem")
     page.get_by_role("link", name="Reference (Training file, row 1 › answr)").click()
     expect(field).to_be_focused()

@@ -5,7 +5,7 @@ import { announce, button, el, failed, loading } from "../../dom.js";
 import { inWords } from "../../labels.js";
 import { forgetDraft, paramOf } from "./draft.js";
 import { jsonArea, mark } from "./fields.js";
-import { showCheck, showProbe, showProblems, showProbing } from "./findings.js";
+import { countOf, showCheck, showProbe, showProblems, showProbing } from "./findings.js";
 import { focusField } from "./form.js";
 import { isOver, PastProbes } from "./probes.js";
 
@@ -138,11 +138,8 @@ function unreadable(page, area) {
 function blamed(page, problems) {
   const params = [...page.form.querySelectorAll("[data-param]")].map((box) => box.dataset.param);
   const placed = problems.map((one) => ({ ...one, field: paramOf(one, params, page.draft) }));
-  const byParam = new Map();
-  for (const one of placed) {
-    const message = inWords(one.message.replace(`${one.field}: `, "")); // it is shown at that field
-    byParam.set(one.field, [...(byParam.get(one.field) ?? []), message]);
-  }
-  mark(page.form, byParam);
+  const messageOf = (one) => inWords(one.message.replace(`${one.field}: `, "")); // it is shown at that field
+  const byParam = [...Map.groupBy(placed, (one) => one.field)];
+  mark(page.form, new Map(byParam.map(([field, those]) => [field, { messages: those.map(messageOf), count: countOf(those) }])));
   page.found.replaceChildren(showProblems(placed, focusField));
 }

@@ -2,7 +2,7 @@
 // Boundary: single fields; `form.js` arranges them.
 
 import { codeEditor, markLine } from "../../code_editor.js";
-import { el } from "../../dom.js";
+import { el, number } from "../../dom.js";
 import { settingLabel } from "../../labels.js";
 
 // One field. `control` has the id that the label refers to; `param` is the request's field.
@@ -93,11 +93,12 @@ function tied(draft, param, control, { read, write, event = "input" }) {
   return control;
 }
 
-// Shows problems at their fields; `byParam`: Map of param → messages. All others are cleared.
+// Shows problems at their fields; `byParam`: Map of param → {messages, count}, of which `messages` may be the first ones
+// only. All others are cleared.
 export function mark(root, byParam) {
   for (const box of root.querySelectorAll("[data-param]")) {
-    const messages = byParam.get(box.dataset.param) ?? [];
-    const shown = messages.length > 2 ? [messages[0], `And ${messages.length - 1} more`] : messages;
+    const { messages, count } = byParam.get(box.dataset.param) ?? { messages: [], count: 0 };
+    const shown = count > 2 ? [messages[0], `And ${number(count - 1)} more`] : messages;
     box.querySelector("[id$='-problem']").textContent = shown.map((text) => text.replace(/[^.?!]$/, "$&.")).join(" ");
     const control = box.querySelector("input, select, textarea");
     if (messages.length) control.setAttribute("aria-invalid", "true");

@@ -15,16 +15,28 @@ const SHOWN = 10;
 // `problems`: [{param, message, field}], `field` is the form's own; `go` focuses it. A problem that many rows
 // share is shown once.
 export function showProblems(problems, go) {
-  const text = (one) => one.message.replace(`${one.param}: `, "");
-  const kind = (one) => text(one).replace(/\b\d[\d,.]*\b/g, "#");
-  const groups = [...Map.groupBy(problems, (one) => `${one.field} ${kind(one)}`).values()];
+  const groups = kindsOf(problems);
   return el("div", { class: "note bad", role: "alert" },
     el("h3", {}, groups.length === 1 ? "1 problem to fix" : `${groups.length} problems to fix`),
     el("ul", { class: "problems" }, groups.slice(0, SHOWN).map(([one, ...others]) => el("li", {},
-      one.field ? fieldLink(one.field, placeOf(one), go) : one.param && el("span", { title: one.param }, settingLabel(one.param)), " ", inWords(text(one)),
-      others.length > 0 && ` (and ${number((one.alike ?? others.length + 1) - 1)} similar)`))),
+      one.field ? fieldLink(one.field, placeOf(one), go) : one.param && el("span", { title: one.param }, settingLabel(one.param)), " ", inWords(textOf(one)),
+      count([one, ...others]) > 1 && ` (and ${number(count([one, ...others]) - 1)} similar)`))),
     groups.length > SHOWN && el("p", { class: "small" }, `And ${groups.length - SHOWN} more.`));
 }
+
+const textOf = (one) => one.message.replace(`${one.param}: `, "");
+
+// Lists of the problems of a field that differ only in their numbers.
+function kindsOf(problems) {
+  const kind = (one) => textOf(one).replace(/\b\d[\d,.]*\b/g, "#");
+  return [...Map.groupBy(problems, (one) => `${one.field} ${kind(one)}`).values()];
+}
+
+// The number of all problems of a kind, of which the service lists the first hundred.
+const count = (alike) => Math.max(alike[0].alike ?? 0, alike.length);
+
+// The number of all problems that `problems`, the listed ones, stand for.
+export const countOf = (problems) => kindsOf(problems).reduce((sum, alike) => sum + count(alike), 0);
 
 // The label of the problem's field, with what its path has beyond it: "Training file, row 17 › messages".
 function placeOf({ field, param }) {
