@@ -27,6 +27,17 @@ def test_every_job_is_listed_newest_first_with_its_status(page: Page, deployment
             expect(shown.locator(".badge")).to_have_text(job["status"])
 
 
+def test_a_model_of_a_job_is_called_by_the_job_s_name(page: Page, deployment: Deployment) -> None:
+    reported = deployment.get(JOBS)
+    parent = next(job for job in reported["data"] if job["id"] == deployment.jobs["first"])
+    child = next(job for job in reported["data"] if job["id"] == deployment.jobs["faster"])
+    child["model"] = f"{parent['fine_tuned_model']}:ckpt-step-20"
+    parent["name"] = "Sums"
+    page.route(f"**{JOBS}?*", lambda route: route.fulfill(json=reported))
+    page.goto("/#/jobs")
+    expect(row(page, "higher-rate").locator(".about")).to_contain_text("Sums, step 20 · GRPO")
+
+
 def test_progress_is_the_jobs_steps(page: Page, deployment: Deployment) -> None:
     page.goto("/#/jobs")
     progress = deployment.job("guarded")["progress"]

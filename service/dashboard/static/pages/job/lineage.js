@@ -3,6 +3,7 @@
 import { can } from "../../access.js";
 import { get, jobPath } from "../../api.js";
 import { el } from "../../dom.js";
+import { jobOf, modelName } from "../../job_names.js";
 import { jobName } from "../../job_parts.js";
 
 const LONGEST = 5;
@@ -11,7 +12,7 @@ const LONGEST = 5;
 export class Lineage {
   constructor(job, signal) {
     this.signal = signal;
-    this.root = el("span", { class: "lineage" }, el("span", {}, shortName(job.model)));
+    this.root = el("span", { class: "lineage" }, el("span", {}, modelName(job.model)));
     if (can.browse) this.follow(job);
   }
 
@@ -21,7 +22,7 @@ export class Lineage {
       for (let model = job.model; chain.length < LONGEST; ) {
         const parent = jobOf(model) && (await this.found(jobOf(model)));
         chain.unshift(parent ? el("a", { href: `#/jobs/${parent.id}`, title: model }, jobName(parent))
-          : el("span", { title: model }, shortName(model)));
+          : el("span", { title: model }, modelName(model)));
         if (!parent) break;
         model = parent.model;
       }
@@ -41,14 +42,6 @@ export class Lineage {
 }
 
 const step = () => el("span", { class: "arrow", role: "img", "aria-label": "then" });
-
-// ft:<base>:<organisation>:<suffix>:<id>, or its checkpoint → the id of the job.
-function jobOf(model) {
-  const [prefix, , , , id] = model.split(":");
-  return prefix === "ft" && id ? `ftjob-${id}` : null;
-}
-
-const shortName = (model) => (jobOf(model) ? model.split(":")[3] || model : model);
 
 // A file's name as a link to the page of files.
 export function fileLink(id, signal) {

@@ -2,6 +2,7 @@
 
 import { get } from "../../api.js";
 import { button, el } from "../../dom.js";
+import { modelName, namesIn } from "../../job_names.js";
 
 const STATUSES = ["running", "queued", "paused", "succeeded", "failed", "cancelled"];
 const NAMES = ["q", "status", "model", "tag", "archived", "sort"];
@@ -14,6 +15,7 @@ export class Filters {
     this.values = Object.fromEntries(NAMES.map((name) => [name, query.get(name) ?? ""]));
     this.labels = query.getAll("metadata");
     this.changed = changed;
+    this.names = new Map(); // job id → name
     this.seen = { model: new Set(), tag: new Set() };
     this.selects = { model: this.select("model", "Model"), tag: this.select("tag", "Tag") };
     this.chips = el("div", { class: "row chips" });
@@ -56,6 +58,7 @@ export class Filters {
     const before = this.seen.model.size + this.seen.tag.size;
     for (const job of jobs) {
       this.seen.model.add(job.model);
+      for (const [id, name] of namesIn([job])) this.names.set(id, name);
       for (const tag of job.tags) this.seen.tag.add(tag);
     }
     if (this.seen.model.size + this.seen.tag.size > before) this.offer();
@@ -108,11 +111,17 @@ export class Filters {
     for (const name of ["model", "tag"]) {
       const { input, root } = this.selects[name];
       const chosen = this.values[name];
-      fill(input, [...new Set([...this.seen[name], ...(chosen ? [chosen] : [])])].sort(), chosen);
+      fill(input, [...new Set([...this.seen[name], ...(chosen ? [chosen] : [])])].sort(), chosen, (value) => this.shown(value));
       root.hidden = input.options.length < (name === "tag" ? 2 : 3);
     }
     this.chips.replaceChildren(...this.labels.map((label) => button(`${label} ×`, () =>
       this.narrow(this.labels.filter((other) => other !== label)), { kind: "chip", "aria-label": `Remove ${label}` })));
+  }
+
+  // "sums · ft:tiny:…": several models may have the same name.
+  shown(model) {
+    const name = modelName(model, this.names);
+    return name === model ? model : `${name} · ${model}`;
   }
 
   remember() {
@@ -124,9 +133,9 @@ export class Filters {
   }
 }
 
-function fill(select, names, chosen) {
+function fill(select, names, chosen, shown = (name) => name) {
   select.replaceChildren(el("option", { value: "" }, "All"),
-    ...names.map((name) => el("option", { value: name, selected: name === chosen }, name)));
+    ...names.map((name) => el("option", { value: name, selected: name === chosen }, shown(name))));
 }
 
 function asParameter(label) {

@@ -107,6 +107,7 @@ class JobList {
     if (listed) return listed.update(job);
     this.rows.set(job.id, jobRow(job, {
       signal: this.signal,
+      names: this.filters.names,
       chosen: () => this.count(),
       narrow: (label) => this.filters.narrow([...this.filters.labels, label]),
       tagged: (tag) => this.filters.set({ tag }),

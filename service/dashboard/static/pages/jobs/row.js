@@ -5,6 +5,7 @@ import { metricsOf } from "../../api.js";
 import { changeCell } from "../../change.js";
 import { sparkline } from "../../charts.js";
 import { ago, button, el, number } from "../../dom.js";
+import { modelName } from "../../job_names.js";
 import { doing, isOver, jobName, kindOf, labels, progressBar, statusBadge } from "../../job_parts.js";
 import { inWords } from "../../labels.js";
 
@@ -12,8 +13,8 @@ const POINTS = 40;
 const CELLS = ["name", "status", "progress", "curve", "held-out", "created small", "edit"];
 
 // → {root, job, update(job), isChosen()}. The tick box calls `chosen()`, a metadata label `narrow(label)`, a tag
-// `tagged(tag)`, the button `edit(job)`.
-export function jobRow(job, { signal, chosen, narrow, tagged, edit }) {
+// `tagged(tag)`, the button `edit(job)`. `names`: job id → name.
+export function jobRow(job, { signal, chosen, narrow, tagged, edit, names }) {
   const tick = el("input", { type: "checkbox", onchange: chosen });
   const cells = CELLS.map((kind) => el("td", { role: "cell", class: kind }));
   const [name, status, progress, curve, heldOut, created, action] = cells;
@@ -28,7 +29,7 @@ export function jobRow(job, { signal, chosen, narrow, tagged, edit }) {
     const title = JSON.stringify([next.name, next.tags, next.archived]);
     if (named !== title) {
       named = title; // else the keyboard's focus inside of it stays
-      name.replaceChildren(...nameOf(next, { narrow, tagged }));
+      name.replaceChildren(...nameOf(next, { narrow, tagged, names }));
       tick.setAttribute("aria-label", `Select ${jobName(next)}`);
       change.setAttribute("aria-label", `Edit ${jobName(next)}`);
     }
@@ -44,12 +45,12 @@ export function jobRow(job, { signal, chosen, narrow, tagged, edit }) {
   return row;
 }
 
-function nameOf(job, { narrow, tagged }) {
+function nameOf(job, { narrow, tagged, names }) {
   const isNamed = Boolean(job.name ?? job.suffix);
   const sweep = job.metadata?.sweep;
   return [
     el("a", { href: `#/jobs/${job.id}`, class: isNamed ? "" : "id" }, jobName(job)),
-    el("div", { class: "row about small" }, el("span", { class: "faint" }, `${job.model} · ${kindOf(job)}`),
+    el("div", { class: "row about small" }, el("span", { class: "faint", title: job.model }, `${modelName(job.model, names)} · ${kindOf(job)}`),
       job.archived && el("span", { class: "tag" }, "archived"),
       sweep && el("a", { class: "sweep", href: `#/sweeps/${encodeURIComponent(sweep)}` }, `Sweep ${sweep}`),
       job.tags.map((tag) => button(tag, () => tagged(tag), { kind: "chip", title: "Filter by this tag" })),

@@ -4,7 +4,7 @@ import { styled } from "../../address.js";
 import { can } from "../../access.js";
 import { get } from "../../api.js";
 import { ago, el, empty, heading, loading, number, section } from "../../dom.js";
-import { namesOfJobs } from "../../job_names.js";
+import { modelName, namesOfJobs } from "../../job_names.js";
 import { waysToAdd } from "./adding.js";
 
 const COLUMNS = ["Model", "Size", "Context", "Family", "Training", "Added", "Actions"];
@@ -44,7 +44,7 @@ function list(caption, models, names) {
 
 function row(model, names) {
   return el("tr", { role: "row" },
-    el("td", { role: "cell", class: "name" }, model.id, model.parent && origin(model, names)),
+    el("td", { role: "cell", class: "name" }, model.parent ? named(model, names) : model.id),
     cell(size(model.size_bytes)),
     cell(model.context_length ? `${number(model.context_length, 7)} tokens` : UNKNOWN),
     cell(model.family ?? UNKNOWN),
@@ -57,9 +57,11 @@ function row(model, names) {
 const cell = (content) =>
   el("td", { role: "cell", class: content === UNKNOWN ? "unknown" : "fact" }, content);
 
-function origin(model, names) {
-  return el("div", { class: "small hint" }, "from ", model.parent, " · ",
-    el("a", { href: `#/jobs/${model.job_id}` }, names.get(model.job_id) ?? "Job"));
+// The job's name, and below it the id that requests use.
+function named(model, names) {
+  const name = modelName(model.id, names);
+  return [el("a", { href: `#/jobs/${model.job_id}` }, name === model.id ? "Job" : name),
+    el("div", { class: "small hint" }, "from ", modelName(model.parent, names)), el("code", { class: "small" }, model.id)];
 }
 
 function fits({ lora, full }) {

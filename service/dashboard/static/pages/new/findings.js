@@ -4,6 +4,7 @@ import { PROBES } from "../../api.js";
 import { ago, button, bytes, el, number, percent } from "../../dom.js";
 import { logButton } from "../../download_button.js";
 import { between, expectedTime } from "../job/cost.js";
+import { modelName } from "../../job_names.js";
 import { inWords, settingLabel } from "../../labels.js";
 import { methodOf } from "./draft.js";
 import { idOf, labelOf } from "./fields.js";
@@ -101,7 +102,7 @@ export function showProbe(probe, go, draft, signal) {
     ["speed", `${number(result.tokens_per_second, 3)} tokens/s`],
   ].filter(Boolean);
   return el("div", { class: "stack" },
-    el("p", { class: "small faint" }, `${probe.model}, ${number(result.prompts)} prompts, `, ago(probe.created_at)),
+    el("p", { class: "small faint" }, `${modelName(probe.model)}, ${number(result.prompts)} prompts, `, ago(probe.created_at)),
     el("div", { class: `note ${TONES[result.can_learn]}`, role: "status" }, el("h3", {}, "Can GRPO learn here?"), el("p", {}, inWords(result.sentence)),
       result.advice.length > 0 && el("ul", { class: "problems" }, result.advice.map((one) => el("li", {},
         fieldLink(one.param, labelOf(one.param), go), ": ", inWords(one.message))))),

@@ -2,6 +2,7 @@
 
 import { paged, PROBES } from "../../api.js";
 import { ago, button, el, empty, failed, loading, number } from "../../dom.js";
+import { modelName } from "../../job_names.js";
 
 const PAGE = 5;
 
@@ -51,7 +52,7 @@ export class PastProbes {
 
   row(probe) {
     if (!isOver(probe)) this.running.add(probe.id);
-    const name = `${probe.model}, ${number(probe.prompts)} prompts`;
+    const name = `${modelName(probe.model)}, ${number(probe.prompts)} prompts`;
     return el("li", {},
       el("div", { class: "row" }, button(name, () => this.again(probe.id), { kind: "small" }),
         el("span", { class: "small faint" }, ago(probe.created_at))),

@@ -3,7 +3,7 @@
 import { replaceQuery, styled } from "../../address.js";
 import { get, jobPath } from "../../api.js";
 import { announce, button, el, empty, failed, heading, loading } from "../../dom.js";
-import { namesOfJobs } from "../../job_names.js";
+import { modelName, namesOfJobs } from "../../job_names.js";
 import { waysToAdd } from "../models/adding.js";
 import { Answer } from "./answer.js";
 import { samplesOf } from "./samples.js";
@@ -105,11 +105,9 @@ class TryPage {
     return name ? `${name} · ${id}` : id;
   }
 
-  // "sort letters, step 40"; the id of a model of a job without a name.
+  // "sort letters, step 40"
   titleOf(id) {
-    const name = this.names.get(this.jobOf(id));
-    const step = CHECKPOINT.exec(id)?.[1];
-    return name ? `${name}${step ? `, step ${step}` : ""}` : id;
+    return modelName(id, this.names);
   }
 
   // Another model has not said what the earlier one said: the conversation starts again.
