@@ -78,6 +78,20 @@ def test_a_rule_may_have_several_guards(page: Page, rows: Path, shots: Callable[
     assert "guards" not in request_shown(page)["method"]["reinforcement"]["hyperparameters"]
 
 
+def test_all_weights_may_be_trained_instead_of_an_adapter(page: Page, rows: Path) -> None:
+    open_with(page, rows)
+    weights, rank = page.get_by_label("Trained weights"), page.get_by_label("LoRA rank")
+    expect(weights).to_have_value("adapter")
+    page.get_by_label("Learning rate").fill("0.001")
+    weights.select_option("full")
+    expect(rank).to_be_hidden()
+    expect(weights).to_have_accessible_description(re.compile("^Takes several times the memory"))
+    chosen = request_shown(page)["method"]["reinforcement"]["hyperparameters"]
+    assert (chosen["lora"], chosen["learning_rate"]) == ("full", 1e-5)
+    weights.select_option("adapter")
+    expect(rank).to_have_value("16")
+
+
 def many_questions(path: Path, num_rows: int) -> None:
     rows = [
         {"messages": [{"role": "user", "content": f"What is {n} + 0?"}], "answer": str(n)}

@@ -69,7 +69,7 @@ export function dataPart(draft, files, signal) {
 const named = (file) => [file.id, `${file.filename}, ${bytes(file.bytes)}, ${ago(file.created_at).textContent ?? ""}`];
 
 // Reward and settings depend on the method, so they are rendered again when it changes.
-export function methodParts(draft, signal) {
+export function methodParts(draft, models, signal) {
   const box = el("div", { class: "parts" });
   let shown;
   const draw = () => {
@@ -79,7 +79,7 @@ export function methodParts(draft, signal) {
     box.replaceChildren(
       ...(shown === "supervised" ? [] : [section("Reward", el("div", { class: "panel stack" },
         shown === "reinforcement" && taskField(draft), graderForm(draft, grader), graderTrial(draft, grader, signal)))]),
-      settingsPart(draft, shown));
+      settingsPart(draft, shown, (id) => models.find((model) => model.id === id)?.fits?.full ?? null));
   };
   draft.listen(draw);
   draw();

@@ -2,10 +2,11 @@
 // `patch=<JSON>` applies a change to it, or to the kept draft. `#/new?after=<job id>` continues with GRPO from the model
 // of a supervised job.
 
-import { get, JOBS, paged, pause } from "../../api.js";
 import { styled } from "../../address.js";
+import { get, JOBS, paged, pause } from "../../api.js";
 import { button, el, empty, heading, loading } from "../../dom.js";
 import { namesOfJobs } from "../../job_names.js";
+import { jobName } from "../../job_parts.js";
 import { leaves, settingLabel, settingValue } from "../../labels.js";
 import { actions } from "./actions.js";
 import { waysToAdd } from "../models/adding.js";
@@ -25,9 +26,9 @@ export async function show(root, params, signal) {
   let draft;
   const reset = button("Reset", () => draft.replace({ ...blank(), model: models.data[0].id }), { kind: "quiet" });
   reset.hidden = true;
+  const origin = el("a", { href: `#/jobs/${from ?? after}` }, from ?? after);
   root.append(heading("New job", {
-    below: (from || after) && el("p", { class: "hint" }, after ? "GRPO from the model of " : "A copy of ",
-      el("a", { href: `#/jobs/${from ?? after}` }, from ?? after), ...changesIn(patch), "."),
+    below: (from || after) && el("p", { class: "hint" }, after ? "GRPO from the model of " : "A copy of ", origin, ...changesIn(patch), "."),
     actions: [reset],
   }));
   const box = root.appendChild(el("div"));
@@ -38,13 +39,14 @@ export async function show(root, params, signal) {
     from || after ? get(`${JOBS}/${from ?? after}`, { signal }) : null,
     namesOfJobs(signal),
   ]);
+  if (job) origin.textContent = jobName(job);
   if (models.data.length === 0) models = await firstModels(box, signal);
   const start = after ? continuationOf(job, counterpartIn(files)) : job ? requestOf(job) : keptDraft() ?? { ...blank(), model: models.data[0].id };
   draft = draftOf(changed(start, patch));
   if (start.training_file && !after) draft.guessed = null; // its grader was chosen for these rows
   if (patch.training_file) holdOut(draft, ...[patch, start].map((one) => files.find((file) => file.id === one.training_file)));
   const form = el("form", { class: "parts", onsubmit: (event) => event.preventDefault() },
-    modelPart(draft, models.data, names), dataPart(draft, files, signal), methodParts(draft, signal));
+    modelPart(draft, models.data, names), dataPart(draft, files, signal), methodParts(draft, models.data, signal));
   box.replaceChildren(form, actions(draft, form, signal));
   box.className = "new-job";
   reset.hidden = false;

@@ -2,6 +2,7 @@
 
 import { el, section } from "../../dom.js";
 import { settingLabel } from "../../labels.js";
+import { methodOf } from "./draft.js";
 import { field, input, select } from "./fields.js";
 import { guardsPart } from "./guards.js";
 
@@ -11,6 +12,11 @@ const GROUP = ["group_size", "Compared with each other. More completions give a 
 const LONGEST = ["max_completion_tokens", "Longer completions are cut off and rarely score. Memory and time grow with this limit."];
 const RATE = ["learning_rate", "Higher is faster but less stable."];
 const RANK = ["lora.rank", "Size of the adapter. 8 to 32 is usual."];
+const WEIGHTS = [["adapter", "Adapter (LoRA)"], ["full", "All weights"]];
+const ADAPTER_HINT = "An adapter is small, and usually enough.";
+const FULL_HINT = "Takes several times the memory and a lower learning rate; the result is a whole model. Check shows the memory.";
+const FITS = { true: " It fits this model and the workers.", false: " This model does not fit the workers." };
+const FULL_RATE = 1e-5; // the highest that the form keeps for all weights
 const EVALUATIONS = ["eval_interval", "Steps between evaluations of the held-out rows.", { placeholder: "auto", min: 1 }];
 const TEMPERATURE = ["temperature", "Of sampling. 1 learns from the model's own distribution.", { placeholder: "1" }];
 const DYNAMIC = ["dynamic_sampling", "Rounds that replace groups without signal with new prompts. 0 = off.", { placeholder: "0", step: 1 }];
@@ -27,14 +33,12 @@ const SETTINGS = {
     LONGEST,
     RATE,
     ["beta", "0 follows the reward alone; 0.04 keeps the model close to the base model."],
-    RANK,
   ],
   supervised: [
     ["n_epochs", "Passes over the data. Many passes memorize the rows."],
     ["batch_size", "Larger steps are more stable and slower."],
     RATE,
     ["max_tokens", "Longer rows are rejected, never truncated."],
-    RANK,
   ],
   training_free: [
     GROUP,
@@ -49,7 +53,8 @@ const MORE = {
   training_free: [EVALUATIONS, EVAL_TEMPERATURE],
 };
 
-export function settingsPart(draft, type) {
+// `fitsFull(model)`: whether training all weights of a model fits the workers; null: unknown.
+export function settingsPart(draft, type, fitsFull) {
   const at = `method.${type}.hyperparameters`;
   const number = ([name, hint, props]) => field(`${at}.${name}`, settingLabel(name), hint,
     input(draft, `${at}.${name}`, { kind: "number", min: 0, inputmode: "decimal", ...props }));
@@ -58,10 +63,30 @@ export function settingsPart(draft, type) {
   const seed = field("seed", "Seed", "The same seed repeats the job. Empty = random.",
     input(draft, "seed", { kind: "number", min: 0, step: 1, placeholder: "random" }));
   return section("Settings", el("div", { class: "panel stack" },
-    el("div", { class: "settings" }, (SETTINGS[type] ?? []).map(number)),
+    el("div", { class: "settings" }, (SETTINGS[type] ?? []).map(number), type !== "training_free" && weightsFields(draft, at, number(RANK), fitsFull)),
     el("details", {}, el("summary", {}, "More settings"),
       el("div", { class: "settings more-settings" }, recipe, (MORE[type] ?? []).map(number), seed),
       metadataPart(draft), type === "reinforcement" && guardsPart(draft, `${at}.guards`))));
+}
+
+// An adapter or all weights, the two kinds of values of `lora`, and the adapter's field `rank`.
+function weightsFields(draft, at, rank, fitsFull) {
+  const choice = el("select", {}, WEIGHTS.map(([value, text]) => el("option", { value }, text)));
+  const box = field(`${at}.lora`, "Trained weights", ADAPTER_HINT, choice);
+  choice.addEventListener("change", () => {
+    const isFull = choice.value === "full";
+    if (isFull && draft.get(`${at}.learning_rate`) > FULL_RATE) draft.set(`${at}.learning_rate`, FULL_RATE);
+    draft.set(`${at}.lora`, isFull ? "full" : methodOf(draft.type)[draft.type].hyperparameters.lora);
+  });
+  const draw = () => {
+    const isFull = draft.get(`${at}.lora`) === "full";
+    choice.value = isFull ? "full" : "adapter";
+    box.querySelector(".hint").textContent = isFull ? `${FULL_HINT}${FITS[fitsFull(draft.body.model)] ?? ""}` : ADAPTER_HINT;
+    rank.hidden = isFull;
+  };
+  draft.listen(draw);
+  draw();
+  return [box, rank];
 }
 
 // A row for each key and value, and an empty one for the next.
