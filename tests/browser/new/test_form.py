@@ -7,7 +7,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import log_in, profile, watched
+from tests.browser.conftest import PHONE, log_in, profile, watched
 from tests.browser.deployment import Deployment, questions, reinforcement
 from tests.service.job_samples import MODEL, upload
 
@@ -73,6 +73,16 @@ def test_a_wrong_template_is_reported_at_its_field(
     expect(field).to_be_focused()
     field.fill("{{item.answer}}")
     expect(field).not_to_have_attribute("aria-invalid", "true")
+
+
+def test_on_a_phone_the_buttons_are_in_view_and_lead_to_their_result(page: Page) -> None:
+    page.set_viewport_size(PHONE)
+    page.goto("/#/new")
+    expect(page.get_by_role("button", name="Start")).to_be_in_viewport()
+    page.get_by_role("button", name="Reset").click()
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_text("Training file Choose or upload a file.")).to_be_in_viewport()
+    expect(page.get_by_role("button", name="Start")).to_be_in_viewport()
 
 
 def test_without_a_file_the_form_explains_what_to_do(page: Page) -> None:

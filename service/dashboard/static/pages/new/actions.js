@@ -9,6 +9,7 @@ import { countOf, showCheck, showProbe, showProblems, showProbing } from "./find
 import { focusField } from "./form.js";
 import { isOver, PastProbes } from "./probes.js";
 
+const isNarrow = matchMedia("(max-width: 900px)"); // as in page.css
 const PROMPTS = 16;
 const POLL_SECONDS = 0.7;
 const MISSING = { training_file: "Choose or upload a file.", validation_file: "Choose or upload a file.", "dataset.task": "Choose a task." };
@@ -47,7 +48,7 @@ export function actions(draft, form, signal) {
   const [json, complaint] = jsonArea(draft, null, { rows: 22, id: "new-json", "aria-label": "Request as JSON" });
   return el("aside", { class: "actions-column stack", "aria-label": "Check and start" },
     el("div", { class: "panel stack" },
-      el("div", { class: "row" }, buttons),
+      el("div", { class: "row start-bar" }, buttons),
       hint, changed, found),
     page.past.root,
     el("details", { class: "panel" }, el("summary", {}, "Request as JSON"), json, complaint));
@@ -68,7 +69,9 @@ async function run(page, buttons, action) {
   } catch (error) {
     if (!signal.aborted) refused(page, error);
   }
-  if (page.doing === mine) for (const each of buttons) each.disabled = false;
+  if (page.doing !== mine) return;
+  for (const each of buttons) each.disabled = false;
+  if (isNarrow.matches) page.found.scrollIntoView({ block: "start" }); // the buttons are far above it
 }
 
 async function checked(page, signal) {
