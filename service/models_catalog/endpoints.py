@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path
 
-from service.models_catalog.schemas import ModelDeleted, ModelList, ModelRead
+from service.models_catalog.schemas import ModelAdd, ModelDeleted, ModelList, ModelRead
 from service.models_catalog.service import Models
 from service.web.auth import Reader, Writer
 
@@ -18,7 +18,13 @@ ModelsDep = Annotated[Models, Depends()]
 @router.get("")
 def list_models(principal: Reader, models: ModelsDep) -> ModelList:
     """Base models, then your fine-tuned models."""
-    return ModelList(data=models.list(principal.tenant))
+    return ModelList(data=models.list(principal.tenant), hub_models=models.settings.hub_models)
+
+
+@router.post("")
+def add_model(body: ModelAdd, principal: Writer, models: ModelsDep) -> ModelRead:
+    """Add a model of the hub as a base model, if the operator allows that. Its first job downloads it."""
+    return models.add(principal, body.id)
 
 
 @router.get("/{model:path}")

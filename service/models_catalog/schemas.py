@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from service.web.validation import RequestBody
+
 
 class FitsRead(BaseModel):
     """Whether training fits the memory of a worker's GPU or, without a GPU, of its machine."""
@@ -37,6 +39,15 @@ class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[ModelRead]
     has_more: Literal[False] = False
+    hub_models: bool = False
+    """Whether models of the Hugging Face hub can be added with `POST /v1/models`."""
+
+
+class ModelAdd(RequestBody):
+    """Body of `POST /v1/models`."""
+
+    id: str
+    """Id on the Hugging Face hub, such as `Qwen/Qwen3-0.6B`."""
 
 
 class ModelDeleted(BaseModel):

@@ -1,12 +1,14 @@
-"""Models of the catalogue and the tenant's fine-tuned ones: list, read, delete.
+"""Models of the catalogue and the tenant's fine-tuned ones: list, read, add, delete.
 
-Boundary: a catalogue model is the operator's and is never deleted here.
+Boundary: a catalogue model is the operator's and is never deleted here. Models of the hub may be added.
 """
 
 from dataclasses import dataclass, replace
 
 from sqlalchemy.orm import Session
 
+from service.hub.child_process import find_model
+from service.hub.models import HubError, is_hub_id
 from service.jobs.model import names
 from service.jobs.model.names import base_of
 from service.jobs.model.states import JobState
@@ -63,6 +65,23 @@ class Models:
             raise _unknown(name)
         found = _of_job(point.job, facts, point.num_bytes)
         return found.model_copy(update={"id": name, "created": int(point.created_at)})
+
+    def add(self, principal: Principal, hub_id: str) -> ModelRead:
+        """Add a hub model, after a check of its size. Raises Forbidden, InvalidRequest."""
+        if not self.settings.hub_models:
+            how = f"On the service's machine, run: grpo models add {hub_id}"
+            raise Forbidden(f"The operator adds models here. {how}", code="not_owner")
+        if not is_hub_id(hub_id):
+            message = f"{hub_id} is no id of the hub, such as Qwen/Qwen3-0.6B."
+            raise InvalidRequest(message, param="id", code="invalid_value")
+        if self.catalog.find(hub_id) is None:
+            try:
+                self.catalog.add_from_hub(hub_id, find_model(self.settings, hub_id))
+            except HubError as error:
+                raise InvalidRequest(error.text, param="id", code=error.code) from error
+            with self.database.transaction() as session:
+                audit.record(session, principal, "model.add", hub_id)
+        return self.read(principal.tenant, hub_id)
 
     def delete(self, principal: Principal, name: str) -> ModelDeleted:
         """Delete a fine-tuned model: its name, and all weights and exports of its job. The metrics stay.

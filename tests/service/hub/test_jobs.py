@@ -86,3 +86,24 @@ def test_where_the_hub_is_not_allowed_the_refusal_has_the_command(
     assert answer.status_code == 400
     assert "grpo models add Qwen/Qwen3-0.6B" in answer.json()["error"]["message"]
     assert hub.fetched == []
+
+
+def test_a_model_is_added_without_a_job(client: TestClient, settings: Settings, hub: ModelHub) -> None:
+    assert client.get("/v1/models").json()["hub_models"] is True
+    added = client.post("/v1/models", json={"id": hub.id})
+    assert added.status_code == 200, added.text
+    assert (added.json()["id"], added.json()["size_bytes"]) == (hub.id, hub.size_bytes)
+    assert Catalog(settings).names() == [hub.id]
+    absent = client.post("/v1/models", json={"id": "org/absent"}).json()["error"]
+    assert absent["param"] == "id"
+    assert f"there is no model org/absent on {hub.url}" in absent["message"]
+
+
+def test_where_the_hub_is_not_allowed_no_model_is_added(
+    client: TestClient, app: FastAPI, settings: Settings, hub: ModelHub
+) -> None:
+    app.state.settings = settings_for(settings.home, settings.sqlalchemy_url)
+    refused = client.post("/v1/models", json={"id": hub.id})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_owner")
+    assert f"grpo models add {hub.id}" in refused.json()["error"]["message"]
+    assert Catalog(settings).names() == []

@@ -16,7 +16,13 @@ export async function show(root, params, signal) {
   const box = el("div", { class: "page-models" });
   root.append(heading("Models", { below: el("p", { class: "hint" }, HINT) }), box);
   loading(box, "Loading models");
-  const [{ data }, names] = await Promise.all([get("/v1/models", { signal }), namesOfJobs(signal), styled("models")]);
+  const [, names] = await Promise.all([styled("models"), namesOfJobs(signal)]);
+  await draw(box, names, signal);
+}
+
+// Drawn again when a model was added.
+async function draw(box, names, signal) {
+  const { data, hub_models: hub } = await get("/v1/models", { signal });
   const base = data.filter((model) => !model.job_id);
   const tuned = data.filter((model) => model.job_id);
   box.replaceChildren(
@@ -24,7 +30,7 @@ export async function show(root, params, signal) {
     section("Your fine-tuned models", tuned.length
       ? list("Fine-tuned models", tuned, names)
       : none("No fine-tuned model yet", "A job that succeeds makes one.")),
-    section("Add a model", waysToAdd()));
+    section("Add a model", waysToAdd({ hub: hub && can.write, added: () => draw(box, names, signal), signal })));
 }
 
 function none(title, hint) {

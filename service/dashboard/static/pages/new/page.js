@@ -2,6 +2,7 @@
 // `patch=<JSON>` applies a change to it, or to the kept draft. `#/new?after=<job id>` continues with GRPO from the model
 // of a supervised job.
 
+import { can } from "../../access.js";
 import { styled } from "../../address.js";
 import { get, JOBS, paged, pause } from "../../api.js";
 import { button, el, empty, heading, loading } from "../../dom.js";
@@ -40,7 +41,7 @@ export async function show(root, params, signal) {
     namesOfJobs(signal),
   ]);
   if (job) origin.textContent = jobName(job);
-  if (models.data.length === 0) models = await firstModels(box, signal);
+  if (models.data.length === 0) models = await firstModels(box, models.hub_models, signal);
   const start = after ? continuationOf(job, counterpartIn(files)) : job ? requestOf(job) : keptDraft() ?? { ...blank(), model: models.data[0].id };
   draft = draftOf(changed(start, patch));
   if (start.training_file && !after) draft.guessed = null; // its grader was chosen for these rows
@@ -58,8 +59,8 @@ function changesIn(patch) {
 }
 
 // How to add a model, until there is one.
-async function firstModels(box, signal) {
-  empty(box, "No model yet", "Training starts from a base model. Add one; this page continues when it is there:", waysToAdd());
+async function firstModels(box, hub, signal) {
+  empty(box, "No model yet", "Training starts from a base model. Add one; this page continues when it is there:", waysToAdd({ hub: hub && can.write, added: () => {}, signal }));
   for (;;) {
     await pause(POLL_SECONDS, signal);
     const models = await get("/v1/models", { signal }).catch((error) => {
