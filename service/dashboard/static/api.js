@@ -19,8 +19,8 @@ export async function firstRow(fileId, { signal } = {}) {
 }
 
 // All metric rows of a job, evenly thinned to at most `points`; `names`: only these.
-export async function metricsOf(id, { names, points = 1000, afterStep, signal } = {}) {
-  const query = { names: names?.join(","), max_points: points, after_step: afterStep };
+export async function metricsOf(id, { names, points = 1000, afterStep, beforeStep, signal } = {}) {
+  const query = { names: names?.join(","), max_points: points, after_step: afterStep, before_step: beforeStep };
   return (await get(jobPath(id, "/metrics"), { query, signal })).data;
 }
 

@@ -9,6 +9,7 @@ export class ChartGroup {
   constructor() {
     this.charts = new Set();
     this.range = null; // [first, last] step; null: all steps
+    this.onZoom = null; // called with the new range
     this.settings = { ...DEFAULTS, ...JSON.parse(localStorage.getItem(STORED) ?? "{}") };
     this.value = el("output", {}, shown(this.settings.smoothing));
     this.reset = button("Reset zoom", () => this.zoom(null), { kind: "small", hidden: true });
@@ -37,6 +38,7 @@ export class ChartGroup {
   zoom(range) {
     this.range = range;
     this.reset.hidden = !range;
+    this.onZoom?.(range);
     return this.redraw();
   }
 

@@ -28,6 +28,9 @@ RECONNECT_MS = 2000
 Name = Annotated[str, StringConstraints(pattern="[^,]")]
 Names = Annotated[list[Name] | None, Query(description="Metric names, separated by commas or repeated.")]
 AfterStep = Annotated[int, Query(ge=-1, le=MAX_NUMBER, description="Return only later steps.")]
+BeforeStep = Annotated[
+    int | None, Query(ge=0, le=MAX_NUMBER, description="With max_points: return only earlier steps.")
+]
 MaxPoints = Annotated[
     int | None, Query(ge=2, le=10_000, description="Thin all rows evenly to this number; limit is ignored.")
 ]
@@ -62,6 +65,7 @@ def list_metrics(
     principal: Reader,
     database: DatabaseDep,
     after_step: AfterStep = -1,
+    before_step: BeforeStep = None,
     names: Names = None,
     max_points: MaxPoints = None,
     limit: RowLimit = 1000,
@@ -72,7 +76,13 @@ def list_metrics(
         require_job(session, principal.tenant, job_id)
         place = (session, principal.tenant, job_id)
         if max_points is not None:
-            rows = metrics.thinned_rows(*place, after_step=after_step, names=chosen, max_points=max_points)
+            rows = metrics.thinned_rows(
+                *place,
+                after_step=after_step,
+                before_step=before_step,
+                names=chosen,
+                max_points=max_points,
+            )
             return MetricPage(data=rows, has_more=False)
         rows = metrics.metric_rows(*place, after_step=after_step, names=chosen, limit=limit + 1)
     return MetricPage(data=rows[:limit], has_more=len(rows) > limit)

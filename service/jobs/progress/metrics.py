@@ -79,14 +79,17 @@ def thinned_rows(
     job_id: str,
     *,
     after_step: int,
+    before_step: int | None = None,
     names: Collection[str] | None,
     max_points: int,
 ) -> list[MetricRow]:
-    """At most `max_points` rows, evenly spread over all after `after_step`; up to half are evaluations.
+    """At most `max_points` rows, evenly spread over all between these steps; up to half are evaluations.
 
     Evaluations are rare: thinned with the other rows, most of them would be missing.
     """
     query = _owned(tenant, job_id).where(Metric.step > after_step).order_by(Metric.step)
+    if before_step is not None:
+        query = query.where(Metric.step < before_step)
     all_steps = query.with_only_columns(Metric.step)
     steps = session.scalars(all_steps).all()
     if len(steps) > max_points >= 4:

@@ -117,15 +117,37 @@ RANGES = """() => [...document.querySelectorAll(".js-plotly-plot")]
     .map((plot) => plot._fullLayout.xaxis.range.map(Math.round).join())"""
 
 
-def test_a_zoom_into_one_chart_zooms_all_until_it_is_reset(page: Page, deployment: Deployment) -> None:
+def test_a_zoom_into_a_chart_of_many_steps_draws_all_of_its_steps(page: Page, deployment: Deployment) -> None:
+    def every_fourth(route: Route) -> None:
+        if "before_step" in route.request.url:
+            return route.continue_()
+        answer = route.fetch().json()
+        return route.fulfill(json={**answer, "data": answer["data"][::4]})
+
+    page.route(f"**{JOBS}/{deployment.jobs['first']}/metrics?*", every_fourth)
     open_job(page, deployment, "first")
     drawn(page, "Time by phase")
+    zoom(page)
+    steps = (
+        "() => document.querySelector('.js-plotly-plot').data[0].x.filter((x) => x >= 12 && x <= 18).join()"
+    )
+    page.wait_for_function(f"() => ({steps})() === '12,13,14,15,16,17,18'")
+
+
+def zoom(page: Page) -> None:
+    """Zoom into about the steps 10 to 20 of 40."""
     box = figure(page, "Reward").locator(".nsewdrag").bounding_box()
     assert box
     page.mouse.move(box["x"] + box["width"] / 4, box["y"] + 50)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60, steps=5)
     page.mouse.up()
+
+
+def test_a_zoom_into_one_chart_zooms_all_until_it_is_reset(page: Page, deployment: Deployment) -> None:
+    open_job(page, deployment, "first")
+    drawn(page, "Time by phase")
+    zoom(page)
     page.wait_for_function(f"() => new Set(({RANGES})()).size === 1")
     first, last = map(int, page.evaluate(RANGES)[0].split(","))
     assert (first, last) == (pytest.approx(10, abs=2), pytest.approx(20, abs=2))

@@ -131,6 +131,8 @@ def test_metrics_are_thinned_evenly(client: TestClient, measured: str) -> None:
     assert [row["step"] for row in get(client, f"{measured}/metrics", max_points=50)["data"]] == list(
         range(1, 11)
     )
+    some = get(client, f"{measured}/metrics", max_points=50, after_step=3, before_step=6)
+    assert [row["step"] for row in some["data"]] == [4, 5]
 
 
 def test_thinned_metrics_keep_the_evaluations(client: TestClient, database: Database, job_id: str) -> None:

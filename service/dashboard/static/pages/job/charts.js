@@ -11,8 +11,12 @@ import { CHARTS, formatOf, seriesOf } from "../../metric_names.js";
 const HEIGHT = 320;
 
 export class Charts {
-  constructor() {
+  // `rowsIn(first, last)`: rows between two steps, of which `update` gets only some if there are many.
+  constructor(rowsIn) {
+    this.rowsIn = rowsIn;
     this.group = new ChartGroup();
+    this.group.onZoom = (range) => this.refine(range);
+    this.detail = null; // {first, rows}: all rows from a step on, of the steps that are zoomed in
     this.drawn = new Map();
     this.main = el("section", { class: "main-chart waiting", "aria-label": "Curve" });
     this.grid = el("div", { class: "grid charts" });
@@ -25,9 +29,10 @@ export class Charts {
   }
 
   // → a promise that resolves when everything is drawn.
-  async update(job, rows) {
+  async update(job, overview) {
     this.job = job;
-    this.rows = rows;
+    this.overview = overview;
+    const rows = (this.rows = withDetail(overview, this.detail));
     const names = new Set(rows.flatMap(Object.keys));
     names.delete("step");
     this.chooser.hidden = !names.size;
@@ -41,6 +46,17 @@ export class Charts {
       await new Promise((done) => setTimeout(done)); // the page stays responsive between two charts
     }
     await this.drawChosen();
+  }
+
+  // All rows of the zoomed steps, in place of every n-th. Without them the overview stays.
+  async refine(range) {
+    const [first, last] = range ? [Math.max(0, Math.floor(range[0])), Math.ceil(range[1])] : [];
+    const wanted = (this.wanted = range && `${first} ${last}`);
+    const isThinned = this.overview.filter(({ step }) => step >= first && step <= last).length < last - first;
+    const rows = range && isThinned ? await this.rowsIn(first, last).catch(() => null) : null;
+    if (wanted !== this.wanted || (!rows && !this.detail)) return;
+    this.detail = rows && { first, rows };
+    await this.update(this.job, this.overview);
   }
 
   // Draws what was updated while its tab was not shown.
@@ -87,4 +103,11 @@ export class Charts {
     const hint = isOver(this.job) ? "The job ended before its first step." : null;
     empty(this.main, "No metrics yet", hint);
   }
+}
+
+function withDetail(overview, detail) {
+  if (!detail) return overview;
+  const last = detail.rows.at(-1)?.step ?? -1; // later steps of a running job are in the overview only
+  const rows = overview.filter(({ step }) => step < detail.first || step > last);
+  return [...rows, ...detail.rows].sort((one, other) => one.step - other.step);
 }

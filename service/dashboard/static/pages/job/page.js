@@ -14,6 +14,7 @@ import { Summary } from "./summary.js";
 import { Tabs, lazily } from "./tabs.js";
 
 const POINTS = 500;
+const MOST_POINTS = 2000; // of zoomed steps
 const REST_SECONDS = 1;
 const QUIET_SECONDS = 5;
 const DIAGNOSIS_MS = 10_000;
@@ -47,7 +48,8 @@ class JobPage {
     this.newRows.catch(() => {}); // awaited in `fillOnce`
     this.job = await get(jobPath(this.id), { signal: this.signal });
     this.summary = new Summary(this.job, { changed: (job) => this.replace(job), signal: this.signal });
-    this.charts = new Charts();
+    this.charts = new Charts((first, last) =>
+      metricsOf(this.id, { points: MOST_POINTS, afterStep: first - 1, beforeStep: last + 1, signal: this.signal }));
     this.diagnosis = new Diagnosis(this.id, this.signal, (findings) => this.summary.update(this.job, { findings }));
     this.history = new History(this.id, this.signal);
     this.tabs = new Tabs(jobPages(this.job, "metrics"), {
