@@ -104,8 +104,8 @@ class Turns(Protocol):
         """Turns that became ready since the last call."""
         ...
 
-    def wait(self) -> Sequence[NextTurn]:
-        """The same, but waits until one is ready; empty if there will be no further turn."""
+    def wait(self, seconds: float | None = None) -> Sequence[NextTurn] | None:
+        """The same, but waits up to `seconds` until one is ready; None if there will be no further turn."""
         ...
 
 

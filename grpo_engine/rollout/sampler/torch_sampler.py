@@ -100,7 +100,7 @@ class TorchSampler:
         """Sample turns together, each from when it is ready. Raises DeviceMemoryError if one does not fit."""
         left: dict[int, NextTurn] = {}
         with torch.no_grad(), self.policy.sampling():
-            while left := left or dict(enumerate(turns.wait())):
+            while left := left or dict(enumerate(turns.wait() or ())):
                 left = dict(enumerate(left.values()))
                 try:
                     self._sample_turns(left, turns, sampling, on_turn)

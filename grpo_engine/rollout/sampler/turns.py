@@ -54,12 +54,15 @@ class TurnQueue:
                 turns.append(self._answered.get_nowait()())
         return [turn for turn in turns if turn is not None]
 
-    def wait(self) -> list[NextTurn]:
+    def wait(self, seconds: float | None = None) -> list[NextTurn] | None:
         while self._num_waiting:
-            first = self._answered.get()()
+            try:
+                first = self._answered.get(timeout=seconds)()
+            except Empty:
+                return []
             if turns := [*([first] if first else []), *self.ready()]:
                 return turns
-        return []
+        return None
 
 
 def sample_in_rounds(sampler: Sampler, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:

@@ -68,6 +68,9 @@ class VllmCompletion:
 
 
 class VllmEngine:
+    patience_seconds: float | None = None
+    """Maximum wait for a turn before `answers` must be called; None: any."""
+
     def __init__(self, arguments: dict[str, Any]) -> None:
         """Loads the model. Raises ValueError or RuntimeError if vLLM refuses the arguments."""
         with vllm_environment():

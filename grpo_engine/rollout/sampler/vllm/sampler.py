@@ -136,7 +136,7 @@ class VllmSampler:
                     name, turn.prompt, turn.continuation.stream, turn.continuation.max_tokens, sampling
                 )
 
-        while new := turns.wait():
+        while (new := turns.wait(self.engine.patience_seconds)) is not None:
             submit(new)
             with closing(self.engine.answers(lambda: submit(turns.ready()))) as answers:
                 for answer in answers:

@@ -31,6 +31,10 @@ def open_engine(arguments: dict[str, Any]) -> VllmEngine:
 class SharedEngine(VllmEngine):
     """A vLLM of several ranks. They must make the same calls, except that each submits its own requests."""
 
+    patience_seconds = 0.05
+    """Other ranks sample only together with this one, whose next turn may wait for theirs: an agent may have
+    one place."""
+
     def __init__(self, arguments: dict[str, Any]) -> None:
         _communicate_by_torch()
         super().__init__(arguments)

@@ -92,5 +92,5 @@ def test_a_conversation_that_ends_instead_of_going_on_leaves_no_turn() -> None:
     ended.set_result(None)
     queue.put_after(lambda: None, [ended])
     queue.put_after(lambda: None, [ended, ended])
-    assert queue.wait() == []
+    assert queue.wait() is None
     assert queue.ready() == []
