@@ -160,8 +160,7 @@ class ReinforcementHyperparameters(Hyperparameters):
     """Learn from graders' feedback or successful siblings (SDPO); null: off."""
 
     max_skipped_steps: PositiveInt = 20
-    """Consecutive steps without signal after which the job fails with `no_signal`. If all their completions
-    earned the full reward, the task is solved, and training ends there without a failure."""
+    """Consecutive steps without signal after which the job fails with `no_signal`."""
     max_grader_error_rate: float = Field(0.5, gt=0, le=1)
     """Maximum share of a step's completions that may be unscorable before the job fails."""
     grader_timeout_seconds: float = Field(30.0, gt=0, le=3600)

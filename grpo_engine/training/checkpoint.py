@@ -31,7 +31,7 @@ class LoopState:
     without_improvement: int = 0
     """Consecutive evaluations without the improvement that early stopping requires."""
     last_step: int | None = None
-    """Step after which training ends early (guard, early stopping, solved task); None: after all steps."""
+    """Step at which a guard or early stopping ends the training; None: after all steps."""
     guards: dict[str, Any] = field(default_factory=dict)
     """Counters and measurements of the guards (`guards.watch`)."""
 

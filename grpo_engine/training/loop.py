@@ -82,7 +82,7 @@ class TrainingLoop(Generic[M]):
 
     @property
     def last_step(self) -> int:
-        """The step after which training ends: the method's last one, or an earlier one."""
+        """The step after which training ends: the method's last one, or an earlier one set by a guard."""
         return self.method.total_steps if self.state.last_step is None else self.state.last_step
 
     def run(self, should_stop: Callable[[], bool]) -> Iterator[BaseEvent]:
@@ -134,7 +134,7 @@ class TrainingLoop(Generic[M]):
         return MachineUsage(policy.device if policy else None, self.method.state.num_tokens)
 
     def _step(self, step: int, usage: MachineUsage) -> Iterator[BaseEvent]:
-        """Make the method's step, check its metrics with the guards, and end the training if it is solved."""
+        """Make the method's step, then check its metrics with the guards."""
         for event in self.method.step(step):
             if isinstance(event, StepFinished | StepSkipped):
                 used = usage.since_last(self.method.state.num_tokens)
@@ -143,8 +143,6 @@ class TrainingLoop(Generic[M]):
             yield event
         self.state = replace(self.state, step=step)
         fault_point("step.trained")
-        if self.method.is_solved:
-            self.state = replace(self.state, last_step=step)
         alarms, seen = watch(self.schedule.guards, step, self.last_metrics, self.state.guards)
         self.state = replace(self.state, guards=seen)
         for alarm in alarms:

@@ -39,11 +39,6 @@ class Method(Protocol):
     phase: Literal["training", "probing"] = "training"
     has_held_out_rows: bool = False
 
-    @property
-    def is_solved(self) -> bool:
-        """Whether nothing is left to learn, so that training ends after this step."""
-        return False
-
     def prepare(self) -> None:
         """Prepare the run. Called once, before the first step or evaluation."""
         return

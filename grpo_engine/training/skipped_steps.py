@@ -1,10 +1,10 @@
-"""Why steps trained nothing, and when the job ends because of them."""
+"""Why steps trained nothing, and when the job fails because of them."""
 
 from collections.abc import Sequence
 
 from grpo_engine.config.job import ReinforcementHyperparameters
 from grpo_engine.contract.errors import NoSignalError
-from grpo_engine.contract.events import SkipReason, Warned
+from grpo_engine.contract.events import SkipReason
 from grpo_engine.objective.metrics import PASS_REWARD, reward_metrics
 from grpo_engine.objective.types import ScoredGroup
 
@@ -20,6 +20,10 @@ SKIP_HINTS: dict[SkipReason, str] = {
     "feedback or successful siblings. Raise success_reward or set alone to false.",
 }
 """What to do if steps had signal, but nothing could be trained."""
+SOLVED_HINT = (
+    "Every completion of the last step earned the full reward: the model can do this already. "
+    "Use harder rows, or a grader that accepts less."
+)
 
 
 def skip_reason(scored: Sequence[ScoredGroup], settings: ReinforcementHyperparameters) -> SkipReason:
@@ -28,21 +32,6 @@ def skip_reason(scored: Sequence[ScoredGroup], settings: ReinforcementHyperparam
         return "no_signal"
     distillation = settings.self_distillation
     return "nothing_to_distil" if distillation and distillation.alone else "all_masked"
-
-
-def all_right(scored: Sequence[ScoredGroup]) -> bool:
-    """Whether every completion earned the full reward."""
-    rewards = [score.reward for group in scored for score in group.scores]
-    return bool(rewards) and all(reward is not None and reward >= PASS_REWARD for reward in rewards)
-
-
-def solved(step: int, num_steps: int) -> Warned:
-    """The warning that ends the training of a solved task."""
-    message = (
-        f"Already solved: every completion of the last {num_steps} steps earned the full reward, so nothing "
-        f"is left to learn. Training ends after step {step}. Use harder rows."
-    )
-    return Warned(code="solved", message=message, step=step)
 
 
 def refuse_silence(
@@ -54,6 +43,12 @@ def refuse_silence(
     reason = skip_reason(scored_P, settings)
     raise NoSignalError(
         f"{skipped_in_a_row} steps in a row {SKIP_CAUSES[reason]}, up to step {step}",
-        hint=SKIP_HINTS.get(reason),
+        hint=SOLVED_HINT if _all_right(scored_P) else SKIP_HINTS.get(reason),
         evidence=(f"mean reward of step {step}: {reward_metrics(scored_P)['reward']:.3f}",),
     )
+
+
+def _all_right(scored: Sequence[ScoredGroup]) -> bool:
+    """Whether every completion earned the full reward."""
+    rewards = [score.reward for group in scored for score in group.scores]
+    return bool(rewards) and all(reward is not None and reward >= PASS_REWARD for reward in rewards)

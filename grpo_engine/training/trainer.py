@@ -32,7 +32,7 @@ from grpo_engine.training.method import Method, MethodState
 from grpo_engine.training.micro_batch_budget import longest_group
 from grpo_engine.training.policy_updater import PolicyUpdater, seed_step
 from grpo_engine.training.self_distillation import distillation_terms
-from grpo_engine.training.skipped_steps import all_right, refuse_silence, skip_reason, solved
+from grpo_engine.training.skipped_steps import refuse_silence, skip_reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,6 @@ class ReinforcementState(MethodState):
     """
 
     skipped_in_a_row: int = 0
-    solved_in_a_row: int = 0
-    """Those of them in which every completion earned the full reward."""
     beta: float | None = None
     """Current beta if it was adapted or raised; None: the configured one."""
     prompts: dict[str, Any] = field(default_factory=dict)
@@ -104,10 +102,6 @@ class Trainer(Method):
         self.state = replace(self.state, beta=2 * self.beta)
         return self.beta
 
-    @property
-    def is_solved(self) -> bool:
-        return self.state.solved_in_a_row >= self.hyperparameters.max_skipped_steps
-
     def prepare(self) -> None:
         """Find a token budget that fits the GPU while the sampler rests, as it does in every step."""
         if self.policy.device.type == "cuda":
@@ -141,10 +135,7 @@ class Trainer(Method):
         metrics |= {**rested, "sampling/discarded_groups": float(len(step_groups.discarded))}
         yield self._step_event(step, all_scored, metrics, timer)
         yield from self.updater.budget.take_warnings()
-        if self.is_solved:
-            yield solved(step, self.hyperparameters.max_skipped_steps)
-        else:
-            refuse_silence(step, self.state.skipped_in_a_row, scored_P, self.hyperparameters)
+        refuse_silence(step, self.state.skipped_in_a_row, scored_P, self.hyperparameters)
 
     def _with_advantages(
         self, step: int, groups_P: Sequence[GradedGroup], timer: PhaseTimer
@@ -245,7 +236,6 @@ class Trainer(Method):
             policy_version=self.state.policy_version + int(trained),
             num_tokens=self.state.num_tokens + sum(len(each.token_ids) for each in completions),
             skipped_in_a_row=0 if trained else self.state.skipped_in_a_row + 1,
-            solved_in_a_row=0 if trained or not all_right(scored) else self.state.solved_in_a_row + 1,
             beta=beta,
             prompts=self.source.state,
         )

@@ -17,7 +17,6 @@ from grpo_engine.contract.events import (
     RolloutsRecorded,
     StepFinished,
     StepSkipped,
-    Warned,
 )
 from grpo_engine.models.policy import Policy
 from grpo_engine.rollout import recording
@@ -78,16 +77,14 @@ def test_many_steps_without_signal_fail_the_job_with_the_reason(
     assert "mean reward of step 3: 0.000" in caught.value.evidence
 
 
-def test_a_solved_task_ends_the_training_without_a_failure(
+def test_a_job_whose_completions_are_all_right_fails_with_the_hint_that_it_is_solved(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     always = {"type": "format", "pattern": "", "match": "search"}
     trainer = build_loop(make_config(grader=always, n_steps=9, max_skipped_steps=3), tmp_path)
-    *_, warned, _saved, end = trainer.run(lambda: False)
-    assert isinstance(warned, Warned)
-    assert (warned.code, warned.step) == ("solved", 3)
-    assert isinstance(end, Finished)
-    assert end.step == 3
+    with pytest.raises(NoSignalError) as caught:
+        list(trainer.run(lambda: False))
+    assert "the model can do this already" in (caught.value.hint or "")
 
 
 def test_a_group_without_signal_leaves_the_others_update_as_it_was(
