@@ -6,7 +6,7 @@ import pytest
 
 from examples.openenv_game.learn import learn
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_engines")]
 
 
 def test_the_jobs_of_the_example_run_and_its_server_scores_held_out_games(tmp_path: Path) -> None:

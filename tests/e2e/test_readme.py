@@ -17,6 +17,7 @@ import pytest
 
 from tests.service.cli.commands.hub import hub
 from tests.service.embedded import run_shell
+from tests.support.forking import client as forking
 from tests.support.servers import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +90,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
         "PATH": path,
         "GRPO_URL": f"http://127.0.0.1:{port}",
         "GRPO_WARM_ENGINE": "0",
+        "GRPO_ENGINE_PYTHON": str(forking.engine_python()),
     }
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GRPO_")}
     made = Checkout(folder, kept | given, port)

@@ -6,7 +6,7 @@ import pytest
 
 from examples.reasoning_gym.learn import learn
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_engines")]
 
 
 def test_the_jobs_of_the_example_run_and_the_suite_scores_unseen_rows(tmp_path: Path) -> None:
