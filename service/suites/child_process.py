@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, BinaryIO
@@ -16,6 +17,7 @@ from service.suites.models import ReasoningGymDataset, SuiteError
 LIMIT_SECONDS = 60
 _CACHE_BYTES = 2**20
 """Limit of files while tasks are listed; a library of the suite writes a cache when it is imported."""
+_listing = threading.Lock()
 _PASSED_ON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 _FIXED = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -29,9 +31,17 @@ def generate(dataset: ReasoningGymDataset, rows: BinaryIO, max_bytes: int) -> di
     return _report({"dataset": dataset.model_dump(), "max_bytes": max_bytes}, rows)
 
 
-@cache
 def list_tasks() -> Sequence[dict[str, Any]]:
-    """`task` and number of `levels` (None without a curriculum) of each task. Raises SuiteError."""
+    """`task` and number of `levels` (None without a curriculum) of each task. Raises SuiteError.
+
+    Concurrent callers share one child process.
+    """
+    with _listing:
+        return _listed_tasks()
+
+
+@cache
+def _listed_tasks() -> Sequence[dict[str, Any]]:
     with tempfile.TemporaryFile() as nothing:
         tasks: list[dict[str, Any]] = _report({"dataset": None, "max_bytes": _CACHE_BYTES}, nothing)["tasks"]
     return tasks
