@@ -1,7 +1,10 @@
 """The child process that generates rows: its rows, its limits, its errors. The real suite runs."""
 
 import json
+import subprocess
+import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,20 @@ from service.suites.child_process import generate
 from service.suites.models import ReasoningGymDataset, SuiteError
 
 MAX_BYTES = 2**26
+REFUSALS = """
+import io, json, sys
+from service.suites.__main__ import write_rows
+from service.suites.models import ReasoningGymDataset, SuiteError
+
+found = []
+for dataset in json.load(sys.stdin):
+    try:
+        write_rows(ReasoningGymDataset.model_validate(dataset), io.StringIO())
+    except SuiteError as error:
+        found.append((error.where, str(error)))
+print(json.dumps(found))
+"""
+"""Refuses datasets as the child process does: one process for many, because its imports take a second."""
 
 
 def dataset(task: str = "chain_sum", **more: Any) -> ReasoningGymDataset:
@@ -55,16 +72,20 @@ def test_equal_datasets_are_equal_and_other_seeds_share_no_row() -> None:
     )
 
 
-def test_rows_of_a_curriculum_have_levels_of_rising_difficulty() -> None:
-    rows, _ = generated(size=10, levels=3, config={"allow_negation": False})
-    assert [row["level"] for row in rows] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
-    terms = [row["reasoning_gym"]["metadata"]["num_terms"] for row in rows]
+@pytest.fixture(scope="module")
+def curriculum() -> list[dict[str, Any]]:
+    """Rows of three levels, with a system prompt."""
+    return generated(size=10, levels=3, config={"allow_negation": False}, system_prompt="Answer in a tag.")[0]
+
+
+def test_rows_of_a_curriculum_have_levels_of_rising_difficulty(curriculum: list[dict[str, Any]]) -> None:
+    assert [row["level"] for row in curriculum] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
+    terms = [row["reasoning_gym"]["metadata"]["num_terms"] for row in curriculum]
     assert terms == [2, 2, 2, 3, 3, 3, 4, 4, 4, 4]
 
 
-def test_a_system_prompt_comes_first() -> None:
-    rows, _ = generated(size=1, system_prompt="Answer in <answer> tags.")
-    assert rows[0]["messages"][0] == {"role": "system", "content": "Answer in <answer> tags."}
+def test_a_system_prompt_comes_first(curriculum: list[dict[str, Any]]) -> None:
+    assert curriculum[0]["messages"][0] == {"role": "system", "content": "Answer in a tag."}
 
 
 def test_own_answers_without_full_score_are_reported() -> None:
@@ -72,26 +93,28 @@ def test_own_answers_without_full_score_are_reported() -> None:
     assert report == {"line": 1, "answer": rows[0]["answer"], "score": 0.0, "checked": 3, "wrong": 3}
 
 
-@pytest.mark.parametrize(
-    ("more", "where", "reason"),
-    [
-        ({"task": "chain_sums"}, "task", "'chain_sums' is unknown: did you mean chain_sum"),
-        ({"task": "zzzz"}, "task", "'zzzz' is unknown: the tasks are ab, acre, "),
-        ({"task": "composite"}, "task", "'composite' is unknown"),
-        ({"config": {"zzzz": 3}}, "config.zzzz", "the options of chain_sum are allow_negation, max_digits, "),
-        ({"config": {"max_term": 3}}, "config.max_term", "'max_term' is unknown: did you mean max_terms"),
-        ({"config": {"max_terms": 1}}, "config.max_terms", "max_terms must be >= min_terms"),
-        ({"config": {"max_digits": "many"}}, "config", "chain_sum refuses it: "),
-        ({"config": {"seed": 3}}, "config.seed", "set dataset.seed"),
-        ({"levels": 50}, "levels", "must be at most 11, the levels of chain_sum's curriculum"),
-        ({"levels": 3, "config": {"max_terms": 3}}, "config.max_terms", "the levels set it"),
-        ({"levels": 3, "size": 2}, "levels", "must be at most dataset.size, 2"),
-    ],
-)
-def test_a_wrong_dataset_is_refused_at_its_field(more: dict[str, Any], where: str, reason: str) -> None:
-    found = refused(**more)
-    assert found[0] == where
-    assert reason in found[1]
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"task": "chain_sums"}, "task", "'chain_sums' is unknown: did you mean chain_sum"),
+    ({"task": "zzzz"}, "task", "'zzzz' is unknown: the tasks are ab, acre, "),
+    ({"task": "composite"}, "task", "'composite' is unknown"),
+    ({"config": {"zzzz": 3}}, "config.zzzz", "the options of chain_sum are allow_negation, max_digits, "),
+    ({"config": {"max_term": 3}}, "config.max_term", "'max_term' is unknown: did you mean max_terms"),
+    ({"config": {"max_terms": 1}}, "config.max_terms", "max_terms must be >= min_terms"),
+    ({"config": {"max_digits": "many"}}, "config", "chain_sum refuses it: "),
+    ({"config": {"seed": 3}}, "config.seed", "set dataset.seed"),
+    ({"levels": 50}, "levels", "must be at most 11, the levels of chain_sum's curriculum"),
+    ({"levels": 3, "config": {"max_terms": 3}}, "config.max_terms", "the levels set it"),
+    ({"levels": 3, "size": 2}, "levels", "must be at most dataset.size, 2"),
+]
+
+
+def test_a_wrong_dataset_is_refused_at_its_field(tmp_path: Path) -> None:
+    given = json.dumps([dataset(**more).model_dump() for more, _, _ in REFUSED])
+    command = [sys.executable, "-P", "-c", REFUSALS]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=True, cwd=tmp_path)
+    for (_, where, reason), (found, message) in zip(REFUSED, json.loads(done.stdout), strict=True):
+        assert found == where
+        assert reason in message
 
 
 def test_an_option_that_names_a_file_reads_none_of_the_machine() -> None:
