@@ -79,8 +79,8 @@ class Models:
                 self.catalog.add_from_hub(hub_id, find_model(self.settings, hub_id))
             except HubError as error:
                 raise InvalidRequest(error.text, param="id", code=error.code) from error
-            with self.database.transaction() as session:
-                audit.record(session, principal, "model.add", hub_id)
+        with self.database.transaction() as session:
+            audit.record(session, principal, "model.add", hub_id)
         return self.read(principal.tenant, hub_id)
 
     def delete(self, principal: Principal, name: str) -> ModelDeleted:

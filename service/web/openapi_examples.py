@@ -27,6 +27,7 @@ CHAT: Document = {"model": "tiny", "messages": [{"role": "user", "content": "Wha
 WEBHOOK: Document = {"url": "https://example.com/hook", "event_types": ["fine_tuning.job.succeeded"]}
 BODIES: dict[str, Document] = {
     "patch /v1/files/{file_id}": {"filename": "gsm8k-short.jsonl"},
+    "post /v1/models": {"id": "Qwen/Qwen3-0.6B"},
     f"post {JOBS}": JOB,
     f"post {JOBS}/validate": JOB,
     f"post {JOBS}/{{job_id}}/exports": {"format": "merged"},

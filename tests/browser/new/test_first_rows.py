@@ -6,6 +6,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, Route, expect
 
+from tests.browser.deployment import JOBS
 from tests.browser.new.test_form import RUN_MS, open_with, request_shown
 
 
@@ -60,6 +61,13 @@ def test_rows_for_grpo_get_their_answers_to_imitate_from_a_field(
     expect(page.get_by_text("Answer to imitate:")).to_be_visible()
     page.get_by_role("button", name="Check").click()
     expect(page.get_by_role("heading", name=re.compile("^Ready"))).to_be_visible(timeout=RUN_MS)
+    imitated = page.get_by_label("Training file").input_value()
+    job = {"id": "ftjob-1", "fine_tuned_model": "ft:tiny:sums", "training_file": imitated, "seed": 7}
+    page.route(f"**{JOBS}/ftjob-1", lambda route: route.fulfill(json=job))
+    page.goto("/#/new?after=ftjob-1")
+    expect(page.get_by_label("Training file").locator("option:checked")).to_have_text(
+        re.compile(r"^sums\.jsonl")
+    )
 
 
 def test_a_long_reference_is_compared_by_similarity_also_after_another_method(page: Page, rows: Path) -> None:

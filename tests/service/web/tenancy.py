@@ -43,6 +43,8 @@ from tests.service.webhooks.webhook_samples import NOWHERE, WEBHOOKS
 from tests.support.chat_server import Reply, ScriptedServer
 
 OWNER, OTHER = "tenant-a", "tenant-b"
+HUB_MODEL = "Qwen/Qwen3-0.6B"
+"""A base model that the catalogue has already, so that adding it requests nothing from the hub."""
 ROWS = jsonl(row(), row("What is 3+3?", "6"))
 JOBS = "/v1/fine_tuning/jobs"
 PROBES = "/v1/fine_tuning/probes"
@@ -107,9 +109,11 @@ def sqlite_world(home: Path) -> Iterator[World]:
 def world(settings: Settings, database: Database) -> Iterator[World]:
     """The service over a fresh migrated database, with everything a tenant can have in it."""
     make_model(settings.home)
+    make_model(settings.home, HUB_MODEL)
     with ExitStack() as stack:
         receiver = stack.enter_context(ScriptedServer(lambda _recorded: Reply(status=204)))
-        settings = settings.model_copy(update={"allowed_hosts": f"127.0.0.1:9, {receiver.host}"})  # NOWHERE
+        hosts = f"127.0.0.1:9, {receiver.host}"  # NOWHERE
+        settings = settings.model_copy(update={"allowed_hosts": hosts, "hub_models": True})
         stack.enter_context(answering(settings))
         url = stack.enter_context(serving(create_app(settings)))
         found = World(url, settings, database, _keys(database), {}, [])
@@ -135,6 +139,7 @@ def body_of(operation: str, ids: dict[str, str], who: str = "") -> dict[str, Any
         f"post {JOBS}/{{job_id}}/clone": {"json": job},
         f"post {JOBS}/{{job_id}}/exports": {"json": {"format": "merged"}},
         f"post {JOBS}/{{job_id}}/shares": {"json": {"expires_in_seconds": 60}},
+        "post /v1/models": {"json": {"id": HUB_MODEL}},
         "post /v1/chat/completions": {
             "json": {"model": "tiny", "messages": [{"role": "user", "content": "?"}]}
         },
