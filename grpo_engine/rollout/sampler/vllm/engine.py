@@ -82,6 +82,7 @@ class VllmEngine:
         if is_rank:
             _KEPT.append(self.core)
         _remove_rendezvous_file()
+        self._stance = "force_eager" if arguments["enforce_eager"] else "default"
         self.can_sleep = bool(arguments["enable_sleep_mode"])
         self.asleep = False
         self.adapter: Any = None
@@ -187,7 +188,10 @@ class VllmEngine:
         """vLLM's outputs of the queued requests, as they finish."""
         while self.core.has_unfinished_requests():
             before_step()
-            yield from (output for output in self.core.step() if output.finished)
+            # Otherwise vLLM compiles a helper for log-probabilities, which takes a CPU seconds.
+            with torch.compiler.set_stance(self._stance):
+                outputs = self.core.step()
+            yield from (output for output in outputs if output.finished)
 
 
 def _answer(output: Any) -> VllmCompletion:
