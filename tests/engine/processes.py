@@ -7,13 +7,11 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_engine.__main__ import run
 from grpo_engine.config.job import RunConfig
-
-if TYPE_CHECKING:
-    from tests.support.forking.client import Forked
+from tests.support.forking import client as forking
 
 CLOCKS = ("timing/", "perf/", "memory/", "system/", "step_time")
 PATIENCE_SECONDS = 300
@@ -24,9 +22,7 @@ class Crash(BaseException):
     """Ends a run in this process as suddenly as a kill: nothing more is saved or written."""
 
 
-def start(config: Path, run_dir: Path) -> "Forked":
-    from tests.support.forking import client as forking  # needs packages that the vLLM environment lacks
-
+def start(config: Path, run_dir: Path) -> forking.Forked:
     arguments = ["grpo_engine", "--config", str(config), "--run-dir", str(run_dir)]
     with open(os.devnull, "w") as nothing:
         return forking.start(arguments, {**os.environ, "OMP_NUM_THREADS": "1"}, nothing.fileno())

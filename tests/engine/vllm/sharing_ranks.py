@@ -8,7 +8,6 @@ agreed on, to `FOLDER/uneven.RANK.json`. Before, each odd rank waits for a turn 
 sampled one, as rollouts wait for the only place of an agent.
 """
 
-import importlib
 import json
 import os
 import socket
@@ -26,7 +25,6 @@ from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.process.parent_death import end_with_parent
 from grpo_engine.rollout.sampler.base import AroundSampler, Continuation, NextTurn, OnGroup, Sampling
 from grpo_engine.rollout.sampler.turns import TurnQueue
-from grpo_engine.rollout.sampler.vllm.engine import vllm_environment
 from grpo_engine.rollout.sampler.vllm.sampler import VllmSampler
 from grpo_engine.rollout.sampler.vllm.shared_engine import LockstepSampler, in_lockstep
 from grpo_engine.run.rank_setup import joined_ranks, open_policy
@@ -78,10 +76,7 @@ class SamplesInTurn(AroundSampler):
 
 
 def main(folder: Path, hosts: int, local: int) -> None:
-    """Fork the ranks from this process, because the imports take 20 seconds."""
-    with vllm_environment():
-        importlib.import_module("vllm.v1.engine.llm_engine")
-        importlib.import_module("vllm.v1.worker.cpu_worker")
+    """Fork the ranks from this process, which has imported vLLM if the forking server started it."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address, port = probe.getsockname()
     os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}

@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +16,8 @@ from grpo_engine.config.job import RunConfig
 from grpo_engine.run.build import build_loop
 from tests.engine.conftest import write_rows
 from tests.engine.processes import events, wait_for_step
+from tests.support.forking import client as forking
+from tests.support.forking.client import Forked
 
 STEPS, KILLED_AT = 40, 12
 EVEN = {"type": "format", "pattern": "^[02468]", "match": "search"}
@@ -65,16 +65,16 @@ def job(model: Path, rows: Path, sampler: str, method: dict[str, Any]) -> RunCon
 
 
 @contextmanager
-def engine(config: RunConfig, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def engine(config: RunConfig, folder: Path) -> Iterator[Forked]:
     """The engine in a session of its own; whatever it prints is in engine.log, its files in tmp."""
     folder.mkdir(exist_ok=True)
     (folder / "tmp").mkdir(exist_ok=True)
     path = folder / "config.json"
     path.write_text(config.model_dump_json())
-    command = [sys.executable, "-m", "grpo_engine", "--config", str(path), "--run-dir", str(folder)]
+    arguments = ["grpo_engine", "--config", str(path), "--run-dir", str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "tmp")}
     with (folder / "engine.log").open("wb") as log:
-        process = subprocess.Popen(command, stderr=log, stdout=log, env=environment, start_new_session=True)
+        process = forking.start(arguments, environment, log.fileno(), own_session=True)
     try:
         yield process
     finally:
@@ -82,7 +82,7 @@ def engine(config: RunConfig, folder: Path) -> Iterator[subprocess.Popen[bytes]]
         process.wait()
 
 
-def session_of(process: subprocess.Popen[bytes]) -> list[str]:
+def session_of(process: Forked) -> list[str]:
     """Processes of the engine's session."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -125,10 +125,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory, model_folder: Callable[[str],
     }
 
 
-def left_by(process: subprocess.Popen[bytes], folder: Path) -> list[str]:
-    """Processes, and temporary files but for torch's cache of compiled code."""
-    files = [path.name for path in (folder / "tmp").iterdir() if not path.name.startswith("torchinductor_")]
-    return [*session_of(process), *files]
+def left_by(process: Forked, folder: Path) -> list[str]:
+    """Processes and temporary files."""
+    return [*session_of(process), *(path.name for path in (folder / "tmp").iterdir())]
 
 
 @pytest.mark.slow

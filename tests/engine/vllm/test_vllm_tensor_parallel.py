@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,8 @@ from tests.engine.conftest import largest_difference, sum_rows, write_rows
 from tests.engine.run.distributed.runs import Run, config_of
 from tests.engine.vllm.conftest import KEPT
 from tests.engine.vllm.sharing_ranks import UNEVEN
+from tests.support.forking import client as forking
 
-ROOT = Path(__file__).parents[3]
 HOSTS, SIZE = 2, 2
 """Two hosts of two ranks, which share a vLLM."""
 ALONE = {"sampler": "vllm", "sample_budget": 16, "num_threads": 1}
@@ -66,16 +64,10 @@ def together(folder: Path, budget: int) -> dict[str, Run]:
         "uneven": uneven.model_dump(mode="json"),
     }
     (folder / "cases.json").write_text(json.dumps(cases))
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.vllm.sharing_ranks", str(folder), str(HOSTS), str(SIZE)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    module = ["tests.engine.vllm.sharing_ranks", str(folder), str(HOSTS), str(SIZE)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    with (folder / "ranks.log").open("wb") as log:
+        assert forking.start(module, environment, log.fileno()).wait(600) == 0, log.name
     results = {name: json.loads((folder / f"{name}.json").read_text()) for name in runs}
     assert all(result["is_sharded"] for result in results.values())
     return {name: Run.of(folder / name, result["events"]) for name, result in results.items()}

@@ -17,13 +17,15 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.support.servers import wait_until
-
 ROOT = Path(__file__).parents[3]
 START_SECONDS = 120
 XDIST_RUN = "PYTEST_XDIST_TESTRUNUID"
 """Set in pytest-xdist's processes, whose parent runs them all."""
-SERVERS = {"service": "service", "grpo_engine": "engine"}
+SERVERS = {
+    "service": "service",
+    "grpo_engine": "engine",
+    "tests.engine.vllm.sharing_ranks": "engine",
+}
 """Module → the server that forks it; others are the worker's."""
 
 
@@ -61,14 +63,17 @@ class Forked:
         self.send_signal(signal.SIGTERM)
 
 
-def start(arguments: Sequence[str], environment: Mapping[str, str], output: int) -> Forked:
+def start(
+    arguments: Sequence[str], environment: Mapping[str, str], output: int, *, own_session: bool = False
+) -> Forked:
     """`python -m ARGUMENTS…` in the root folder; `output` is a descriptor for both its outputs."""
     request = {
         "arguments": list(arguments),
         "environment": dict(environment),
         "folder": str(ROOT),
         "descriptors": [1, 2],
-        "own_group": False,
+        "own_session": own_session,
+        "ends_alone": True,
     }
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(str(_server(SERVERS.get(arguments[0], "worker"))))
@@ -97,11 +102,11 @@ def _server(program: str) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "socket").exists():
             _start_server(program, folder / "socket", run)
-            wait_until((folder / "socket").exists, START_SECONDS, f"the {program} server listens")
     return folder / "socket"
 
 
 def _start_server(program: str, path: Path, run: int) -> None:
+    """Returns when it listens, because it closes its output then."""
     module = ["-m", "tests.support.forking.server", program, str(path), str(run)]
     subprocess.run(
         ["setsid", "--fork", sys.executable, *module],  # may outlive this process of pytest-xdist
@@ -109,7 +114,9 @@ def _start_server(program: str, path: Path, run: int) -> None:
         | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GRPO_FAULT": "job.claimed:sleep=0"},
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        timeout=START_SECONDS,
         check=True,
     )
+    assert path.exists(), f"the {program} server does not start"

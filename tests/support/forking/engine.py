@@ -26,7 +26,8 @@ def main() -> int:
             "environment": dict(os.environ),
             "folder": os.getcwd(),
             "descriptors": descriptors,
-            "own_group": True,
+            "own_session": True,
+            "ends_alone": False,
         }
         socket.send_fds(server, [json.dumps(request).encode()], descriptors)
         pid = int(server.recv(32))

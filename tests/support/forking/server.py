@@ -20,9 +20,11 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -64,6 +66,8 @@ MODULES = {
     ),
 }
 """What each program imports."""
+VLLM = ("vllm.v1.engine.llm_engine", "vllm.v1.worker.cpu_worker")
+"""Imported for engines too, if installed."""
 MAX_REQUEST_BYTES = 2**20
 MAX_DESCRIPTORS = 64
 FREE_DESCRIPTOR = 500
@@ -77,6 +81,7 @@ def serve(path: Path, run: int) -> list[str]:
     listener.bind(f"{path}.new")
     listener.listen()
     os.rename(f"{path}.new", path)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the one who waits reads an end of file
     while run not in select.select([listener, run], [], [])[0]:
         connection, _ = listener.accept()
         server = os.getpid()
@@ -103,12 +108,12 @@ def keep(connection: socket.socket) -> list[str]:
     for descriptor in descriptors:
         os.close(descriptor)
     connection.send(str(pid).encode())
-    kill = os.killpg if request["own_group"] else os.kill
+    kill = os.kill if request["ends_alone"] else os.killpg
     ended = os.pidfd_open(pid)
     if ended not in select.select([connection.fileno(), ended], [], [])[0]:
         kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    if request["own_group"]:
+    if not request["ends_alone"]:
         os.killpg(pid, signal.SIGKILL)  # what it has left running
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with suppress(OSError):
@@ -119,7 +124,7 @@ def keep(connection: socket.socket) -> list[str]:
 def become(request: Mapping[str, Any], parent: int, descriptors: Sequence[int]) -> None:
     """Take over the request's environment, folder and open files."""
     end_with_parent(parent, signal.SIGKILL)
-    if request["own_group"]:
+    if request["own_session"]:
         os.setsid()
     given = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, FREE_DESCRIPTOR) for descriptor in descriptors]
     for descriptor in descriptors:
@@ -129,6 +134,7 @@ def become(request: Mapping[str, Any], parent: int, descriptors: Sequence[int]) 
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # that of the new environment
     os.chdir(request["folder"])
     faults = fault_points.fault_point
     assert isinstance(faults, Faults), "GRPO_FAULT of this process"
@@ -142,6 +148,12 @@ def main() -> None:
     set_library_defaults()
     for name in MODULES[program]:
         importlib.import_module(name)
+    if program == "engine" and find_spec("vllm") is not None:
+        from grpo_engine.rollout.sampler.vllm.engine import vllm_environment
+
+        with vllm_environment():
+            for name in VLLM:
+                importlib.import_module(name)
     from grpo_engine.sandbox import self_test
 
     self_test()  # cached
