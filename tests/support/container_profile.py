@@ -18,6 +18,9 @@ from typing import Any
 
 PROFILE = Path(__file__).parents[2] / "docker" / "seccomp.json"
 _LIMITED_ROOT = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")
+_CAPABILITY_VERSION = 0x20080522
+_OVERRIDES = 0b110
+"""CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH."""
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _COMPARE = {"SCMP_CMP_LT": 2, "SCMP_CMP_EQ": 4, "SCMP_CMP_GT": 6}
 
@@ -40,6 +43,17 @@ def run_without_overrides(*arguments: str) -> subprocess.CompletedProcess[str]:
     """A finished Python process to which the modes of files apply, even if the tests run as root."""
     prefix = _LIMITED_ROOT if os.geteuid() == 0 else ()
     return subprocess.run([*prefix, sys.executable, *arguments], capture_output=True, text=True, check=False)
+
+
+def give_up_overrides() -> None:
+    """From now on, the modes of files apply to this process, even if it is root's."""
+    library = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, twice
+    _check(-ctypes.get_errno() if library.capget(header, sets) else 0)
+    for number in range(3):
+        sets[number] &= ~_OVERRIDES
+    _check(-ctypes.get_errno() if library.capset(header, sets) else 0)
 
 
 def enforce(profile: dict[str, Any], without: str) -> None:

@@ -1,6 +1,7 @@
 """Model folders that differ from what their families usually have."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
@@ -15,7 +16,7 @@ from grpo_engine.models.loading import load_base
 from tests.engine.families.catalogue import MIXED_WINDOWS, QWEN, Family
 from tests.engine.families.jobs import run, supervised
 from tests.engine.families.models import make_family
-from tests.support.container_profile import run_without_overrides
+from tests.support.forking import client as forking
 
 
 def test_a_file_that_was_not_copied_whole_is_an_error_of_the_model(
@@ -33,11 +34,12 @@ def test_a_file_that_may_not_be_read_is_named_with_its_mode(
 ) -> None:
     folder = copytree(family_folder("qwen3"), tmp_path / "qwen3")
     (folder / "model.safetensors").chmod(0)
-    load = "load_base(ModelSource(name='qwen3', path=sys.argv[1]), torch.float32)"
-    imports = "import sys, torch; from grpo_engine.models.loading import ModelSource, load_base"
-    done = run_without_overrides("-c", f"{imports}; {load}", str(folder))
-    refused = f"ModelError: qwen3 cannot be loaded: {folder}/model.safetensors (----------) cannot be read"
-    assert done.stderr.splitlines()[-1].partition("contract.errors.")[2].startswith(refused)
+    module = ["tests.engine.families.unreadable", str(folder)]
+    with (tmp_path / "printed").open("w") as printed:
+        assert forking.start(module, os.environ, printed.fileno()).wait() == 0
+    found = (tmp_path / "printed").read_text()
+    refused = f"qwen3 cannot be loaded: {folder}/model.safetensors (----------) cannot be read"
+    assert found.splitlines()[-1].startswith(refused)
 
 
 def test_a_folder_without_the_files_of_its_tokenizer_is_an_error_of_the_model(

@@ -24,6 +24,7 @@ XDIST_RUN = "PYTEST_XDIST_TESTRUNUID"
 SERVERS = {
     "service": "service",
     "grpo_engine": "engine",
+    "tests.engine.families.unreadable": "engine",
     "tests.engine.vllm.sharing_ranks": "engine",
 }
 """Module → the server that forks it; others are the worker's."""
