@@ -8,7 +8,6 @@ rendered again, whatever the chat template or the agent makes of earlier turns.
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json
@@ -17,6 +16,7 @@ from grpo_engine.chat.protocol import FunctionCall, Refused
 from grpo_engine.contract.errors import DatasetError
 from grpo_engine.objective.types import Completion
 from grpo_engine.rollout.dataset import RowReader, text_of
+from grpo_engine.rollout.sampler.turns import Tokens
 from grpo_engine.rollout.tools.rendering import UNKNOWN_TOOL, AnswerRenderer
 
 Message = Mapping[str, Any]
@@ -35,35 +35,24 @@ class TurnEnd(NamedTuple):
     """Names of the called functions."""
 
 
-@dataclass(eq=False)
-class Row:
+class Row(Tokens):
     """One conversation: `num_prompt` tokens of its first prompt, then turns and what followed them."""
 
-    said: list[str]
-    """The messages (`_said`), the model's own included."""
-    tools: str
-    num_prompt: int
-    token_ids: list[int]
-    logprobs: list[float]
-    sampled: list[bool]
-    ends: list[TurnEnd] = field(default_factory=list)
+    def __init__(
+        self, said: list[str], tools: str, num_prompt: int, given: Sequence[int], ends: Sequence[TurnEnd] = ()
+    ) -> None:
+        """`said`: the messages (`_said`), the model's own included."""
+        super().__init__(given)
+        self.said, self.tools, self.num_prompt, self.ends = said, tools, num_prompt, list(ends)
 
     @property
     def first_sampled(self) -> int:
         """Position of the first sampled token; the row's length if there is none."""
         return self.sampled.index(True) if True in self.sampled else len(self.sampled)
 
-    def add_given(self, ids: Sequence[int]) -> None:
-        """Add tokens that the model did not write."""
-        self.token_ids += ids
-        self.logprobs += [0.0] * len(ids)
-        self.sampled += [False] * len(ids)
-
     def add_turn(self, turn: Completion, number: int, text: str, calls: Sequence[FunctionCall]) -> None:
         """Add a sampled turn; `text` and `calls` are what the agent receives."""
-        self.token_ids += turn.token_ids
-        self.logprobs += turn.logprobs
-        self.sampled += [True] * len(turn.token_ids)
+        self.add_sampled(turn)
         written = [{"function": {"name": each.name, "arguments": each.arguments}} for each in calls]
         self.said.append(_said({"role": "assistant", "content": text, "tool_calls": written}))
         ids, names = tuple(each.id for each in calls), tuple(each.name for each in calls)
@@ -71,10 +60,8 @@ class Row:
 
     def until(self, end: TurnEnd) -> "Row":
         """A new row with the same tokens up to `end`; they are trained only once, in this one."""
-        ids = self.token_ids[: end.num_tokens]
-        ends = self.ends[: self.ends.index(end) + 1]
-        zeros, given = [0.0] * len(ids), [False] * len(ids)
-        return Row(self.said[: end.num_said], self.tools, self.num_prompt, ids, zeros, given, ends)
+        ids, ends = self.token_ids[: end.num_tokens], self.ends[: self.ends.index(end) + 1]
+        return Row(self.said[: end.num_said], self.tools, self.num_prompt, ids, ends)
 
 
 class Dialogue:
@@ -135,8 +122,7 @@ class Dialogue:
             (prompt,) = self._reader.prompts([{"messages": list(messages), "tools": list(tools)}])
         except DatasetError as error:
             raise Refused("invalid_messages", error.message.removeprefix("row 1: "), "messages") from error
-        row = Row(said, shown, len(prompt.token_ids), [], [], [])
-        row.add_given(prompt.token_ids)
+        row = Row(said, shown, len(prompt.token_ids), prompt.token_ids)
         if self.room(row) < 1:
             raise Refused(
                 "context_length_exceeded",

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
 from grpo_engine.config.environments import OpenEnvEnvironment
@@ -16,33 +17,26 @@ class EpisodeSession:
         """`places`: bounds the open sessions of the environment."""
         self.options = options
         self._places = places
-        self._session: Session | None = None
+        self._opened = AsyncExitStack()
+        self._session: Session
 
     async def start(self, arguments: Mapping[str, Any]) -> Observation:
         """Wait for a place and reset. Raises EnvironmentFailure."""
-        await self._places.acquire()
-        try:
-            self._session, first = await open_session(
-                self.options.url, arguments, timeout_seconds=self.options.timeout_seconds
-            )
-        except RefusedUrl as error:
-            self._places.release()
-            raise EnvironmentFailure(f"the address is refused: {error}") from None
-        except BaseException:
-            self._places.release()
-            raise
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._places)
+            try:
+                self._session, first = await open_session(
+                    self.options.url, arguments, timeout_seconds=self.options.timeout_seconds
+                )
+            except RefusedUrl as error:
+                raise EnvironmentFailure(f"the address is refused: {error}") from None
+            stack.push_async_callback(self._session.close)
+            self._opened = stack.pop_all()
         return first
 
     async def step(self, action: Mapping[str, Any]) -> Observation:
         """Raises EnvironmentFailure, RefusedAction."""
-        assert self._session is not None, "start comes before step"
         return await self._session.step(action)
 
     async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is None:
-            return
-        try:
-            await session.close()
-        finally:
-            self._places.release()
+        await self._opened.aclose()

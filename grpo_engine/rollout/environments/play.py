@@ -173,7 +173,7 @@ class Play:
         if ids is None:
             self._end(episode, FinishReason.LENGTH)
             return False
-        episode.conversation.add_answers(ids)
+        episode.conversation.add_given(ids)
         return True
 
     def _use_tools(self, episode: PlayedEpisode, calls: Sequence[ToolCall]) -> None:

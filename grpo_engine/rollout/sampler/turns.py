@@ -12,11 +12,33 @@ from queue import Empty, SimpleQueue
 from threading import Semaphore
 from typing import Any
 
-from grpo_engine.objective.types import Group
+from grpo_engine.objective.types import Completion, Group
 from grpo_engine.rollout.sampler.base import NextTurn, OnTurn, Sampler, Sampling, Turns
 
 Take = Callable[[], NextTurn | None]
 """Takes the answers of a conversation; returns its next turn, None if it has ended."""
+
+
+class Tokens:
+    """The exact tokens of a conversation while it grows."""
+
+    def __init__(self, given: Sequence[int] = ()) -> None:
+        """`given`: tokens that the model did not write."""
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.sampled: list[bool] = []
+        self.add_given(given)
+
+    def add_given(self, ids: Sequence[int]) -> None:
+        """Append tokens that the model did not write."""
+        self.token_ids += ids
+        self.logprobs += [0.0] * len(ids)
+        self.sampled += [False] * len(ids)
+
+    def add_sampled(self, turn: Completion) -> None:
+        self.token_ids += turn.token_ids
+        self.logprobs += turn.logprobs
+        self.sampled += [True] * turn.num_tokens
 
 
 class TurnQueue:

@@ -1,6 +1,5 @@
 """A completion of several turns while it grows: its exact tokens, tool calls and answers."""
 
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from uuid import uuid4
@@ -9,6 +8,7 @@ from grpo_engine.contract.records import FinishReason, ToolAnswer, ToolTurn
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Prompt
 from grpo_engine.rollout.sampler.base import Continuation, NextTurn, Sampling
+from grpo_engine.rollout.sampler.turns import Tokens
 from grpo_engine.rollout.tools.calls import ToolCall
 from grpo_engine.rollout.tools.toolbox import ToolResult
 
@@ -16,11 +16,12 @@ MAX_NAME_CHARACTERS = 64
 """Maximum characters of a tool's name in the record; the model may write any."""
 
 
-class Conversation:
+class Conversation(Tokens):
     def __init__(
         self, prompt: Prompt, place: int, sample: int, sampling: Sampling, context: int | None
     ) -> None:
         """`place`: the prompt's position among the prompts; `context`: the model's maximum of tokens."""
+        super().__init__()
         self.prompt = prompt
         self.place = place
         self.number, self.sample, _ = sampling.stream(place, sample)
@@ -29,9 +30,6 @@ class Conversation:
         room = sampling.max_tokens if context is None else context - len(prompt.token_ids)
         self.limit = min(sampling.max_tokens, room)
         """Tokens of the whole completion."""
-        self.token_ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.sampled: list[bool] = []
         self.turns = 0
         self.calls: list[dict[str, object]] = []
         self.tool_turns: list[ToolTurn] = []
@@ -57,9 +55,7 @@ class Conversation:
     def add_turn(self, turn: Completion) -> None:
         self.last = turn
         self.turns += 1
-        self.token_ids += turn.token_ids
-        self.logprobs += turn.logprobs
-        self.sampled += [True] * len(turn.token_ids)
+        self.add_sampled(turn)
 
     def collect_answers(self) -> list[tuple[ToolCall, ToolResult]]:
         """Wait for the newest turn's calls and record them with their answers."""
@@ -75,12 +71,6 @@ class Conversation:
         )
         self.tool_turns.append(ToolTurn(text=self.last.text, answers=answers))
         return answered
-
-    def add_answers(self, ids: Sequence[int]) -> None:
-        """Append tokens that tools wrote."""
-        self.token_ids += ids
-        self.logprobs += [0.0] * len(ids)
-        self.sampled += [False] * len(ids)
 
     def completion(self, policy: Policy, finish_reason: FinishReason) -> Completion:
         last = replace(self.last, finish_reason=finish_reason)

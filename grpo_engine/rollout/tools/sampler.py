@@ -100,7 +100,7 @@ class _Run:
         if ids is None:
             self._end(conversation, FinishReason.LENGTH)
             return None
-        conversation.add_answers(ids)
+        conversation.add_given(ids)
         return conversation.next_turn()
 
     def _end(self, conversation: Conversation, reason: FinishReason) -> None:
