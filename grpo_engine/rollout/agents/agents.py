@@ -10,7 +10,7 @@ fails, and is unscorable, if the agent fails or is too slow.
 
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Self
 
 from grpo_engine.config.environments import AgentEnvironment
@@ -58,7 +58,7 @@ class Agents:
         except OSError as error:
             where = f"GRPO_SERVE_HOST={self.host}" + (f", ports {first} to {last}" if self.ports else "")
             raise ConfigError(f"cannot listen at {where}: {error}") from error
-        with door:
+        with closing(door):
             conversations = Conversations(self, door, rollouts)
             try:
                 yield conversations.answer

@@ -88,17 +88,17 @@ class Conversations:
         with places:
             if self.has_ended:
                 return
-            rollout.key = self.door.admit(ask, rollout.options.max_turns)
+            key = self.door.admit(ask, rollout.options.max_turns)
             try:
-                reward = run_agent(rollout.options, self._task(rollout), lambda: rollout.num_asked > 0)
+                reward = run_agent(rollout.options, self._task(rollout, key), lambda: rollout.num_asked > 0)
             except Exception as error:  # noqa: BLE001 - raised in the sampling thread, which waits for the end
-                self.door.revoke(rollout.key)
+                self.door.revoke(key)
                 ended.set_exception(error)
             else:
-                self.door.revoke(rollout.key)
+                self.door.revoke(key)
                 ended.set_result(reward)
 
-    def _task(self, rollout: AgentRollout) -> dict[str, Any]:
+    def _task(self, rollout: AgentRollout, key: str) -> dict[str, Any]:
         """The body of the request to the agent."""
         prompt = rollout.prompt
         asked = (
@@ -107,7 +107,7 @@ class Conversations:
         number, sample = rollout.stream
         return {
             "base_url": self.door.url,
-            "api_key": rollout.key,
+            "api_key": key,
             "model": "policy",
             "task": {**prompt.item, **asked},
             "metadata": {

@@ -8,7 +8,6 @@ import hashlib
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Future
-from typing import Self
 
 from grpo_engine.chat.http_app import create_app
 from grpo_engine.chat.http_server import MAX_CONNECTIONS, HttpServer
@@ -57,7 +56,7 @@ class RolloutBackend:
 
 
 class Door:
-    """Listens until the block ends; `url` is what agents get as their base URL."""
+    """Listens until `close`; `url` is what agents get as their base URL."""
 
     def __init__(self, host: str, ports: Iterable[int], num_rollouts: int) -> None:
         """`ports`: the first free one is used. Raises OSError."""
@@ -68,10 +67,7 @@ class Door:
         self._server = HttpServer(app, host, ports=ports, max_connections=max_connections)
         self.url = f"{self._server.url}/v1"
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
+    def close(self) -> None:
         self._server.close()
 
     def admit(self, ask: Ask, max_turns: int) -> str:

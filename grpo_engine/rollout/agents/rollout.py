@@ -13,9 +13,7 @@ from grpo_engine.objective.types import Completion, Prompt
 from grpo_engine.rollout.agents.dialogue import Dialogue, Message, Row
 from grpo_engine.rollout.agents.shared_prompt import joined
 from grpo_engine.rollout.dataset import text_of
-
-MAX_SHOWN_CHARACTERS = 2000
-"""Maximum characters of a turn and of what follows it in the record."""
+from grpo_engine.rollout.environments.sampler import MAX_SHOWN_CHARACTERS
 
 
 @dataclass(eq=False)
@@ -44,7 +42,6 @@ class AgentRollout:
     """(prompt, sample), as `Sampling.stream`."""
     seed: int
     dialogue: Dialogue
-    key: str = ""
     turns: list[EpisodeTurn] = field(default_factory=list)
     calls: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Tool calls by id."""

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 
 from anyio.from_thread import BlockingPortal
 
-from grpo_engine.config.environments import OpenEnvEnvironment
 from grpo_engine.contract.records import Episode, EpisodeTurn, FinishReason
 from grpo_engine.objective.types import Completion
 from grpo_engine.outbound.openenv import EnvironmentFailure, Observation, RefusedAction
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.rollout.environments.actions import MalformedAction
 from grpo_engine.rollout.environments.episodes import EpisodeSession
-from grpo_engine.rollout.environments.sampler import Rollouts
+from grpo_engine.rollout.environments.sampler import MAX_SHOWN_CHARACTERS, Rollouts
 from grpo_engine.rollout.sampler.base import NextTurn
 from grpo_engine.rollout.tools.calls import ToolCall
 from grpo_engine.rollout.tools.conversation import Conversation
@@ -27,24 +26,17 @@ from grpo_engine.rollout.tools.toolbox import OpenToolbox
 if TYPE_CHECKING:
     from grpo_engine.rollout.environments.servers import OpenEnvServers
 
-MAX_SHOWN_CHARACTERS = 2000
-"""Maximum characters of an action and of an observation in the record."""
-
 
 class PlayedEpisode:
     """One completion while it grows."""
 
     def __init__(self, name: str, seed: int, conversation: Conversation, session: EpisodeSession) -> None:
-        self.name, self.seed, self.session = name, seed, session
+        self.name, self.seed, self.session, self.options = name, seed, session, session.options
         self.conversation = conversation
         self.turns: list[EpisodeTurn] = []
         self.failure: str | None = None
         self.answer: Future[Observation]
         """To the newest turn, or to the reset."""
-
-    @property
-    def options(self) -> OpenEnvEnvironment:
-        return self.session.options
 
     def add(self, observation: Observation) -> None:
         """Record what followed the newest turn."""

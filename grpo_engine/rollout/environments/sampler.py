@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from grpo_engine.config.environments import Environment
-from grpo_engine.contract.errors import DatasetError
+from grpo_engine.contract.errors import DatasetError, EnvironmentUnreachableError
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Group, Prompt
-from grpo_engine.rollout.environments.failures import FailedBatches
 from grpo_engine.rollout.sampler.base import (
     AroundSampler,
     GroupAssembly,
@@ -24,6 +23,12 @@ from grpo_engine.rollout.sampler.base import (
     Sampling,
 )
 from grpo_engine.rollout.sampler.turns import TurnQueue
+
+FAILED_BATCHES = 3
+"""Batches in a row in which every rollout fails, after which the job fails."""
+
+MAX_SHOWN_CHARACTERS = 2000
+"""Maximum characters of an action and of an observation in the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,8 @@ class EnvironmentSampler(AroundSampler):
     def __init__(self, inner: Sampler, *types: Environments) -> None:
         super().__init__(inner)
         self.types = types
-        self.failed_batches = FailedBatches()
+        self.failed_batches = 0
+        """Batches in a row in which every rollout failed."""
 
     def around(self, inner: Sampler, policy: Policy) -> Self:
         """The same for another policy."""
@@ -98,8 +104,17 @@ class EnvironmentSampler(AroundSampler):
                     take |= dict.fromkeys(each.environments, stack.enter_context(each.open(rollouts)))
             self.inner.sample_turns(queue, sampling, on_turn)
         groups = assembly.groups()
-        self.failed_batches.add(groups)
+        self._count_failures(groups)
         return groups
+
+    def _count_failures(self, groups: Sequence[Group]) -> None:
+        found = [each.episode for group in groups for each in group.completions if each.episode]
+        has_failed = bool(found) and all(each.failure for each in found)
+        self.failed_batches = self.failed_batches + 1 if has_failed else 0
+        if self.failed_batches >= FAILED_BATCHES:
+            message = f"all {len(found)} sessions failed, in {FAILED_BATCHES} batches in a row"
+            reasons = dict.fromkeys(f"{each.environment}: {each.failure}" for each in found)
+            raise EnvironmentUnreachableError(message, evidence=tuple(reasons)[:3])
 
 
 def refuse_unknown_environments(prompts: Sequence[Prompt], environments: Mapping[str, Environment]) -> None:

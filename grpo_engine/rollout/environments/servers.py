@@ -12,6 +12,7 @@ any other turn is an action.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Self
 
 from anyio.from_thread import start_blocking_portal
@@ -49,7 +50,9 @@ class OpenEnvServers:
         self.actions = {name: ActionReader(schema, self.use.reader) for name, schema in self.schemas.items()}
 
     def around(self, policy: Policy) -> Self:
-        return type(self)(policy, self.environments, self.reader, self.use.tools, self.schemas)
+        reader = copy(self.reader)  # two threads must not use one tokenizer
+        reader.tokenizer = policy.tokenizer
+        return type(self)(policy, self.environments, reader, self.use.tools, self.schemas)
 
     @contextmanager
     def open(self, rollouts: Rollouts) -> Iterator[OnTurn]:

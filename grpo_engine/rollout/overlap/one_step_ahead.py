@@ -54,7 +54,7 @@ def open_rollouts(
         message = f"max_staleness is 1, but {ranks.world} ranks sample and train on the same devices"
         hint = "Set max_staleness to 0, train on one device, or give the job resources.sampler_gpus."
         raise ConfigError(message, hint=hint)
-    snapshot = PolicySnapshot(policy, sampler, method)
+    snapshot = PolicySnapshot(policy, sampler)
     drawing = make_source()
     decode = snapshot.policy_copy.decode
     collector = Collector(

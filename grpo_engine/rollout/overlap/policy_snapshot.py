@@ -13,7 +13,6 @@ import torch
 from torch.nn import Parameter
 from transformers import PreTrainedModel
 
-from grpo_engine.config.job import ReinforcementMethod
 from grpo_engine.contract.errors import ConfigError
 from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.environments.sampler import EnvironmentSampler
@@ -27,12 +26,12 @@ from grpo_engine.rollout.tools.sampler import ToolSampler
 class PolicySnapshot:
     """A policy's weights at one moment and a sampler that uses them."""
 
-    def __init__(self, policy: Policy, sampler: Sampler, method: ReinforcementMethod) -> None:
+    def __init__(self, policy: Policy, sampler: Sampler) -> None:
         self.policy = policy
         self.is_remote = isinstance(unwrapped(sampler), RemoteSampler)
         self.policy_copy = with_own_tokenizer(policy) if self.is_remote else copied_policy(policy)
         self.stream = OwnStream(policy.device)
-        self.sampler = sampler_for(sampler, self.policy_copy, method)
+        self.sampler = sampler_for(sampler, self.policy_copy)
 
     def update(self, version: int) -> None:
         """Copy the policy's current weights; `version` is the policy version."""
@@ -77,13 +76,10 @@ def copied_policy(policy: Policy) -> Policy:
     return copied
 
 
-def sampler_for(sampler: Sampler, policy: Policy, method: ReinforcementMethod) -> Sampler:
+def sampler_for(sampler: Sampler, policy: Policy) -> Sampler:
     """A sampler like `sampler` for `policy`. Raises ConfigError if it cannot sample during training."""
-    if isinstance(sampler, ToolSampler):
-        inner = sampler_for(sampler.inner, policy, method)
-        return ToolSampler(inner, policy, method.tools, max_turns=method.hyperparameters.max_turns)
-    if isinstance(sampler, EnvironmentSampler):
-        return sampler.around(sampler_for(sampler.inner, policy, method), policy)
+    if isinstance(sampler, ToolSampler | EnvironmentSampler):
+        return sampler.around(sampler_for(sampler.inner, policy), policy)
     if isinstance(sampler, RemoteSampler):
         return sampler
     if isinstance(sampler, TorchSampler):

@@ -89,15 +89,12 @@ class TurnQueue:
 
 def sample_in_rounds(sampler: Sampler, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:
     """Sample the turns that are ready, and after them those that became ready meanwhile, by `generate`."""
-    while batch := turns.wait():
-        _sample_round(sampler, batch, sampling, on_turn)
 
-
-def _sample_round(sampler: Sampler, turns: Sequence[NextTurn], sampling: Sampling, on_turn: OnTurn) -> None:
     def on_group(place: int, group: Group) -> None:
-        on_turn(turns[place], group.completions[0])
+        on_turn(batch[place], group.completions[0])
 
-    continuing = tuple(turn.continuation for turn in turns)
-    longest = max(each.max_tokens for each in continuing)
-    prompts = [turn.prompt for turn in turns]
-    sampler.generate(prompts, 1, replace(sampling, max_tokens=longest, continuing=continuing), on_group)
+    while batch := turns.wait() or ():
+        continuing = tuple(turn.continuation for turn in batch)
+        longest = max(each.max_tokens for each in continuing)
+        prompts = [turn.prompt for turn in batch]
+        sampler.generate(prompts, 1, replace(sampling, max_tokens=longest, continuing=continuing), on_group)

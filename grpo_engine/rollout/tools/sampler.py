@@ -9,8 +9,10 @@ shortened so that the model has at least one token left; if not even their frame
 before them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 from grpo_engine.config.tools import Tool
 from grpo_engine.contract.records import FinishReason
@@ -39,6 +41,10 @@ class ToolSampler(AroundSampler):
         self.use = ToolUse(policy, tools)
         self.max_turns = max_turns
 
+    def around(self, inner: Sampler, policy: Policy) -> Self:
+        """The same for another policy."""
+        return type(self)(inner, policy, self.use.tools, max_turns=self.max_turns)
+
     def generate(
         self,
         prompts_P: Sequence[Prompt],
@@ -53,28 +59,26 @@ class ToolSampler(AroundSampler):
             for place, prompt in enumerate(prompts_P)
             for sample in range(group_size)
         ]
+        longest = max((len(each.prompt.token_ids) + each.limit for each in conversations), default=0)
+        queue = TurnQueue(most=len(conversations), longest=longest)
+        by_stream = {each.stream[:2]: each for each in conversations}
         with self.use.toolbox.open() as toolbox:
-            run = _Run(self, toolbox, groups, sampling, conversations)
+            run = _Run(self, toolbox, groups, sampling, by_stream, queue)
             self.inner.generate(prompts_P, group_size, sampling, run.first_turns)
-            self.inner.sample_turns(run.queue, sampling, run.later_turn)
+            self.inner.sample_turns(queue, sampling, run.later_turn)
         return groups.groups()
 
 
+@dataclass(frozen=True, slots=True)
 class _Run:
     """The conversations of one `generate`."""
 
-    def __init__(
-        self,
-        sampler: ToolSampler,
-        toolbox: OpenToolbox,
-        groups: GroupAssembly,
-        sampling: Sampling,
-        conversations: Sequence[Conversation],
-    ) -> None:
-        self.sampler, self.toolbox, self.groups, self.sampling = sampler, toolbox, groups, sampling
-        self.conversations = {each.stream[:2]: each for each in conversations}
-        longest = max((len(each.prompt.token_ids) + each.limit for each in conversations), default=0)
-        self.queue = TurnQueue(most=len(conversations), longest=longest)
+    sampler: ToolSampler
+    toolbox: OpenToolbox
+    groups: GroupAssembly
+    sampling: Sampling
+    conversations: Mapping[tuple[int, int], Conversation]
+    queue: TurnQueue
 
     def first_turns(self, place: int, group: Group) -> None:
         for sample, completion in enumerate(group.completions):

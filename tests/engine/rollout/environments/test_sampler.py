@@ -228,7 +228,7 @@ def test_a_server_killed_in_the_middle_fails_its_sessions_and_is_found_again(
         server.start()
         again = completions(sampler.generate(prompts[1:], 4, SAMPLING))
     assert [each.episode and each.episode.reward for each in again] == [1.0] * 4
-    assert sampler.failed_batches.num == 0
+    assert sampler.failed_batches == 0
 
 
 def test_a_server_that_stays_away_fails_the_job(make_policy: Callable[..., Policy]) -> None:

@@ -194,11 +194,11 @@ def test_the_ratio_is_taken_to_the_policy_that_sampled(make_config: MakeConfig, 
 
 
 def test_a_sampler_that_sleeps_while_the_policy_is_trained_is_refused(
-    make_policy: Callable[..., Policy], make_config: MakeConfig
+    make_policy: Callable[..., Policy],
 ) -> None:
-    policy, method = make_policy(), make_config(max_staleness=1).method
+    policy = make_policy()
     with pytest.raises(ConfigError, match="max_staleness is 1, but ScriptedSampler cannot sample"):
-        sampler_for(ScriptedSampler(policy, lambda stream: "1"), policy, method.reinforcement)
+        sampler_for(ScriptedSampler(policy, lambda stream: "1"), policy)
 
 
 def test_several_ranks_are_refused(
