@@ -56,37 +56,41 @@ def forward_of(policy: Policy) -> str:
     return "packed" if policy.shares_prompts else "plain"
 
 
-def trained_and_resumed(config: RunConfig, folder: Path, kind: str, forward: str) -> Policy:
-    """Policy of a job of two steps; its second step is the same after a restart."""
+def trained(config: RunConfig, folder: Path, forward: str) -> Policy:
+    """Policy of a job of two steps in `folder/whole`."""
     events, policy = run(config, folder / "whole")
     assert [event.step for event in events if isinstance(event, StepFinished)] == [1, 2]
     assert [event.message for event in events if isinstance(event, Warned)] == []
     assert forward_of(policy) == forward
+    return policy
 
+
+def assert_resumes_exactly(config: RunConfig, folder: Path, kind: str) -> None:
+    """The second step of the job in `folder/whole` is the same after a restart."""
     shutil.copytree(folder / "whole", folder / "resumed")
     shutil.rmtree(folder / "resumed" / RESULT)
     run(config, folder / "resumed")
     whole = tensors_of_run(folder / "whole", 2, kind)
     assert tensors_of_run(folder / "resumed", 2, kind) == whole
     assert tensors_of_run(folder / "whole", 1, kind) != whole
-    return policy
 
 
 @pytest.mark.parametrize("lora", ["adapter", "full"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_job_trains_resumes_samples_and_exports(
+def test_a_job_trains_samples_and_exports_and_all_weights_resume(
     family: str, lora: str, family_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     base = family_folder(family)
     settings: Any = {"rank": 4} if lora == "adapter" else "full"
     kind = "adapter" if lora == "adapter" else "model"
     config = supervised(base, tmp_path, settings)
-    policy = trained_and_resumed(config, tmp_path, kind, FAMILIES[family].forward)
+    policy = trained(config, tmp_path, FAMILIES[family].forward)
 
     assert sampled_difference(policy) < TOLERANCE
     expected, result = engine_logprobs(policy), tmp_path / "whole" / RESULT / kind
     assert float((expected - plain_logprobs(base)).abs().max()) > MOVED
     if lora == "full":
+        assert_resumes_exactly(config, tmp_path, kind)
         assert float((expected - plain_logprobs(result)).abs().max()) < TOLERANCE
         return
     assert all(bool(each.any()) for each in load_file(result / "adapter_model.safetensors").values())
@@ -96,12 +100,13 @@ def test_a_job_trains_resumes_samples_and_exports(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_bfloat16_job_moves_the_model_as_its_adapter_does_in_float32(
+def test_a_bfloat16_job_resumes_and_moves_the_model_as_its_adapter_does_in_float32(
     family: str, family_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     base = family_folder(family)
     config = supervised(base, tmp_path, {"rank": 4}, "bfloat16")
-    policy = trained_and_resumed(config, tmp_path, "adapter", FAMILIES[family].forward)
+    policy = trained(config, tmp_path, FAMILIES[family].forward)
+    assert_resumes_exactly(config, tmp_path, "adapter")
 
     adapter = tmp_path / "whole" / RESULT / "adapter"
     exact = plain_logprobs(base, adapter)
