@@ -41,20 +41,18 @@ def descendants(pid: int) -> list[int]:
     return children + [each for child in children for each in descendants(child)]
 
 
-def beside_honest_ones(grading: Grading, code: str, test: dict[str, Any]) -> Score:
-    """Score of the code, of which nothing is to be seen in the scores of the honest ones around it."""
-    honest = make_sample(HONEST), {"tests": [{"call": "add", "args": [1, 2], "expected": 3}]}
-    before = grading.submit(*honest)
+def beside_an_honest_one(grading: Grading, code: str, test: dict[str, Any]) -> Score:
+    """Score of the code, of which nothing is to be seen in the score of the honest one beside it."""
     score = grading.submit(make_sample(code), {"tests": [test]})
-    after = grading.submit(*honest)
-    assert (before.result().reward, after.result().reward) == (1.0, 1.0)
+    honest = grading.submit(make_sample(HONEST), {"tests": [{"call": "add", "args": [1, 2], "expected": 3}]})
+    assert honest.result().reward == 1.0
     return score.result()
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_function_that_answers_wrongly_in_a_clever_way_does_not_pass(grading: Grading, name: str) -> None:
     code, expected = CALLS[name]
-    score = beside_honest_ones(grading, code, {"call": "add", "args": [1, 2], "expected": expected})
+    score = beside_an_honest_one(grading, code, {"call": "add", "args": [1, 2], "expected": expected})
     assert (score.reward, score.errors) == (0.0, {})
     assert score.feedback.startswith("test 1 of 1: add(1, 2) should give ")
     assert len(score.model_dump_json()) < 1000
@@ -63,7 +61,7 @@ def test_a_function_that_answers_wrongly_in_a_clever_way_does_not_pass(grading: 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_that_prints_wrongly_in_a_clever_way_does_not_pass(grading: Grading, name: str) -> None:
     code, expected = PROGRAMS[name]
-    score = beside_honest_ones(grading, code, {"stdin": "1 2\n", "expected_stdout": expected})
+    score = beside_an_honest_one(grading, code, {"stdin": "1 2\n", "expected_stdout": expected})
     assert (score.reward, score.errors) == (0.0, {})
     assert len(score.model_dump_json()) < 2000
 

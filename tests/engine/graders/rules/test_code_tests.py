@@ -11,20 +11,22 @@ from tests.engine.sandbox.hostile import SUBMISSIONS
 ADD = [{"call": "add", "args": [1, 2], "expected": 3}]
 HONEST = "Here it is:\n\n```python\ndef add(a, b):\n    return a + b\n```\nDone."
 
+BATCHES = [list(SUBMISSIONS)[first : first + 6] for first in range(0, len(SUBMISSIONS), 6)]
+
 
 def run(text: str, tests: Any, **fields: Any) -> Score:
     grader = CodeTests(type="code_tests", tests="{{item.tests}}", **fields)
     return grader.grade(make_sample(text), {"tests": tests})
 
 
-@pytest.mark.parametrize("name", SUBMISSIONS)
-def test_a_hostile_submission_does_not_pass_and_the_next_honest_one_does(name: str) -> None:
-    score = run(SUBMISSIONS[name], ADD, timeout_seconds=0.5)
-    assert score.reward == 0.0
-    assert score.errors == {}
-    assert score.feedback.startswith("test 1 of 1: add(1, 2) should give 3")
-    assert len(score.feedback) <= 300
-    score.model_dump_json().encode()
+@pytest.mark.parametrize("names", BATCHES)
+def test_hostile_submissions_do_not_pass_and_the_next_honest_one_does(names: list[str]) -> None:
+    for name in names:
+        score = run(SUBMISSIONS[name], ADD, timeout_seconds=0.5)
+        assert (score.reward, score.errors) == (0.0, {}), name
+        assert score.feedback.startswith("test 1 of 1: add(1, 2) should give 3"), name
+        assert len(score.feedback) <= 300, name
+        score.model_dump_json().encode()
     assert run(HONEST, ADD).reward == 1.0
 
 
