@@ -3,7 +3,6 @@
 import json
 import os
 import runpy
-import signal
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from bench.trl.flops import decode_bytes
 from bench.trl.models import Shape
 from bench.trl.side import Spec
 from grpo_engine.objective.packing import pack
+from tests.support.forking import client as forking
 from tests.support.waiting import is_alive
 
 NAMES = ["model-tiny", "train-tiny", "sample-tiny-torch"]
@@ -138,16 +138,17 @@ def test_a_part_fails_that_exceeds_its_share_and_not_where_the_deadline_cuts_it(
 @pytest.mark.slow
 def test_a_terminated_run_keeps_what_it_has_and_leaves_no_process(tmp_path: Path) -> None:
     out = tmp_path / "page.json"
-    command = [sys.executable, "-m", "bench.gpu.run", *OPTIONS, "--out", str(out)]
-    program = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
-    assert program.stdout is not None
-    assert program.stdout.readline().startswith(b"machine")
-    while not (child := children_of(program.pid, "bench.gpu.measure")):
-        assert program.poll() is None
-        time.sleep(0.01)
-    program.send_signal(signal.SIGTERM)
-    program.communicate(timeout=60)
-    assert program.returncode == 143
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as printed:
+        module = ["bench.gpu.run", *OPTIONS, "--out", str(out)]
+        program = forking.start(module, os.environ, writing, own_session=True)
+        os.close(writing)
+        assert printed.readline().startswith("machine")
+        while not (child := children_of(program.pid, "bench.gpu.measure")):
+            assert program.poll() is None
+            time.sleep(0.01)
+        program.terminate()
+        assert program.wait(60) == 143
     assert not any(is_alive(pid) for pid in child)
     assert json.loads(out.read_text())["machine"]["status"] == "done"
 

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from grpo_engine.serve.streaming import Growth, StreamingSampler
 from tests.engine.conftest import FAMILIES
 from tests.engine.rollout.tools.scripted_sampler import encoded
 from tests.service.embedded import ROOT
+from tests.support.forking.client import engine_python
 
 SECRET = "the engine's own"
 HELLO = ({"role": "user", "content": "12+3="},)
@@ -176,12 +176,12 @@ def test_a_prompt_with_a_token_that_the_model_lacks_is_refused(answering: Answer
 
 
 class Served:
-    """`python -m grpo_engine.serve.serving` with its pipes and its address."""
+    """`python -m grpo_engine.serve.serving`, forked, with its pipes and its address."""
 
     def __init__(self, folder: Path) -> None:
         reading, writing = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "grpo_engine.serve.serving", "--reports-to", str(writing)],
+            [engine_python(), "-m", "grpo_engine.serve.serving", "--reports-to", str(writing)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -23,6 +23,7 @@ XDIST_RUN = "PYTEST_XDIST_TESTRUNUID"
 """Set in pytest-xdist's processes, whose parent runs them all."""
 SERVERS = {
     "service": "service",
+    "bench.gpu.run": "engine",
     "grpo_engine": "engine",
     "tests.engine.families.unreadable": "engine",
     "tests.engine.vllm.sharing_ranks": "engine",

@@ -61,6 +61,7 @@ MODULES = {
     "engine": (
         *LOADED_AHEAD,
         "grpo_engine.__main__",
+        "grpo_engine.serve.serving",
         "tests.support.either_engine",
         "tests.support.fake_serving",
     ),
