@@ -1,4 +1,4 @@
-"""Real OpenEnv servers, shared by the tests of a module."""
+"""Real OpenEnv servers, shared by all tests of a process."""
 
 from collections.abc import Iterator
 
@@ -7,13 +7,13 @@ import pytest
 from tests.support.openenv.server import OpenEnvServer
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def words() -> Iterator[OpenEnvServer]:
     with OpenEnvServer("word") as server:
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def grid() -> Iterator[OpenEnvServer]:
     with OpenEnvServer("grid") as server:
         yield server
