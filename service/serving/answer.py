@@ -5,6 +5,7 @@ Boundary: no HTTP framing towards the client (`endpoints.py`), no statements (`r
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -49,11 +50,13 @@ UNREACHABLE = Refusal(
 
 
 def open_client() -> httpx.AsyncClient:
-    """Connections to the servers of models, without the proxies of the environment."""
+    """Connections to the servers of models, which use plain HTTP, without the proxies of the environment."""
     # a kept connection may be one to a server that has ended
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-    return httpx.AsyncClient(trust_env=False, timeout=timeout, limits=limits)
+    # trusts no certificate, because loading the machine's would take 20 ms
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return httpx.AsyncClient(trust_env=False, timeout=timeout, limits=limits, verify=tls)
 
 
 class AnswerFeed(Feed["OpenAnswer", Positioned]):

@@ -189,7 +189,7 @@ def test_a_turn_that_becomes_ready_joins_one_that_is_being_sampled(shared_sample
         for number, limit in enumerate((60, 2))
     )
     first, later = iter([[long]]), iter([[], [short]])
-    turns = SimpleNamespace(wait=lambda: next(first, []), ready=lambda: next(later, []))
+    turns = SimpleNamespace(wait=lambda _: next(first, None), ready=lambda: next(later, []))
     found: list[tuple[NextTurn, Completion]] = []
     sampler.sample_turns(turns, SAMPLING, lambda *ended: found.append(ended))
     assert [turn for turn, _ in found] == [short, long]
