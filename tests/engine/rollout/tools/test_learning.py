@@ -1,4 +1,4 @@
-"""A job with tools: a model that seldom calls learns to. `test_families.py` has the rows of all formats."""
+"""Jobs with tools on three families: a model that seldom calls learns to, in its family's format."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,15 +29,14 @@ TOOL = HttpTool(
     parameters={"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
     url="https://tool.example",
 )
-FAMILY = "hermes"
 PUPIL_STEPS = 100
 CALL_SHARE = 0.3
 """Probability that the pupil calls."""
 
 
-def supervised_group(policy: Policy) -> TrainingGroup:
+def supervised_group(policy: Policy, name: str) -> TrainingGroup:
     """The question with a wrong answer and, less likely, a call, its result and the right answer."""
-    family, tokenizer = FAMILIES[FAMILY], policy.tokenizer
+    family, tokenizer = FAMILIES[name], policy.tokenizer
     renderer = AnswerRenderer(tokenizer, policy.stop_set, tool_format(tokenizer))
     (prompt, *_) = RowReader(tokenizer, tools=function_schemas([TOOL])).prompts(ROWS)
 
@@ -57,14 +56,14 @@ def _sequence(ids: Sequence[int], weight: float, trained: Sequence[bool] = ()) -
     return TrainingSequence(tuple(ids), zeros, zeros, weight, trained=tuple(trained))
 
 
-def make_pupil(folder: Path) -> None:
+def make_pupil(folder: Path, name: str) -> None:
     """Write a model that mostly gives a wrong answer and sometimes calls."""
-    call = FAMILIES[FAMILY].call("multiply", ARGUMENTS)
-    make_family_model(folder, FAMILY, texts=[call] * 60, hidden=64)
+    call = FAMILIES[name].call("multiply", ARGUMENTS)
+    make_family_model(folder, name, texts=[call] * 60, hidden=64)
     full = SupervisedHyperparameters(lora="full")  # type: ignore[call-arg]
-    source = ModelSource(name=FAMILY, path=str(folder))
+    source = ModelSource(name=name, path=str(folder))
     policy = load_policy(source, full, torch.device("cpu"), torch.float32, seed=5)
-    (batch,) = pack([supervised_group(policy)], 10_000, policy.device)
+    (batch,) = pack([supervised_group(policy, name)], 10_000, policy.device)
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=PUPIL_STEPS)
     for _ in range(PUPIL_STEPS):
@@ -106,8 +105,11 @@ def job(folder: Path, tmp_path: Path, url: str) -> RunConfig:
     )
 
 
-def test_a_model_learns_to_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_pupil(tmp_path / "pupil")
+@pytest.mark.parametrize("name", ["hermes", "llama", "xml"])
+def test_a_model_learns_to_call_in_its_familys_format(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_pupil(tmp_path / "pupil", name)
     with ScriptedServer(_product) as server:
         monkeypatch.setenv("GRPO_ALLOWED_HOSTS", server.host)
         loop = build_loop(job(tmp_path / "pupil", tmp_path, server.url), tmp_path / "run")
