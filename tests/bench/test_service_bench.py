@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from bench.service import deployment
 from bench.service import load as service
 from bench.service.client import Answer, figures_of, percentile
+from tests.support.api_process import running_api
 
 
 @pytest.mark.slow
-def test_a_quick_run_measures_every_scenario(tmp_path: Path) -> None:
+def test_a_quick_run_measures_every_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployment, "running_api", lambda *given, within: running_api(*given))  # forked
     out = tmp_path / "service.json"
     assert service.main(["--quick", "--out", str(out)]) == 1, "so little load meets no mark of size"
     page = json.loads(out.read_text())

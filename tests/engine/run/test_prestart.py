@@ -14,6 +14,7 @@ from grpo_engine.__main__ import main
 from grpo_engine.config.job import RunConfig
 from grpo_engine.run.prestart import leave_out_bitsandbytes
 from tests.engine.processes import adapter_sha256, events, metric_lines, run_here
+from tests.support.forking.client import engine_python
 
 LOADS_AHEAD = """
 import os, random, sys
@@ -69,7 +70,7 @@ def test_a_run_of_an_engine_started_ahead_has_the_bytes_of_a_fresh_ones(
     )
     arguments = ["--config", "config.json", "--run-dir", "."]
     line = json.dumps({"directory": str(warm), "arguments": arguments, "environment": {}}) + "\n"
-    engine = [sys.executable, "-m", "grpo_engine", "--warm"]
+    engine = [engine_python(), "-m", "grpo_engine", "--warm"]  # forked after all imports
     subprocess.run(engine, input=line.encode(), env=environment, check=True)
     assert len(metric_lines(warm)) == 4
     assert metric_lines(warm) == metric_lines(fresh)

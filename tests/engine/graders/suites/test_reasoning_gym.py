@@ -1,6 +1,6 @@
 """The real scorers of Reasoning Gym in the sandbox: the suite's own scores, and hostile answers."""
 
-import tempfile
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -11,8 +11,7 @@ from grpo_engine.contract.records import Score
 from grpo_engine.graders import make_sample
 from grpo_engine.graders.suites import reasoning_gym
 from grpo_engine.graders.suites.reasoning_gym import ReasoningGym
-from service.files.contents import parse_line
-from service.suites.child_process import generate
+from service.suites.__main__ import _rows, _suite
 from service.suites.models import ReasoningGymDataset
 
 
@@ -24,13 +23,11 @@ def _ended() -> Iterator[None]:
 
 @cache
 def items(task: str, **more: Any) -> list[dict[str, Any]]:
-    """Rows as graders see them."""
-    with tempfile.TemporaryFile() as rows:
-        generate(ReasoningGymDataset(type="reasoning_gym", task=task, size=2, **more), rows, 2**24)
-        rows.seek(0)
-        return [
-            {name: value for name, value in parse_line(row).items() if name != "messages"} for row in rows
-        ]
+    """Rows as graders see them; made in this process, which saves the import in a process for each task."""
+    dataset = ReasoningGymDataset(type="reasoning_gym", task=task, size=2, **more)
+    with warnings.catch_warnings(action="ignore"):  # of its libraries, when they are imported
+        rows = [row for row, _ in _rows(dataset, _suite())]
+    return [{name: value for name, value in row.items() if name != "messages"} for row in rows]
 
 
 def score(text: str, item: dict[str, Any], **fields: Any) -> Score:
