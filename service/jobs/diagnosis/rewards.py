@@ -162,7 +162,7 @@ def _longer(run: Run, early: Span) -> Span | None:
     """The newest steps whose completions are demonstrably longer than the first ones."""
     lengths = [(step, value / early.mean) for step, value in run.series(LENGTH)]
     grown = above("length", lengths, LONGER, run.ends)
-    return grown and run.span(LENGTH, grown.first, grown.last)
+    return grown and run.span(LENGTH, max(grown.first, BLOCK_STEPS + 1), grown.last)
 
 
 def _changes_of_parts(run: Run, early: Span, late: Span) -> list[str]:

@@ -51,6 +51,22 @@ def test_fifty_training_rows_are_not_few() -> None:
     assert diagnose(run(num_rows=50)).findings == []
 
 
+def test_the_last_steps_of_a_short_run_are_compared_without_its_first() -> None:
+    rows = metrics(
+        20,
+        **{
+            "reward_std": 0.2,
+            "completions/reward_length_correlation": 0.9,
+            "completions/mean_length": lambda share: 40.0 if share > 0.3 else 10.0,
+        },
+    )
+    finding = the(run(rows), "length_hacking")
+    assert [(one.label, one.value) for one in finding.compared] == [
+        ("completions/mean_length, step 1", 10.0),
+        ("completions/mean_length, steps 11–20", 40.0),
+    ]
+
+
 LONGER: dict[str, Any] = {
     "completions/reward_length_correlation": 0.05,
     "completions/mean_length": rising(20, 60),
