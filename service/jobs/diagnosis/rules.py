@@ -31,6 +31,7 @@ MAIN: tuple[Rule, ...] = (
     stability.far_away,
     rewards.cut,
     signal.few_signals,
+    signal.unrewarded,
     training.reward_flat,
 )
 """Causes come before their effects. Only the first rule that applies makes a finding, because its suggested
@@ -51,7 +52,7 @@ OF_REINFORCEMENT: tuple[Rule, ...] = (
 
 def diagnose(run: Run) -> Diagnosis:
     """The main finding, the independent ones, and what only guards warned about, sorted by severity."""
-    found = [*_first(run), *_applied(run, (training.too_few_steps,))]
+    found = _first(run) or _applied(run, (training.too_few_steps,))
     if run.kind == "reinforcement":
         found += _applied(run, OF_REINFORCEMENT)
         if not found and not is_good(run):

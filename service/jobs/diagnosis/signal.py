@@ -12,7 +12,7 @@ from service.jobs.diagnosis.held_out import is_good
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.stability import far_away
 from service.jobs.diagnosis.training import gain_at
-from service.jobs.diagnosis.windows import BLOCK_STEPS, above
+from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, above
 
 MAJORITY = 0.6
 """A cause is named if it explains more than this share of the groups without signal."""
@@ -26,8 +26,8 @@ RATIO_LOSSES = frozenset({"grpo", "dapo", "dr_grpo", "bnpo"})
 """Losses whose upper clip range bounds the ratio of a token."""
 SIGNAL = "frac_reward_zero_std"
 SIGNAL_LIMIT = DEFAULT_THRESHOLDS["no_signal"]
-
-
+MIN_GROUPS = 10
+"""Fewest groups that are judged in a run too short for trends."""
 MUCH = 0.5
 """A gain is large above this share of the first rewards' standard deviation (Cohen's "medium effect")."""
 
@@ -54,6 +54,17 @@ def few_signals(run: Run) -> DiagnosisFinding | None:
     return finding(
         "few_signals", reason.cause or cause, evidence, reason.advice, reason.change, compared=compared
     )
+
+
+def unrewarded(run: Run) -> DiagnosisFinding | None:
+    """No completion of a run that ended too early for `few_signals` earned a reward."""
+    groups = run.groups
+    if not run.is_over or len(run.series("reward")) >= MIN_STEPS or groups.num < MIN_GROUPS:
+        return None
+    if groups.num_wrong < groups.num:
+        return None
+    reason = _too_hard(run, [groups.text()])
+    return finding("few_signals", reason.cause, reason.evidence, reason.advice, reason.change)
 
 
 def without_signal(run: Run) -> Reason:
@@ -87,6 +98,10 @@ def _too_hard(run: Run, evidence: list[str]) -> Reason:
         "Test the grader on a right answer. If that earns a reward, start with supervised fine-tuning, use "
         "easier prompts, or reward partial progress. More completions per prompt find rare correct ones."
     )
+    if is_good(run):
+        wrong = f"In {run.groups.num_wrong} of {run.groups.num} groups all completions are wrong"
+        cause = f"{wrong}; such groups give no signal."
+        advice = "More completions per prompt find rare correct ones; easier prompts give more signal."
     size = run.settings.get("group_size", MAX_GROUP_SIZE)
     if size >= MAX_GROUP_SIZE:
         return Reason(cause, advice, {"field": "training_file"}, evidence)

@@ -51,6 +51,24 @@ def test_fifty_training_rows_are_not_few() -> None:
     assert diagnose(run(num_rows=50)).findings == []
 
 
+def test_a_short_run_without_any_reward_is_advised_about_its_task_and_not_to_train_longer() -> None:
+    wrong = [group(0.0, 0.0, step=step) for step in range(1, 11)]
+    found = run(metrics(8), *wrong)
+    (finding,) = diagnose(found).findings
+    assert (finding.code, changed(finding)) == ("few_signals", {"group_size": 16})
+    assert finding.cause.endswith("the model cannot do this task yet.")
+    for other in (run(metrics(8), *wrong[:9]), run(metrics(8), *wrong, group(0.0, 1.0))):
+        assert [one.code for one in diagnose(other).findings] == ["too_few_steps"]
+
+
+def test_groups_without_signal_do_not_say_that_an_improved_model_cannot_do_its_task() -> None:
+    rows = evaluated(metrics(frac_reward_zero_std=0.9), (0.1, 0.2), (0.1, 0.2))
+    groups = [group(0.0, 0.0)] * 7 + [group(0.0, 1.0)] * 3
+    (finding,) = diagnose(run(rows, *groups, evaluation=BASELINE)).findings
+    assert (finding.code, finding.severity) == ("few_signals", "info")
+    assert finding.cause == "In 7 of 10 groups all completions are wrong; such groups give no signal."
+
+
 def test_the_last_steps_of_a_short_run_are_compared_without_its_first() -> None:
     rows = metrics(
         20,

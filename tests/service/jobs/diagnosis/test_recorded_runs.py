@@ -79,4 +79,5 @@ def test_the_same_run_always_gets_the_same_diagnosis() -> None:
 
 
 def test_every_rule_about_a_main_cause_is_listed() -> None:
-    assert len(MAIN) == 2 + len(MAIN_CODES)  # with `failure`, and two rules about the learning rate
+    # with `failure`, and two rules each about the learning rate and few signals
+    assert len(MAIN) == 3 + len(MAIN_CODES)
