@@ -108,11 +108,11 @@ class Alarm:
     def message(self) -> str:
         """The observation, why it matters, and which field to change."""
         seen, why, change = _TEXTS[self.guard.watch]
-        is_share = self.guard.watch in SHARES
-        number = f"{100 * self.value:.3g}%" if is_share else f"{self.value:.3g}"
+        unit, factor = ("%", 100) if self.guard.watch in SHARES else ("", 1)
+        number, limit = (f"{factor * each:.3g}{unit}" for each in (self.value, self.guard.limit))
         count = self.guard.patience
         since = f"for {count} steps in a row, up to step {self.step}" if count > 1 else f"in step {self.step}"
-        return f"{seen.format(value=number)} (limit {self.guard.limit:.3g}) {since}. {why} {change}"
+        return f"{seen.format(value=number)} (limit {limit}) {since}. {why} {change}"
 
 
 def watch(

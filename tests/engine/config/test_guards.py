@@ -9,6 +9,7 @@ import pytest
 from grpo_engine.config.guards import (
     DEFAULT_THRESHOLDS,
     PLATEAU_STEPS,
+    SHARES,
     START_STEPS,
     Alarm,
     Guard,
@@ -153,7 +154,8 @@ def test_every_rule_has_a_default_a_measure_and_texts() -> None:
     for guard, field in zip(default_guards(), fields, strict=True):
         message = Alarm(guard, 12, 0.95).message
         assert message.startswith(("The ", "In 95%", "95%", "A grader", "Reward"))
-        assert f"(limit {guard.limit:.3g}) for 5 steps in a row, up to step 12." in message
+        limit = f"{100 * guard.limit:.3g}%" if guard.watch in SHARES else f"{guard.limit:.3g}"
+        assert f"(limit {limit}) for 5 steps in a row, up to step 12." in message
         assert field in message.split("up to step 12.")[1]
 
 
@@ -174,7 +176,7 @@ def test_a_warning_states_the_observation_and_the_field_to_change(
 ) -> None:
     (warning,) = of(run(make_config(guards=[ALWAYS]), tmp_path), Warned)
     assert (warning.code, warning.step) == ("guard_truncation", 2)
-    assert "of the completions were cut at max_completion_tokens (limit 0)" in warning.message
+    assert "of the completions were cut at max_completion_tokens (limit 0%)" in warning.message
     assert "Raise max_completion_tokens" in warning.message
 
 
