@@ -37,14 +37,19 @@ def test_a_finding_is_one_line_with_its_numbers_and_opens_on_a_click(
     page: Page, deployment: Deployment
 ) -> None:
     path = f"{JOBS}/{deployment.jobs['first']}/diagnosis"
-    compared = [{"label": "held-out", "value": 0.862}, {"label": "training", "value": 0.7792, "step": 140}]
+    compared = [
+        {"label": "held-out", "value": 0.862},
+        {"label": "training", "value": 0.7792, "step": 140},
+        {"label": "kl, steps 121–140", "value": 0.25, "step": 140},
+    ]
     finding = repeated(count=7, first_step=12, last_step=147, compared=compared)
     answer = {**deployment.get(path), "findings": [finding]}
     page.route(f"**{path}", lambda route: route.fulfill(json=answer))
     page.goto(f"/#/jobs/{deployment.jobs['first']}")
     line = page.get_by_role("region", name="Findings").locator("summary").filter(has_text=finding["cause"])
     expect(line).to_have_text(
-        "Groups have no signal.held-out 0.862 · training 0.779 at step 1407 times, last at step 147"
+        "Groups have no signal.held-out 0.862 · training 0.779 at step 140 · "
+        "KL divergence to the reference, steps 121–140: 0.257 times, last at step 147"
     )
     expect(page.get_by_text("Raise the temperature.")).to_be_hidden()
     line.press("Enter")

@@ -105,9 +105,12 @@ export class Diagnosis {
 const change = ({ current, suggested }) =>
   suggested === null || suggested === undefined ? null : ` ${settingValue(current)} → ${settingValue(suggested)}`;
 
-// "held-out 0.862 · training 0.79 at step 40"
-const comparedIn = ({ compared = [] }) => compared.map(({ label, value, step }, at) =>
-  [at > 0 && " · ", `${labelled(label)} `, el("b", {}, number(value, 3)), step === undefined || step === null ? null : ` at step ${number(step, 7)}`]);
+// "held-out 0.862 · training 0.79 at step 40", "entropy, steps 1–20: 0.125"
+const comparedIn = ({ compared = [] }) => compared.map(({ label, value, step }, at) => {
+  const hasSteps = /, steps? [\d–]+$/.test(label);
+  const atStep = !hasSteps && step !== undefined && step !== null && ` at step ${number(step, 7)}`;
+  return [at > 0 && " · ", `${labelled(label)}${hasSteps ? ": " : " "}`, el("b", {}, number(value, 3)), atStep];
+});
 
 const labelled = (text) => inWords(text.replace(/^(reward|entropy|kl)\b/, metricLabel));
 
