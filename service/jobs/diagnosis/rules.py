@@ -53,6 +53,8 @@ OF_REINFORCEMENT: tuple[Rule, ...] = (
 def diagnose(run: Run) -> Diagnosis:
     """The main finding, the independent ones, and what only guards warned about, sorted by severity."""
     found = _first(run) or _applied(run, (training.too_few_steps,))
+    if run.kind == "supervised":
+        found += _applied(run, (training.loss_still_falls,))
     if run.kind == "reinforcement":
         found += _applied(run, OF_REINFORCEMENT)
         if not found and not is_good(run):

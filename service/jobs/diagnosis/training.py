@@ -9,6 +9,7 @@ from math import ceil, log, sqrt
 from service.jobs.diagnosis.findings import DiagnosisFinding, finding, number, rounded
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, Span, error_between, fitted_change, settled
+from service.jobs.model.states import JobState
 
 REWARD = "reward"
 NUM_ERRORS = 3.0
@@ -24,6 +25,10 @@ SLOW_STEPS = 50
 """Until this step, a reward that does not rise is not a finding, because many runs start slowly."""
 STILL_NATS = 0.01
 """KL of a completion below which the policy has hardly moved."""
+LAST_PART = 0.25
+"""Share of a supervised run in which its held-out loss must have stopped falling."""
+LOSS_FALL = 0.1
+"""Share of the held-out loss by which it still falls in that part."""
 MAX_STEPS_FACTOR = 10
 """Maximum number of suggested steps, as a multiple of the steps done."""
 
@@ -160,6 +165,20 @@ def too_few_steps(run: Run) -> DiagnosisFinding | None:
         return finding("too_few_steps", cause, evidence, "Wait.", {}, "info")
     change = run.setting("n_steps", max(5 * MIN_STEPS, 2 * run.total_steps))
     return finding("too_few_steps", cause, evidence, "Train longer.", change, "info")
+
+
+def loss_still_falls(run: Run) -> DiagnosisFinding | None:
+    """The held-out loss of a finished supervised run fell until its end."""
+    losses = run.series("eval/loss")
+    early = [point for point in losses if point[0] <= (1 - LAST_PART) * run.step]
+    if run.state is not JobState.SUCCEEDED or not early or losses[-1][1] > (1 - LOSS_FALL) * early[-1][1]:
+        return None
+    num_steps, num_epochs = run.settings.get("n_steps"), run.settings.get("n_epochs", "auto")
+    longer = 2 * (1 if num_epochs == "auto" else num_epochs)
+    change = run.setting("n_steps", 2 * num_steps) if num_steps else run.setting("n_epochs", longer)
+    cause = "The held-out loss still fell at the end."
+    evidence = [f"step {step}: held-out loss {number(loss)}" for step, loss in (early[-1], losses[-1])]
+    return finding("loss_still_falls", cause, evidence, "Train longer.", change, "info")
 
 
 def more_steps(run: Run) -> DiagnosisFinding | None:

@@ -133,6 +133,29 @@ def test_a_supervised_job_is_not_judged_by_rewards() -> None:
     assert diagnose(found).findings == []
 
 
+@pytest.mark.parametrize(
+    ("settings", "longer"),
+    [
+        ({"n_epochs": 3}, {"n_epochs": 6}),
+        ({"n_epochs": "auto"}, {"n_epochs": 2}),
+        ({"n_steps": 40}, {"n_steps": 80}),
+    ],
+)
+def test_a_supervised_run_whose_held_out_loss_still_fell_is_advised_to_train_longer(
+    settings: dict[str, Any], longer: dict[str, Any]
+) -> None:
+    method = {"type": "supervised", "supervised": {"hyperparameters": settings}}
+    rows = [{"step": step, "loss": 1.0} for step in range(1, 41)]
+    for step, loss in ((20, 2.0), (30, 1.0), (40, 0.8)):
+        rows[step - 1]["eval/loss"] = loss
+    (finding,) = diagnose(run(rows, method=method)).findings
+    assert (finding.code, finding.severity) == ("loss_still_falls", "info")
+    assert finding.evidence == ["step 30: held-out loss 1", "step 40: held-out loss 0.8"]
+    assert finding.patch == {"method": {"supervised": {"hyperparameters": longer}}}
+    rows[-1]["eval/loss"] = 0.95
+    assert diagnose(run(rows, method=method)).findings == []
+
+
 @pytest.mark.parametrize("code", FAILED)
 @pytest.mark.parametrize("kind", ["supervised", "training_free"])
 def test_each_failure_of_the_other_methods_has_a_finding_too(kind: str, code: str) -> None:
