@@ -125,6 +125,18 @@ def test_the_held_out_change_is_the_verdict_in_points(page: Page, deployment: De
     expect(shown.get_by_text("not significant")).to_have_count(0 if significant else 1)
 
 
+def test_the_held_out_change_of_a_supervised_job_is_that_of_its_loss(
+    page: Page, deployment: Deployment
+) -> None:
+    lowered = {**deployment.job("supervised"), "eval": {"baseline": {"step": 0, "loss": 4.366}}}
+    lowered["eval"] |= {"last": {"step": 60, "loss": 1.958}, "best": None, "verdict": None}
+    page.route(
+        f"**{JOBS}?limit=20*", lambda route: route.fulfill(json={"data": [lowered], "has_more": False})
+    )
+    page.goto("/#/jobs")
+    expect(row(page, "warm-up").locator(".held-out .good")).to_have_text("−2.408 loss")
+
+
 def test_a_job_is_renamed_tagged_archived_and_deleted(page: Page, deployment: Deployment) -> None:
     job_id = deployment.create(upload(deployment.client), suffix="to-edit")
     deployment.client.post(f"{JOBS}/{job_id}/cancel")

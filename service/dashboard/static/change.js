@@ -1,6 +1,6 @@
-// The change of a job's held-out reward, as tables show it: sign, tone, and whether it is significant.
+// The change of a job's held-out reward or loss, as tables show it: sign, tone, and whether it is significant.
 
-import { el } from "./dom.js";
+import { decimals, el } from "./dom.js";
 
 const isNumber = (value) => value !== null && value !== undefined;
 
@@ -15,13 +15,21 @@ export function changeOf(job) {
   return { text, detail: tone === "unclear" ? "not significant" : interval, interval, tone, difference };
 }
 
-// → a <span> with the difference in points; "–" without one.
+// → a <span> with the difference, of rewards in points; "–" without one.
 export function changeCell(job) {
   const change = changeOf(job);
-  if (!change) return el("span", { class: "faint" }, "–");
+  if (!change) return lossCell(job.eval);
   return el("span", { class: `change ${change.tone}`, title: change.interval && `95% CI ${change.interval} points` },
     el("strong", {}, change.text), el("span", { class: "unseen" }, " points, "),
     el("span", { class: "small faint detail" }, change.detail));
+}
+
+function lossCell({ baseline, last }) {
+  const difference = last?.step > 0 ? last.loss - baseline?.loss : NaN;
+  if (!Number.isFinite(difference)) return el("span", { class: "faint" }, "–");
+  const text = `${difference > 0 ? "+" : ""}${decimals(difference)}`;
+  return el("span", { class: `change ${difference < 0 ? "good" : "bad"}` },
+    el("strong", {}, text), " ", el("span", { class: "small faint detail" }, "loss"));
 }
 
 export const points = (value) => (100 * value).toFixed(1).replace("-", "−");
