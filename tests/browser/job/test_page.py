@@ -214,6 +214,14 @@ def test_a_long_model_name_is_broken_on_a_phone(
     assert page.evaluate(TOO_WIDE) <= 0
 
 
+def test_the_verdict_precedes_the_numbers_on_a_phone(page: Page, deployment: Deployment) -> None:
+    page.set_viewport_size(PHONE)
+    open_job(page, deployment, "first")
+    drawn(page, "Reward")
+    tops = [page.locator(part).evaluate("(shown) => shown.offsetTop") for part in (".next", ".strip")]
+    assert tops == sorted(tops)
+
+
 def test_the_jobs_page_looks_right(
     page: Page, deployment: Deployment, shots: Callable[[Page, str], None]
 ) -> None:
