@@ -25,6 +25,7 @@ from service.cli.commands.watch import watch_job
 from service.cli.http.client import JOBS, Client
 from tests.e2e.rollouts import evaluations
 from tests.service.embedded import ROOT, Up, grpo_job, grpo_up
+from tests.support.forking import client as forking
 
 pytestmark = pytest.mark.slow
 
@@ -72,6 +73,16 @@ def succeed(client: Client, body: dict[str, Any]) -> dict[str, Any]:
     return job
 
 
+def engine_python(folder: Path) -> Path:
+    """Starts the jobs' engines as real processes, whose peak memory is tested, and forks later ones."""
+    program, forked = folder / "engine", forking.engine_python()
+    program.write_text(
+        f'#!/bin/sh\n[ -e {folder}/jobs-ended ] && exec {forked} "$@"\nexec {sys.executable} "$@"\n'
+    )
+    program.chmod(0o755)
+    return program
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     folder = tmp_path_factory.mktemp("embedded")
@@ -81,8 +92,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
         "train": write_jsonl(folder / "train.jsonl", TRAIN),
         "held_out": write_jsonl(folder / "held_out.jsonl", HELD_OUT),
     }
-    # not forked: a test compares its peak memory with the estimate
-    engine = {"GRPO_ENGINE_PYTHON": sys.executable, "GRPO_ENGINE_MODULE": "grpo_engine"}
+    engine = {"GRPO_ENGINE_PYTHON": str(engine_python(folder)), "GRPO_ENGINE_MODULE": "grpo_engine"}
     with grpo_up(folder / "home", **engine, GRPO_WARM_ENGINE="0") as up:
         key = Path(up.ready["key_file"]).read_text().strip()
         with Client(up.url, key) as client:
@@ -90,6 +100,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
             supervised = succeed(client, supervised_job(ids["supervised"]))
             body = reinforcement_job(ids["train"], ids["held_out"], supervised["fine_tuned_model"])
             reinforced = succeed(client, body)
+            (folder / "jobs-ended").touch()
             model = unpack(fetch_adapter(client, supervised["id"], folder / "downloads")[0])
             merged = folder / "merged"
             done = up.grpo("merge", reinforced["id"], "--to", merged)
