@@ -1,6 +1,7 @@
 """Evaluates held-out rows and compares their rewards, row by row, with those before training."""
 
 import statistics
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -93,7 +94,10 @@ def rewards_by_row(scored: Sequence[ScoredGroup]) -> Rewards:
 
 
 def evaluation_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Rewards, lengths, results by environment, share of unscorable rows and number of rows."""
+    """Rewards, lengths, results by environment, share of unscorable rows and number of rows.
+
+    `most_frequent_answer`: share of the rows whose completion is the most frequent one, word for word.
+    """
     kept = {
         name: value
         for name, value in reward_metrics(scored).items()
@@ -102,4 +106,6 @@ def evaluation_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
     completions = [group.group.completions[0] for group in scored]
     about = {**completion_metrics(completions), **episode_metrics(completions)}
     errors = statistics.fmean([1.0 if group.scores[0].reward is None else 0.0 for group in scored])
+    answers = Counter(completion.text.strip() for completion in completions)
+    about["most_frequent_answer"] = max(answers.values()) / len(scored)
     return finite({**kept, **about, "error_rate": errors, "num_rows": float(len(scored))})

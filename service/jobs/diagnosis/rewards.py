@@ -7,7 +7,7 @@ from grpo_engine.config.guards import DEFAULT_THRESHOLDS
 from service.jobs.diagnosis.changes import more_tokens
 from service.jobs.diagnosis.failures import error_lines, slow_or_wrong_grader
 from service.jobs.diagnosis.findings import Compared, DiagnosisFinding, finding, number
-from service.jobs.diagnosis.held_out import is_good
+from service.jobs.diagnosis.held_out import MIN_ROWS, evaluations, is_good
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, Span, above
 
@@ -19,6 +19,8 @@ LONGER = 1.5
 """Growth of the completions' length that a change of prompts does not explain."""
 GRADED = 0.9
 """Rewards are graded if their variance is below this share of that of zeros and ones."""
+SAME_ANSWER = 0.9
+"""Share of the held-out completions that may be equal; if their mean reward is as high, they are right."""
 MOST = 0.75
 """Share of the blocks of steps in which reward and length must correlate positively."""
 
@@ -36,6 +38,31 @@ def unscored(run: Run) -> DiagnosisFinding | None:
     compared = [worst.compared, Compared(label="limit", value=limit)]
     change = slow_or_wrong_grader(run)
     return finding("grader_errors", cause, evidence, advice, change, compared=compared)
+
+
+def same_answer(run: Run) -> DiagnosisFinding | None:
+    """The model gives nearly all held-out rows the same answer, and it is often wrong."""
+    known, shares = evaluations(run), run.series("eval/most_frequent_answer")
+    if not known or not shares or known[-1].rows < MIN_ROWS:
+        return None
+    last, (step, share) = known[-1], shares[-1]
+    if share < SAME_ANSWER or last.reward >= SAME_ANSWER:
+        return None
+    cause = (
+        f"The model gives {share:.0%} of the held-out rows the same answer, so its held-out reward of "
+        f"{number(last.reward)} does not show that it can do the task."
+    )
+    advice = (
+        "Read the held-out rollouts. Train supervised on right answers first, or raise beta or entropy_coef, "
+        "which keep the answers different."
+    )
+    compared = [
+        Compared(label="rows with the same answer", value=share, step=step),
+        Compared(label="held-out reward", value=last.reward, step=last.step),
+    ]
+    evidence = [f"step {step}: most frequent held-out answer {share:.0%} of {last.rows} rows"]
+    change = {"field": "training_file"}
+    return finding("same_answer", cause, evidence, advice, change, compared=compared)
 
 
 def failed_sessions(run: Run) -> DiagnosisFinding | None:

@@ -43,6 +43,7 @@ QUESTIONS = frozenset({"longer_completions"})
 OF_REINFORCEMENT: tuple[Rule, ...] = (
     rewards.unscored,
     rewards.failed_sessions,
+    rewards.same_answer,
     held_out.more_rows,
     few_held_out_rows,
     rewards.longer,

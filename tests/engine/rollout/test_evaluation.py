@@ -23,7 +23,7 @@ from grpo_engine.contract.events import (
 from grpo_engine.contract.records import FinishReason, Score
 from grpo_engine.objective.significance import verdict_on
 from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt, ScoredGroup
-from grpo_engine.rollout.evaluation import rewards_by_row
+from grpo_engine.rollout.evaluation import evaluation_metrics, rewards_by_row
 from grpo_engine.rollout.scoring import with_zero_advantages
 from grpo_engine.run.build import build_loop
 from grpo_engine.training import checkpoint
@@ -114,6 +114,20 @@ def test_early_stopping_without_held_out_rows_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="early_stopping needs validation_file"):
         build_loop(make_config(early_stopping={}), tmp_path)
+
+
+def test_the_share_of_the_most_frequent_answer_is_counted_word_for_word() -> None:
+    texts = ["billing", "billing\n", "sales", "Billing"]
+    scored = [
+        with_zero_advantages(
+            GradedGroup(
+                Group(Prompt(row, "", (1,), {}), (Completion(text, (1,), (0.0,), FinishReason.STOP, 0),)),
+                (Score(reward=0.0),),
+            )
+        )
+        for row, text in enumerate(texts)
+    ]
+    assert evaluation_metrics(scored)["most_frequent_answer"] == 0.5
 
 
 def test_an_unscorable_row_is_in_neither_side_of_the_comparison() -> None:

@@ -35,6 +35,22 @@ def test_enough_held_out_rows_that_rise_make_few_training_rows_harmless(
     assert f"{num_held_out} held-out rows are too few" in finding.cause or severity == "info"
 
 
+def test_a_rising_reward_for_one_answer_to_all_rows_is_not_a_good_run() -> None:
+    rows = evaluated(metrics(), (0.1, 0.2), (0.1, 0.2))
+    rows[-1]["eval/most_frequent_answer"] = 0.96
+    found = diagnose(run(rows, evaluation=BASELINE))
+    assert [f"{one.severity} {one.code}" for one in found.findings] == ["warning same_answer"]
+    assert found.summary.startswith("The model gives 96% of the held-out rows the same answer")
+    assert [one.value for one in found.findings[0].compared] == [0.96, 0.45]
+
+
+@pytest.mark.parametrize(("share", "reward"), [(0.89, 0.45), (1.0, 0.95)])
+def test_a_frequent_or_right_answer_is_no_doubt(share: float, reward: float) -> None:
+    rows = evaluated(metrics(), (0.1, 0.2), (0.1, 0.2))
+    rows[-1] |= {"eval/most_frequent_answer": share, "eval/reward": reward}
+    assert diagnose(run(rows, evaluation=BASELINE)).findings == []
+
+
 def test_a_fall_over_few_held_out_rows_says_how_many_a_verdict_needs() -> None:
     rows = evaluated(metrics(), (-0.4, -0.1), (-0.4, -0.1), num_rows=30)
     finding = the(run(rows, evaluation=BASELINE), "few_held_out_rows")
