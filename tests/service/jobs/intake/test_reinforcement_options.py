@@ -265,7 +265,7 @@ def test_a_formula_that_never_has_a_value_is_no_grader(client: TestClient) -> No
 def test_a_share_is_shown_in_percent_and_one_step_in_the_singular() -> None:
     at_once = Alarm(Guard(watch="truncation", patience=1), 3, 1.0).message
     assert at_once.startswith(
-        "100% of the completions were cut at max_completion_tokens (limit 0.5) in step 3."
+        "100% of the completions were cut at max_completion_tokens (limit 50%) in step 3."
     )
     assert Alarm(Guard(watch="kl"), 3, 12.5).message.startswith("The policy is 12.5 nats per completion away")
 
