@@ -243,16 +243,22 @@ def test_another_grader_ends_a_task_and_takes_its_settings_back(page: Page, rows
     assert "max_turns" not in method["hyperparameters"]
 
 
-def test_a_reference_of_text_is_graded_as_exact_text(
+def test_a_reference_of_text_is_graded_as_exact_text_in_short_completions(
     page: Page, tmp_path: Path, shots: Callable[[Page, str], None]
 ) -> None:
     path = tmp_path / "sums.jsonl"
     asked = [{"role": "user", "content": "What is 0 + 0?"}]
     grader = page.get_by_label("Grader", exact=True)
-    for answer, kind in (("It is 0.\n#### 0", "numeric"), ("nought", "string_check"), ("1,200", "numeric")):
+    for answer, kind, tokens in (
+        ("It is 0.\n#### 0", "numeric", 256),
+        ("nought", "string_check", 64),
+        ("1,200", "numeric", 256),
+    ):
         path.write_text(json.dumps({"messages": asked, "answer": answer}) + "\n")
         open_with(page, path)
         expect(grader).to_have_value(kind)
+        settings = request_shown(page)["method"]["reinforcement"]["hyperparameters"]
+        assert settings["max_completion_tokens"] == tokens
         page.get_by_role("button", name="Reset").click()
         page.goto("/#/jobs")
     page.goto("/#/new")

@@ -83,7 +83,7 @@ export function showProbing(probe) {
   const { step, total_steps: total } = probe.progress;
   const doing = probe.queue.reason ?? (probe.phase === "probing" ? "sampling" : probe.phase);
   return el("div", { class: "note", role: "status" },
-    el("p", {}, `The probe is ${doing}${total ? `: ${step} of ${total}` : ""}…`),
+    el("p", {}, `The probe is ${doing}${total ? `: ${step} of ${total} batches` : ""}…`),
     el("div", { class: "bar" }, el("i", { style: { width: `${total ? (100 * step) / total : 0}%` } })));
 }
 

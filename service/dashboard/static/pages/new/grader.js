@@ -2,6 +2,7 @@
 
 import { ANSWER_NAMES } from "../../csv.js";
 import { button, el } from "../../dom.js";
+import { methodOf } from "./draft.js";
 import { codeArea, field, idOf, input, jsonArea, select } from "./fields.js";
 
 const FORMULA = "calculate_output";
@@ -87,6 +88,8 @@ const RULES = {
 const OTHERS = ["length", "code_tests", "process", "score_model", "reward_model", "endpoint"];
 
 const MOST_EXACT_WORDS = 8;
+// A completion that is longer than the exact text is wrong, and sampling it takes time.
+const MOST_TOKENS = { string_check: 64 };
 
 const names = (text) => text.split(",").map((name) => name.trim()).filter(Boolean);
 
@@ -130,8 +133,18 @@ export function suit(draft, row) {
   draft.likely = likelyRule(row[draft.answer]);
   if (!initial) return;
   const isGuess = grader.type === draft.guessed && initial !== draft.preset;
-  if (isGuess) draft.guessed = draft.likely;
+  if (isGuess) {
+    limitTokens(draft, draft.guessed, draft.likely);
+    draft.guessed = draft.likely;
+  }
   draft.set(at, isGuess ? beginning(draft.guessed, draft.answer) : forField(initial, draft.answer));
+}
+
+// Changes the longest completion with the rule that the form chose, unless a person has changed it.
+function limitTokens(draft, before, rule) {
+  const at = `method.${draft.type}.hyperparameters.max_completion_tokens`;
+  const usual = methodOf(draft.type)[draft.type].hyperparameters.max_completion_tokens;
+  if (draft.get(at) === (MOST_TOKENS[before] ?? usual)) draft.set(at, MOST_TOKENS[rule] ?? usual);
 }
 
 // Almost no completion is exactly a long text, so similarity scores it.
