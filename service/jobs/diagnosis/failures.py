@@ -8,6 +8,7 @@ from typing import Any
 
 from service.jobs.diagnosis.changes import lower_learning_rate
 from service.jobs.diagnosis.findings import Change, DiagnosisFinding, finding
+from service.jobs.diagnosis.held_out import reward_fell
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.signal import without_signal
 from service.jobs.results.manifest import settings_in
@@ -28,6 +29,10 @@ def failure(run: Run) -> DiagnosisFinding | None:
     evidence = [f"at step {run.step} of {run.total_steps}: {run.failure['message']}"]
     evidence += list(lines)[:SHOWN_LINES]
     if code == "no_signal":
+        if fallen := reward_fell(run):  # it had signal before
+            change = lower_learning_rate(run)
+            evidence += fallen.evidence
+            return finding(code, fallen.cause, evidence, fallen.advice, change, "error", fallen.compared)
         reason = without_signal(run)
         evidence += reason.evidence
         return finding(code, reason.cause or cause, evidence, reason.advice, reason.change, "error")

@@ -208,7 +208,7 @@ def reward_fell(run: Run) -> DiagnosisFinding | None:
         evidence = evidence_of(run, [best_of(known), known[-1]])
     before, after = (number(one.value) for one in compared)
     cause = f"The {which} reward fell from {before} to {after}: the policy became worse."
-    advice = "Lower the learning rate; the checkpoint marked as best has the best held-out reward."
+    advice = "Lower the learning rate. A checkpoint that is marked as best has the best held-out reward."
     return finding("reward_fell", cause, evidence, advice, lower_learning_rate(run), compared=compared)
 
 

@@ -63,6 +63,16 @@ def test_a_fall_over_few_held_out_rows_says_how_many_a_verdict_needs() -> None:
     assert "few_held_out_rows" not in codes
 
 
+def test_a_job_without_signal_whose_reward_fell_before_is_advised_a_lower_learning_rate() -> None:
+    rows = evaluated(metrics(reward=0.4), (-0.3, -0.1), (-0.3, -0.1))
+    failure = {"code": "no_signal", "message": "20 steps in a row without signal", "hint": "", "evidence": []}
+    wrong = [group(0.0, 0.0, step=step) for step in range(50, 61)]
+    (finding, *_) = diagnose(run(rows, *wrong, evaluation=BASELINE, failure=failure)).findings
+    assert (finding.code, finding.severity) == ("no_signal", "error")
+    assert finding.cause == "The held-out reward fell from 0.3 to 0.1: the policy became worse."
+    assert list(changed(finding)) == ["learning_rate"]
+
+
 def test_fifty_training_rows_are_not_few() -> None:
     assert diagnose(run(num_rows=50)).findings == []
 

@@ -87,7 +87,8 @@ export class Diagnosis {
   }
 
   async clone(one, pressed) {
-    const detail = "Creates a new job with the same request and seed. This job does not change.";
+    const other = Object.keys(one.patch).length ? "this change, and otherwise the same request and seed" : "the same request and seed";
+    const detail = `Creates a new job with ${other}. This job does not change.`;
     if (!(await confirmed("Run this job again?", { detail, yes: "Run again", no: "Not now", kind: "primary" }))) return;
     pressed.disabled = true;
     this.problem.replaceChildren();
