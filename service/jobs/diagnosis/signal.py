@@ -93,7 +93,10 @@ def _too_hard(run: Run, evidence: list[str]) -> Reason:
         cause = "In almost every group all completions are wrong, and most completions are cut."
         advice = "Allow more tokens to see whether the model can do this task."
         return Reason(cause, advice, more_tokens(run), [*evidence, str(cut)])
-    cause = "In almost every group all completions are wrong: the model cannot do this task yet."
+    cause = (
+        "In almost every group all completions are wrong: the model cannot do this task yet, or the grader "
+        "rejects right answers."
+    )
     advice = (
         "Test the grader on a right answer. If that earns a reward, start with supervised fine-tuning, use "
         "easier prompts, or reward partial progress. More completions per prompt find rare correct ones."

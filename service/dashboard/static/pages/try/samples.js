@@ -13,7 +13,7 @@ export async function samplesOf(jobId, use, signal) {
     const job = await get(`${JOBS}/${jobId}`, { signal });
     const { rows } = await get(`/v1/files/${job.validation_file ?? job.training_file}/preview`, { query: { limit: READ }, signal });
     const samples = rows.map(sampleOf).filter(Boolean).slice(0, SHOWN);
-    return samples.length ? [el("span", { class: "hint" }, job.validation_file ? "Held-out rows:" : "Training rows:"),
+    return samples.length ? [el("span", { class: "hint" }, job.validation_file ? "Held-out rows:" : job.validation_split ? "Rows of its file, some of them held out:" : "Training rows:"),
       ...samples.map((sample) => button(shortened(sample.prompt), () => use(sample), { kind: "small", title: sample.prompt }))] : [];
   } catch (error) {
     if (signal.aborted || error.status === undefined) throw error;
