@@ -15,7 +15,6 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     and_,
-    false,
     or_,
     text,
 )
@@ -111,16 +110,16 @@ class Job(Base):
     requested: Mapped[dict[str, Any] | None] = mapped_column(Document, deferred=True)
     """The request's body, for clones; loaded when it is used."""
     warnings: Mapped[list[Any]] = mapped_column(Document, default=list)
-    required_capabilities: Mapped[str] = mapped_column(String(128), default="", server_default="")
+    required_capabilities: Mapped[str] = mapped_column(String(128), default="")
     """Capabilities that a machine needs to run it: sorted, separated by spaces (`jobs/store/machines.py`)."""
-    required_gpus: Mapped[int] = mapped_column(default=0, server_default="0")
-    required_gpu_memory_gb: Mapped[int] = mapped_column(default=0, server_default="0")
+    required_gpus: Mapped[int] = mapped_column(default=0)
+    required_gpu_memory_gb: Mapped[int] = mapped_column(default=0)
 
     # what its user may change in any state
     name: Mapped[str | None] = mapped_column(String(128))
     notes: Mapped[str | None] = mapped_column(Text())
-    tags: Mapped[list[Any]] = mapped_column(Document, default=list, server_default="[]")
-    archived: Mapped[bool] = mapped_column(default=False, server_default=false())
+    tags: Mapped[list[Any]] = mapped_column(Document, default=list)
+    archived: Mapped[bool] = mapped_column(default=False)
 
     # the lease
     fence: Mapped[int] = mapped_column(default=0)

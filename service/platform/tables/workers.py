@@ -15,8 +15,8 @@ class WorkerHost(Base):
     pool: Mapped[str] = mapped_column(String(64), primary_key=True)
     capabilities: Mapped[str] = mapped_column(String(256))
     """Sorted, separated by spaces."""
-    gpus: Mapped[int] = mapped_column(default=0, server_default="0")
-    gpu_memory_gb: Mapped[int] = mapped_column(default=0, server_default="0")
+    gpus: Mapped[int] = mapped_column(default=0)
+    gpu_memory_gb: Mapped[int] = mapped_column(default=0)
     """Memory of the smallest GPU."""
     seen_at: Mapped[float] = mapped_column(default=db_now())
 

@@ -24,7 +24,7 @@ def test_the_migrated_schema_is_the_one_that_the_models_describe(database: Datab
 
 
 def test_a_migrated_database_is_at_the_newest_revision(database: Database) -> None:
-    assert current_revision(database.engine) == head_revision() == "2026_11_26_key_use"
+    assert current_revision(database.engine) == head_revision() == "2026_11_26_initial"
 
 
 def test_upgrading_a_current_database_keeps_its_tables(database: Database) -> None:

@@ -8,7 +8,7 @@ from alembic import op
 from sqlalchemy import inspect
 from sqlalchemy.dialects import postgresql
 
-revision: str = "2026_11_23_initial"
+revision: str = "2026_11_26_initial"
 down_revision: str | None = None
 
 DOCUMENT = sa.JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=True), "postgresql")
@@ -20,8 +20,8 @@ STATISTICS_TARGET = 10
 
 
 def upgrade() -> None:
-    _create_keys_and_files()
     _create_jobs()
+    _create_keys_and_files()
     _create_history()
     _create_results()
     _create_bookkeeping_and_webhooks()
@@ -73,8 +73,8 @@ def _columns_of(kind: sa.types.TypeEngine[Any]) -> Callable[..., list[sa.Column[
 _ints, _times, _documents = _columns_of(sa.BigInteger()), _columns_of(sa.Double()), _columns_of(DOCUMENT)
 
 
-def _of_job(table: str) -> sa.ForeignKeyConstraint:
-    return sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=f"fk_{table}_job_id")
+def _of_job(table: str, ondelete: str | None = None) -> sa.ForeignKeyConstraint:
+    return sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=f"fk_{table}_job_id", ondelete=ondelete)
 
 
 def _partial_index(name: str, table: str, columns: Sequence[str | sa.TextClause], condition: str) -> None:
@@ -88,14 +88,18 @@ def _create_keys_and_files() -> None:
         *_texts(public_id=16, tenant=64, secret_sha256=64, name=128),
         *_documents("scopes"),
         *_times("created_at"),
-        *_times("expires_at", "revoked_at", nullable=True),
+        *_times("expires_at", "revoked_at", "last_used_at", nullable=True),
+        *_texts(nullable=True, job_id=64),
+        _of_job("api_keys"),
         sa.PrimaryKeyConstraint("public_id", name="pk_api_keys"),
     )
     op.create_index("ix_api_keys_tenant", "api_keys", ["tenant"])
+    op.create_index("ix_api_keys_job_id", "api_keys", ["job_id"])
     op.create_table(
         "files",
         *_texts(id=64, tenant=64, filename=512, purpose=32, sha256=64, storage_key=512),
         *_ints("num_bytes"),
+        *_ints("num_rows", nullable=True),
         *_times("created_at"),
         *_times("expires_at", "deleted_at", nullable=True),
         sa.PrimaryKeyConstraint("id", name="pk_files"),
@@ -111,13 +115,15 @@ def _create_jobs() -> None:
         *_times("created_at", "not_before", "last_woken_at"),
         *_times("started_at", "finished_at", "lease_expires_at", nullable=True),
         *_texts(model=256, training_file=64),
-        *_texts(nullable=True, validation_file=64, suffix=64),
+        *_texts(nullable=True, validation_file=64, suffix=64, name=128),
+        sa.Column("notes", sa.Text(), nullable=True),
+        *_times("validation_split", nullable=True),
         *_ints("seed"),
-        *_documents("resources", "method", "warnings"),
+        *_documents("resources", "method", "warnings", "tags"),
+        sa.Column("archived", sa.Boolean(), nullable=False),
         *_documents("metadata", "integrations", "requested", nullable=True),
-        sa.Column("required_capabilities", sa.String(128), nullable=False, server_default=""),
-        sa.Column("required_gpus", sa.BigInteger(), nullable=False, server_default="0"),
-        sa.Column("required_gpu_memory_gb", sa.BigInteger(), nullable=False, server_default="0"),
+        *_texts(required_capabilities=128),
+        *_ints("required_gpus", "required_gpu_memory_gb"),
         *_ints("fence", "attempt", "failures"),
         *_texts(nullable=True, lease_owner=128),
         *_texts(phase=32),
@@ -160,6 +166,16 @@ def _create_history() -> None:
         sa.PrimaryKeyConstraint("job_id", "sequence", name="pk_job_events"),
     )
     op.create_table(
+        "job_logs",
+        *_texts(job_id=64),
+        *_ints("sequence", "num_lines", "end_bytes", "attempt"),
+        *_ints("rank", nullable=True),
+        *_times("created_at"),
+        sa.Column("text", sa.Text(), nullable=False),
+        _of_job("job_logs", ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("job_id", "sequence", name="pk_job_logs"),
+    )
+    op.create_table(
         "metrics",
         *_texts(job_id=64),
         *_ints("step"),
@@ -193,7 +209,7 @@ def _create_results() -> None:
         "checkpoints",
         *_texts(id=64, job_id=64, state_sha256=64, adapter_key=512, adapter_sha256=64),
         *_ints("step", "fence", "adapter_bytes"),
-        *_documents("metrics"),
+        *_documents("metrics", "shards"),
         *_times("created_at"),
         *_texts(nullable=True, state_key=512),
         _of_job("checkpoints"),
@@ -271,9 +287,8 @@ def _create_chat_and_workers() -> None:
     op.create_table(
         "worker_hosts",
         *_texts(host=128, pool=64, capabilities=256),
+        *_ints("gpus", "gpu_memory_gb"),
         *_times("seen_at"),
-        sa.Column("gpus", sa.BigInteger(), nullable=False, server_default="0"),
-        sa.Column("gpu_memory_gb", sa.BigInteger(), nullable=False, server_default="0"),
         sa.PrimaryKeyConstraint("host", "pool", name="pk_worker_hosts"),
     )
     op.create_table(
