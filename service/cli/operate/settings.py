@@ -101,11 +101,20 @@ def migrate(as_json: JsonFlag = False) -> None:
     print_line({"revision": revision}, f"The schema is at {revision}.", as_json=as_json)
 
 
-def migrate_database(settings: Settings) -> str | None:
-    """Upgrades to the newest revision; returns its name."""
+def migrate_database(settings: Settings) -> str:
+    """Upgrades to the newest revision; returns its name. Raises CommandError if the database refuses."""
+    from alembic.util import CommandError as UnknownRevision
+    from sqlalchemy.exc import DBAPIError
+
     from service.platform.migrate import head_revision, upgrade
 
-    upgrade(settings)
+    try:
+        upgrade(settings)
+    except DBAPIError as error:
+        raise CommandError(f"the database refused: {error.orig}", param="GRPO_DATABASE_URL") from error
+    except UnknownRevision as error:
+        hint = "start the version that upgraded it last, or set GRPO_DATABASE_URL to an empty database"
+        raise CommandError(f"the database is of another version: {error}", hint=hint) from error
     return head_revision()
 
 

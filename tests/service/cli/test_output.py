@@ -2,6 +2,7 @@
 
 import io
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.service.cli.command import Grpo
 from tests.service.embedded import call_grpo, environment
 from tests.service.files.file_samples import uploaded
 from tests.service.job_samples import add_job
+from tests.support.servers import free_port
 
 NASTY = "[/b] [red]x[/] :abc: \x1b[31mred"
 SHOWN = "[/b] [red]x[/] :abc: \\x1b[31mred"
@@ -218,6 +220,28 @@ def test_a_database_without_tables_is_an_error_with_a_hint(tmp_path: Path) -> No
     (line,) = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (1, "")
     assert line.startswith("Error: the database refused: no such table: api_keys Hint: `grpo migrate`")
+
+
+def test_migrating_a_database_of_another_version_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    env = environment(tmp_path / "other")
+    assert call_grpo("migrate", environment=env).returncode == 0
+    with sqlite3.connect(tmp_path / "other" / "grpo.db") as other:
+        other.execute("UPDATE alembic_version SET version_num = 'unknown'")
+    done = call_grpo("migrate", environment=env)
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert line.startswith("Error: the database is of another version: Can't locate revision")
+    assert line.endswith(
+        "Hint: start the version that upgraded it last, or set GRPO_DATABASE_URL to an empty database"
+    )
+
+
+def test_migrating_a_database_that_does_not_respond_is_one_line(tmp_path: Path) -> None:
+    url = f"postgresql://grpo@127.0.0.1:{free_port()}/grpo"
+    done = call_grpo("migrate", environment={**environment(tmp_path), "GRPO_DATABASE_URL": url})
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert line.startswith("Error: the database refused: connection failed")
 
 
 def test_with_json_the_service_s_error_keeps_code_and_param(grpo: Grpo) -> None:
