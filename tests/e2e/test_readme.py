@@ -6,7 +6,6 @@ One service, started by the README's block, serves all pages; the install guide 
 import os
 import re
 import shlex
-import socket
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import pytest
 from tests.service.cli.commands.hub import hub
 from tests.service.embedded import run_shell
 from tests.support.forking import client as forking
-from tests.support.servers import wait_until
+from tests.support.servers import free_port, wait_until
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_of_this_test"
@@ -71,12 +70,6 @@ class Checkout:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
