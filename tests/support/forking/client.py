@@ -87,7 +87,7 @@ def start(
 def engine_python() -> Path:
     """A `GRPO_ENGINE_PYTHON` whose engines are forked from a process that has imported torch and more."""
     program = _server("engine").with_name(f"python-{os.getpid()}")
-    source = Path(__file__).with_name("engine.py").read_text()
+    source = Path(__file__).with_name("python.py").read_text()
     program.write_text(f"#!{sys.executable} -IS\n{source}")
     program.chmod(0o755)
     return program
