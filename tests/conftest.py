@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -14,6 +15,7 @@ from service.platform.db import Database, connect
 from service.platform.migrate import upgrade
 from service.settings import Settings
 from tests.database_pool import DatabasePool
+from tests.support.forking import client as forking
 from tests.support.moto import Moto
 from tests.support.s3 import Bucket, new_bucket
 from tests.support.servers import Postgres, Redis
@@ -30,6 +32,14 @@ def pytest_collection_finish() -> None:
     """What is loaded by now stays: no collection needs to walk through torch and thousands of tests."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Fork pytest-xdist's processes from one that has imported the tests."""
+    python = forking.tests_python(config.invocation_params.args)
+    for spec in specs:
+        spec.python = str(python)
 
 
 class GivenSettings(Settings):

@@ -1,6 +1,7 @@
 """Starts processes through the servers of this folder, one per program, each started when first needed.
 
-The processes of pytest-xdist share them: each server imports its program once for the whole test run.
+The processes of pytest-xdist share them: each server imports its program once for the whole test run. These
+processes themselves are forked from one that has imported all tests.
 """
 
 import fcntl
@@ -18,9 +19,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-START_SECONDS = 120
-XDIST_RUN = "PYTEST_XDIST_TESTRUNUID"
-"""Set in pytest-xdist's processes, whose parent runs them all."""
+START_SECONDS = 600
+"""Importing all tests takes 15 s of a core, and more time on a busy machine."""
+RUN = "TEST_RUN"
+"""Environment variable of pytest-xdist's processes: process id and name of the run that started them."""
+TESTS = "tests"
+"""The server of pytest-xdist's processes."""
 SERVERS = {
     "service": "service",
     "bench.gpu.run": "engine",
@@ -29,6 +33,8 @@ SERVERS = {
     "tests.engine.vllm.sharing_ranks": "engine",
 }
 """Module → the server that forks it; others are the worker's."""
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GRPO_FAULT": "job.claimed:sleep=0"}
+"""Of the servers that fork the product: its fault points are there, and do nothing."""
 
 
 class Forked:
@@ -86,7 +92,21 @@ def start(
 @functools.cache
 def engine_python() -> Path:
     """A `GRPO_ENGINE_PYTHON` whose engines are forked from a process that has imported torch and more."""
-    program = _server("engine").with_name(f"python-{os.getpid()}")
+    return _python(_server("engine"))
+
+
+def tests_python(arguments: Sequence[str]) -> Path:
+    """A Python for pytest-xdist whose processes are forked from one that has imported the tests.
+
+    Call it in the process that starts them, with the arguments that select the tests.
+    """
+    os.environ[RUN] = f"{os.getpid()} {uuid.uuid4().hex}"
+    return _python(_server(TESTS, *arguments))
+
+
+def _python(socket_path: Path) -> Path:
+    """The program beside the socket that has its server fork a process."""
+    program = socket_path.with_name(f"python-{os.getpid()}")
     source = Path(__file__).with_name("python.py").read_text()
     program.write_text(f"#!{sys.executable} -IS\n{source}")
     program.chmod(0o755)
@@ -94,26 +114,24 @@ def engine_python() -> Path:
 
 
 @functools.cache
-def _server(program: str) -> Path:
+def _server(program: str, *arguments: str) -> Path:
     """The socket of a server that pytest's processes share and that ends with the test run."""
-    run = os.getppid() if XDIST_RUN in os.environ else os.getpid()
-    name = os.environ.get(XDIST_RUN) or uuid.uuid4().hex
+    run, name = os.environ.get(RUN, f"{os.getpid()} {uuid.uuid4().hex}").split()
     folder = Path(tempfile.gettempdir()) / f"forking-{name}-{program}"
     folder.mkdir(mode=0o700, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "socket").exists():
-            _start_server(program, folder / "socket", run)
+            _start_server(program, folder / "socket", run, arguments)
     return folder / "socket"
 
 
-def _start_server(program: str, path: Path, run: int) -> None:
+def _start_server(program: str, path: Path, run: str, arguments: Sequence[str]) -> None:
     """Returns when it listens, because it closes its output then."""
-    module = ["-m", "tests.support.forking.server", program, str(path), str(run)]
+    module = ["-m", "tests.support.forking.server", program, str(path), run, *arguments]
     subprocess.run(
         ["setsid", "--fork", sys.executable, *module],  # may outlive this process of pytest-xdist
-        env=os.environ
-        | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GRPO_FAULT": "job.claimed:sleep=0"},
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | ({} if program == TESTS else ENVIRONMENT),
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""`GRPO_ENGINE_PYTHON` of tests: has the server in this folder fork the module that its arguments name.
+"""A Python of tests: has the server in this folder fork the module or run the code that its arguments name.
 
 It represents the process: forwards signals, ends with it, and ends it when killed itself. Copied
 beside the server's socket and started without `site`, in milliseconds: standard library only.
@@ -11,18 +11,21 @@ import socket
 import sys
 from types import FrameType
 
-SOCKET = os.path.join(os.path.dirname(os.path.abspath(__file__)), "socket")
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+SOCKET = os.path.join(FOLDER, "socket")
+WHAT = "-c" if FOLDER.endswith("-tests") else "-m"
+"""The option of Python that the server forks for; real ones run the others."""
 
 
 def main() -> int:
-    if "-m" not in sys.argv:
+    if WHAT not in sys.argv:
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.connect(SOCKET)
         files = set(map(int, os.listdir("/proc/self/fd"))) - {server.fileno()}
         descriptors = [number for number in files if os.path.exists(f"/proc/self/fd/{number}")]
         request = {
-            "arguments": sys.argv[sys.argv.index("-m") + 1 :],
+            "arguments": sys.argv[sys.argv.index(WHAT) + 1 :],
             "environment": dict(os.environ),
             "folder": os.getcwd(),
             "descriptors": descriptors,

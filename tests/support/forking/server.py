@@ -1,4 +1,4 @@
-"""`python -m tests.support.forking.server PROGRAM SOCKET RUN`: forks a `python -m MODULE …` per connection.
+"""`python -m tests.support.forking.server PROGRAM SOCKET RUN …`: forks a `python -m MODULE …` per connection.
 
 It ends with the process RUN and then removes the socket's folder.
 
@@ -6,6 +6,8 @@ Each process has the environment, folder, descriptors and arguments of its reque
 its first line. Only what it imports is there already, and the sandbox's self-test is done. GRPO_FAULT must be
 set, so that fault points are there; each process reads its own faults. A connection receives the process id
 and later the exit code; one that is closed before kills its process.
+
+PROGRAM `tests` imports the tests that the further arguments name to pytest, and forks `python -c CODE`.
 """
 
 import atexit
@@ -26,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from grpo_engine.process import fault_points
@@ -137,15 +140,28 @@ def become(request: Mapping[str, Any], parent: int, descriptors: Sequence[int]) 
     os.environ.update(request["environment"])
     tempfile.tempdir = None  # that of the new environment
     os.chdir(request["folder"])
+
+
+def read_faults() -> None:
+    """The fault points of this process are those of its environment."""
     faults = fault_points.fault_point
-    assert isinstance(faults, Faults), "GRPO_FAULT of this process"
+    assert isinstance(faults, Faults), "GRPO_FAULT of the server"
     faults.faults = parse_faults(os.environ.get("GRPO_FAULT", ""))
     marks = os.environ.get("GRPO_FAULT_MARKS")
     faults.marks = Path(marks) if marks else None
 
 
-def main() -> None:
-    program, path, run = sys.argv[1], Path(sys.argv[2]), os.pidfd_open(int(sys.argv[3]))
+def import_tests(arguments: Sequence[str]) -> None:
+    """As pytest does, which rewrites their asserts. Each forked process collects them again, in a second.
+
+    Nothing is captured: alembic keeps the standard output that it finds when imported.
+    """
+    import pytest
+
+    pytest.main([*arguments, "--collect-only", "--numprocesses", "0", "--capture", "no"])
+
+
+def import_program(program: str) -> None:
     set_library_defaults()
     for name in MODULES[program]:
         importlib.import_module(name)
@@ -158,17 +174,36 @@ def main() -> None:
     from grpo_engine.sandbox import self_test
 
     self_test()  # cached
+
+
+def main() -> None:
+    program, path, run = sys.argv[1], Path(sys.argv[2]), os.pidfd_open(int(sys.argv[3]))
+    is_tests = program == "tests"
+    import_tests(sys.argv[4:]) if is_tests else import_program(program)
     gc.collect()
     gc.freeze()
-    module, *arguments = serve(path, run)
-    sys.argv = [module, *arguments]
-    sys.modules.pop(module, None)  # else runpy warns
-    sys.modules.pop(f"{module}.__main__", None)
+    arguments = serve(path, run)
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        run_code(*arguments) if is_tests else run_module(*arguments)
     except SystemExit as ended:
         end(ended.code)
     end(0)
+
+
+def run_code(code: str, *arguments: str) -> None:
+    """Run `python -c CODE ARGUMENTS…`."""
+    sys.argv = ["-c", *arguments]
+    sys.modules["__main__"] = ModuleType("__main__")
+    exec(code, vars(sys.modules["__main__"]))
+
+
+def run_module(module: str, *arguments: str) -> None:
+    """Run `python -m MODULE ARGUMENTS…`."""
+    read_faults()
+    sys.argv = [module, *arguments]
+    sys.modules.pop(module, None)  # else runpy warns
+    sys.modules.pop(f"{module}.__main__", None)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def end(code: str | int | None) -> NoReturn:
