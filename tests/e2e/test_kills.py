@@ -144,7 +144,7 @@ def running(folder: Path) -> Iterator[Service]:
     rows = write_rows(folder / "rows.jsonl")
     (folder / "marks").mkdir()
     here = {"GRPO_FAULT_MARKS": str(folder / "marks"), "GRPO_ENGINE_PYTHON": str(engine_python(folder))}
-    with grpo_up(folder / "home", **SETTINGS, **here) as up:
+    with grpo_up(folder / "home", python=sys.executable, **SETTINGS, **here) as up:
         key = Path(up.ready["key_file"]).read_text().strip()
         with Client(up.url, key) as client:
             yield Service(up, client, client.upload(rows)["id"])

@@ -26,7 +26,8 @@ from service.cli.main import run
 from tests.support.forking import client as forking
 
 ROOT = Path(__file__).parents[2]
-GRPO = [sys.executable, "-m", "service.cli"]
+CLI = ("-m", "service.cli")
+GRPO = [sys.executable, *CLI]
 START_SECONDS = 120
 
 
@@ -131,16 +132,17 @@ def call_grpo(*arguments: str | Path, environment: dict[str, str]) -> subprocess
 
 
 @contextmanager
-def grpo_up(home: Path, **more: str) -> Iterator[Up]:
+def grpo_up(home: Path, *, python: Path | str = "", **more: str) -> Iterator[Up]:
     """Starts `grpo up` on a free port and ends it; its log is shown where it does not start.
 
-    Its engines are forked (`tests.support.forking`), unless `more` names another GRPO_ENGINE_PYTHON.
+    Its processes are forked (`tests.support.forking`), unless `python` is another program. So are its
+    engines, unless `more` names another GRPO_ENGINE_PYTHON.
     """
     home.mkdir(parents=True, exist_ok=True)
     env = environment(home, **{"GRPO_ENGINE_PYTHON": str(forking.engine_python()), **more})
     with (home / "up.log").open("w") as log:
         process = subprocess.Popen(
-            [*GRPO, "up", "--port", "0", "--json"],
+            [python or forking.embedded_python(), *CLI, "up", "--port", "0", "--json"],
             env=env,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -8,6 +8,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarted]:
     home = folder / "home"
     make_model(home / "models" / "tiny", hidden=32, layers=1)
     home.chmod(0o755)
-    with grpo_up(home, **FAST_RECOVERY) as up:
+    with grpo_up(home, python=sys.executable, **FAST_RECOVERY) as up:
         key_file = Path(up.ready["key_file"])
         keys = [key_file.read_text()]
         job_id = submit(up, folder, steps=500)
@@ -68,7 +69,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarted]:
         wait_until(lambda: up.job(job_id)["progress"]["step"] > 0, 30)
         assert up.stop(signal.SIGINT) == 0
     assert processes_of(home) == []
-    with grpo_up(home, **FAST_RECOVERY) as up:
+    with grpo_up(home, python=sys.executable, **FAST_RECOVERY) as up:
         keys.append(key_file.read_text())
         yield Restarted(up, keys, modes, umasks, job_id)
         assert up.stop(signal.SIGTERM) == 0
@@ -175,7 +176,7 @@ def test_a_job_and_who_watches_it_survive_a_killed_api_and_a_killed_worker(
 def test_a_second_signal_kills_an_engine_that_does_not_stop(tmp_path: Path) -> None:
     home = tmp_path / "home"
     make_model(home / "models" / "tiny", hidden=32, layers=1)
-    with grpo_up(home) as up:
+    with grpo_up(home, python=sys.executable) as up:
         job_id = submit(up, tmp_path, steps=5000, ignore_sigterm=True)
         wait_until(lambda: up.job(job_id)["progress"]["step"] > 0, 30)
         up.process.send_signal(signal.SIGINT)
@@ -186,7 +187,7 @@ def test_a_second_signal_kills_an_engine_that_does_not_stop(tmp_path: Path) -> N
 
 
 def test_the_children_die_with_a_killed_parent(tmp_path: Path) -> None:
-    with grpo_up(tmp_path / "home") as up:
+    with grpo_up(tmp_path / "home", python=sys.executable) as up:
         assert up.stop(signal.SIGKILL) == -signal.SIGKILL
         wait_until(lambda: processes_of(up.home) == [], 30)
 

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
+UMASK = 0o022
 START_SECONDS = 600
 """Importing all tests takes 15 s of a core, and more time on a busy machine."""
 RUN = "TEST_RUN"
@@ -79,6 +80,7 @@ def start(
         "arguments": list(arguments),
         "environment": dict(environment),
         "folder": str(ROOT),
+        "umask": UMASK,
         "descriptors": [1, 2],
         "own_session": own_session,
         "ends_alone": True,
@@ -93,6 +95,11 @@ def start(
 def engine_python() -> Path:
     """A `GRPO_ENGINE_PYTHON` whose engines are forked from a process that has imported torch and more."""
     return _python(_server("engine"))
+
+
+def embedded_python() -> Path:
+    """A Python for `-m service.cli up` that forks it and its API, worker and log writer."""
+    return _python(_server("embedded"))
 
 
 def tests_python(arguments: Sequence[str]) -> Path:

@@ -17,6 +17,12 @@ WHAT = "-c" if FOLDER.endswith("-tests") else "-m"
 """The option of Python that the server forks for; real ones run the others."""
 
 
+def umask() -> int:
+    """The umask of this process, which can only be read by setting it."""
+    os.umask(mask := os.umask(0o077))
+    return mask
+
+
 def main() -> int:
     if WHAT not in sys.argv:
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
@@ -28,6 +34,8 @@ def main() -> int:
             "arguments": sys.argv[sys.argv.index(WHAT) + 1 :],
             "environment": dict(os.environ),
             "folder": os.getcwd(),
+            "umask": umask(),
+            "program": os.path.abspath(__file__),
             "descriptors": descriptors,
             "own_session": True,
             "ends_alone": False,

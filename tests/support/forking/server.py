@@ -38,15 +38,19 @@ from grpo_engine.process.setup import set_library_defaults
 from grpo_engine.run.prestart import LOADED_AHEAD
 
 DATABASES = ("psycopg", "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.dialects.sqlite")
+SERVICE = (
+    *DATABASES,
+    "service.__main__",
+    "service.app",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.auto",
+    "uvicorn.protocols.http.h11_impl",
+)
+COMMAND = "service.cli"
+"""The module whose processes start others with the same program."""
 MODULES = {
-    "service": (
-        *DATABASES,
-        "service.__main__",
-        "service.app",
-        "uvicorn.lifespan.on",
-        "uvicorn.loops.auto",
-        "uvicorn.protocols.http.h11_impl",
-    ),
+    "service": SERVICE,
+    "embedded": (*SERVICE, f"{COMMAND}.main", f"{COMMAND}.operate.up", "worker.__main__"),
     "worker": (
         *DATABASES,
         "celery.__main__",
@@ -140,6 +144,9 @@ def become(request: Mapping[str, Any], parent: int, descriptors: Sequence[int]) 
     os.environ.update(request["environment"])
     tempfile.tempdir = None  # that of the new environment
     os.chdir(request["folder"])
+    os.umask(request["umask"])
+    if request["arguments"][0] == COMMAND:
+        sys.executable = request["program"]
 
 
 def read_faults() -> None:
