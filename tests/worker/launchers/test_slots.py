@@ -9,6 +9,7 @@ from service.jobs.store import queue
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.settings import Settings
+from tests.conftest import on_postgresql
 from tests.support.servers import wait_until
 from tests.worker.conftest import Processes, engine_pids
 from tests.worker.jobs import read_job
@@ -42,6 +43,7 @@ def test_two_slots_run_two_jobs_at_the_same_time_and_a_third_after_one_of_them(
         assert weights(database, storage, job_id) == expected_weights()
 
 
+@on_postgresql
 def test_a_job_waits_for_all_of_its_gpus(
     processes: Processes, submit: Submit, wait_for: WaitFor, database: Database
 ) -> None:
