@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from grpo_engine.chat.protocol import FunctionCall, Piece, Token, Usage
+from grpo_engine.chat.protocol import Answer, FunctionCall, Piece, Token, Usage
 
 Document = dict[str, Any]
 
@@ -103,6 +103,11 @@ class AnswerFormat(ABC):
     def opening(self) -> list[Document]:
         """The first chunks, sent before any piece."""
         return []
+
+    def part(self, answer: Answer) -> list[Document]:
+        """The chunks of a part of the answer."""
+        found = [chunk for piece in answer.pieces for chunk in self.chunks(piece)]
+        return found if answer.usage is None else found + self.closing(answer.usage)
 
     def closing(self, usage: Usage) -> list[Document]:
         """The last chunks."""

@@ -36,17 +36,13 @@ STATUSES = {
     **dict.fromkeys(INVALID, 400),
 }
 """By code; all others are 503."""
-CROWDED = Refusal(
-    code="generation_timeout",
-    message=f"The model was busy with other requests for {WAIT_SECONDS:g} s. Try again later.",
-)
 T = TypeVar("T")
 _Object = TypeAdapter(dict[str, Any])
 
 
 class Backend(Protocol):
     def answer(self, request: Generate) -> AsyncGenerator[Answer]:
-        """The answer piece by piece; the last part has its usage or a refusal. Closing it cancels."""
+        """The answer piece by piece, the last part with its usage. Raises Refused. Closing it cancels."""
 
 
 Backends = Callable[[str], Backend | None]
@@ -88,7 +84,7 @@ def create_app(backends: Backends, *, max_open: int = MAX_OPEN, ignored: Set[str
 
     @app.exception_handler(Refused)
     async def refuse(_request: Request, error: Refused) -> Response:
-        return _error(error.refusal)
+        return JSONResponse(_error_document(error.refusal), STATUSES.get(error.refusal.code, 503))
 
     @app.exception_handler(ClientLeft)
     async def give_up(_request: Request, _error: ClientLeft) -> Response:
@@ -129,8 +125,8 @@ async def _in_place(places: asyncio.Semaphore, backend: Backend, command: Genera
     try:
         await asyncio.wait_for(places.acquire(), WAIT_SECONDS)
     except TimeoutError:
-        yield Answer(refusal=CROWDED)
-        return
+        message = f"The model was busy with other requests for {WAIT_SECONDS:g} s. Try again later."
+        raise Refused("generation_timeout", message) from None
     try:
         async with aclosing(backend.answer(command)) as answers:
             async for answer in answers:
@@ -147,9 +143,6 @@ async def _response(
         whole, usage = await _or_left(request, _whole(answers))
         return Response(to_json(made.whole(whole, usage)), media_type="application/json")
     first = await _or_left(request, anext(answers))
-    if first.refusal is not None:
-        await answers.aclose()
-        raise Refused(**first.refusal.model_dump())
     return StreamingResponse(_frames(made, first, answers), media_type="text/event-stream")
 
 
@@ -158,11 +151,9 @@ async def _whole(answers: AsyncGenerator[Answer]) -> tuple[list[Any], Usage]:
     async with aclosing(answers):
         async for answer in answers:
             pieces += answer.pieces
-            if answer.refusal is not None:
-                raise Refused(**answer.refusal.model_dump())
             if answer.usage is not None:
                 return pieces, answer.usage
-    raise AssertionError("unreachable: the last part has a usage or a refusal")
+    raise AssertionError("unreachable: the last part has the usage")
 
 
 async def _frames(made: AnswerFormat, first: Answer, answers: AsyncGenerator[Answer]) -> AsyncIterator[bytes]:
@@ -171,16 +162,14 @@ async def _frames(made: AnswerFormat, first: Answer, answers: AsyncGenerator[Ans
         for chunk in made.opening():
             yield _frame(chunk)
         answer: Answer | None = first
-        while answer is not None:
-            if answer.refusal is not None:
-                yield _frame(_error_document(answer.refusal))
-                return
-            for piece in answer.pieces:
-                for chunk in made.chunks(piece):
+        try:
+            while answer is not None:
+                for chunk in made.part(answer):
                     yield _frame(chunk)
-            for chunk in made.closing(answer.usage) if answer.usage is not None else ():
-                yield _frame(chunk)
-            answer = await anext(answers, None)
+                answer = await anext(answers, None)
+        except Refused as error:
+            yield _frame(_error_document(error.refusal))
+            return
         if made.ends_with_done:
             yield b"data: [DONE]\n\n"
 
@@ -206,11 +195,6 @@ async def _or_left(request: Request, work: Awaitable[T]) -> T:
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _error(refusal: Refusal) -> JSONResponse:
-    status = STATUSES.get(refusal.code, 503)
-    return JSONResponse(_error_document(refusal), status)
 
 
 def _error_document(refusal: Refusal) -> dict[str, Any]:

@@ -78,15 +78,10 @@ class Refusal(Record):
 
 
 class Answer(Record):
-    """Part of the answer to one request; the last one has `usage` or `refusal`."""
+    """Part of the answer to one request; the last one has `usage`."""
 
     pieces: tuple[Piece, ...] = ()
     usage: Usage | None = None
-    refusal: Refusal | None = None
-
-    @property
-    def is_last(self) -> bool:
-        return self.usage is not None or self.refusal is not None
 
 
 class Refused(Exception):

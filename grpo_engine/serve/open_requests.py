@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
-from grpo_engine.chat.protocol import Answer, Generate, Refusal, Refused
+from grpo_engine.chat.protocol import Answer, Generate, Refused
 
 REPORT_SECONDS = 1.0
-INTERRUPTED = Refusal(code="engine_error", message="The answer was interrupted by an internal error.")
 
 
 class Model(Protocol):
@@ -32,26 +31,24 @@ class OpenRequest:
     """One open request."""
 
     answers: Iterator[Answer]
-    deliver: Callable[[Answer], object]
+    deliver: Callable[[Answer | Refused], object]
     is_cancelled: bool = False
 
     def take(self) -> bool:
-        """Deliver the next part of the answer. Returns whether it was the last one."""
-        answer = self._next()
-        if answer.pieces or answer.is_last:
-            self.deliver(answer)
-        return answer.is_last
-
-    def _next(self) -> Answer:
-        """The next part; an error ends this request only."""
+        """Deliver the next part of the answer, or the error that ends it. Returns whether it was the last."""
         try:
-            return next(self.answers)
+            answer = next(self.answers)
         except Refused as refused:
-            return Answer(refusal=refused.refusal)
+            self.deliver(refused)
+            return True
         except Exception as error:  # noqa: BLE001 - reported, and the other requests continue
             # Without the error's text, which may quote the prompt.
             print("".join(traceback.format_tb(error.__traceback__)), type(error).__name__, file=sys.stderr)
-            return Answer(refusal=INTERRUPTED)
+            self.deliver(Refused("engine_error", "The answer was interrupted by an internal error."))
+            return True
+        if answer.pieces or answer.usage:
+            self.deliver(answer)
+        return answer.usage is not None
 
 
 class OpenRequests:
@@ -64,20 +61,22 @@ class OpenRequests:
         self._coming: queue.SimpleQueue[OpenRequest | None] = queue.SimpleQueue()
 
     async def answer(self, request: Generate) -> AsyncGenerator[Answer]:
-        """The answer's parts as they are made. Closing this generator cancels the request."""
-        inbox: asyncio.Queue[Answer] = asyncio.Queue()
+        """The answer's parts as they are made. Raises Refused. Closing this generator cancels the request."""
+        inbox: asyncio.Queue[Answer | Refused] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
-        def deliver(answer: Answer) -> None:
-            loop.call_soon_threadsafe(inbox.put_nowait, answer)
+        def deliver(part: Answer | Refused) -> None:
+            loop.call_soon_threadsafe(inbox.put_nowait, part)
 
         opened = OpenRequest(self._model.answer(request), deliver)
         self._coming.put(opened)
         try:
-            is_last = False
-            while not is_last:
-                answer = await inbox.get()
-                is_last = answer.is_last
+            answer = Answer()
+            while answer.usage is None:
+                part = await inbox.get()
+                if isinstance(part, Refused):
+                    raise part
+                answer = part
                 yield answer
         finally:
             opened.is_cancelled = True

@@ -11,14 +11,13 @@ from concurrent.futures import Future
 
 from grpo_engine.chat.http_app import create_app
 from grpo_engine.chat.http_server import MAX_CONNECTIONS, HttpServer
-from grpo_engine.chat.protocol import Answer, Generate, Refusal, Refused
+from grpo_engine.chat.protocol import Answer, Generate, Refused
 
 OVERRIDDEN = frozenset(
     {"temperature", "top_p", "seed", "frequency_penalty", "presence_penalty", "logit_bias", "top_k", "min_p"}
     | {"reasoning_effort", "verbosity"}
 )
 """Options of a request that are not read, because the job's sampling is trained on."""
-TOO_MANY = Refusal(code="too_many_turns", message="The rollout has had max_turns completions.")
 REQUESTS_PER_TURN = 4
 """Different requests of a rollout that are kept for repetitions, per allowed turn; refused ones count."""
 PARALLEL_REQUESTS = 16
@@ -33,26 +32,33 @@ class RolloutBackend:
         self._ask = ask
         self._turns_left = max_turns
         self._most_kept = REQUESTS_PER_TURN * max_turns
-        self._answers: dict[bytes, asyncio.Task[Answer]] = {}
+        self._answers: dict[bytes, asyncio.Task[Answer | Refused]] = {}
 
     async def answer(self, request: Generate) -> AsyncGenerator[Answer]:
-        """The whole answer as one part. A client that leaves and repeats its request gets the same one."""
+        """The whole answer as one part. Raises Refused. A client that repeats its request gets the same."""
         asked = request.model_dump_json(exclude={"seed"}).encode()
         digest = hashlib.blake2b(asked, digest_size=16).digest()
         if digest not in self._answers and len(self._answers) < self._most_kept:
             self._answers[digest] = asyncio.create_task(self._sample(request))
         kept = self._answers.get(digest)
-        yield Answer(refusal=TOO_MANY) if kept is None else await asyncio.shield(kept)
+        found = _too_many() if kept is None else await asyncio.shield(kept)
+        if isinstance(found, Refused):
+            raise found
+        yield found
 
-    async def _sample(self, request: Generate) -> Answer:
+    async def _sample(self, request: Generate) -> Answer | Refused:
         if self._turns_left < 1:
-            return Answer(refusal=TOO_MANY)
+            return _too_many()
         self._turns_left -= 1
         try:
             return await asyncio.wrap_future(self._ask(request))
         except Refused as error:
             self._turns_left += 1
-            return Answer(refusal=error.refusal)
+            return error
+
+
+def _too_many() -> Refused:
+    return Refused("too_many_turns", "The rollout has had max_turns completions.")
 
 
 class Door:
