@@ -17,9 +17,9 @@ from service.files.contents import check_dataset
 from service.files.preview import count_rows, preview
 from service.files.schemas import FilePreview, FileRead, UploadFields
 from service.jobs.store.lineage import lineage_of
-from service.jobs.store.repository import is_result, now, stored_bytes
+from service.jobs.store.repository import is_result, stored_bytes
 from service.platform import audit
-from service.platform.clock import db_now
+from service.platform.clock import db_now, read_clock
 from service.platform.db import lock_tenant
 from service.platform.errors import InvalidRequest, NotFound, PayloadTooLarge
 from service.platform.ids import new_id
@@ -204,7 +204,7 @@ def _adopted(session: Session, row: File, fields: UploadFields) -> FileRead | No
     known.num_rows = row.num_rows  # earlier versions did not count them
     if known.expires_at is not None:
         lifetime = fields.expires_after
-        known.expires_at = max(known.expires_at, now(session) + lifetime.seconds) if lifetime else None
+        known.expires_at = max(known.expires_at, read_clock(session) + lifetime.seconds) if lifetime else None
     session.flush()
     return FileRead.model_validate(known)
 

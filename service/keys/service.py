@@ -21,7 +21,7 @@ from service.keys.schemas import (
     TenantLimits,
     TenantRead,
 )
-from service.platform.clock import db_now
+from service.platform.clock import read_clock
 from service.platform.db import lock_tenant
 from service.platform.errors import Conflict, Forbidden, NotFound
 from service.platform.pages import newest_page
@@ -51,7 +51,7 @@ class Shares:
             key = create_key(
                 session,
                 principal.tenant,
-                expires_at=_now(session) + body.expires_in_seconds,
+                expires_at=read_clock(session) + body.expires_in_seconds,
                 job_id=job_id,
                 actor=principal,
             )
@@ -98,7 +98,7 @@ class Keys:
         seconds = body.expires_in_seconds
         with self.database.transaction() as session:
             require_good_key(session, principal)
-            expires_at = None if seconds is None else _now(session) + seconds
+            expires_at = None if seconds is None else read_clock(session) + seconds
             key = create_key(
                 session,
                 body.tenant,
@@ -164,8 +164,3 @@ def _row_of(session: Session, key: str) -> ApiKey:
     match = KEY_PATTERN.fullmatch(key)
     assert match is not None
     return session.get_one(ApiKey, match[1])
-
-
-def _now(session: Session) -> float:
-    """Unix seconds by the database's clock, which decides when a key expires."""
-    return session.scalars(select(db_now())).one()

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from sqlalchemy import Double
+from sqlalchemy import Double, select
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import Session
 from sqlalchemy.sql.functions import GenericFunction
 
 
@@ -24,3 +25,11 @@ def _postgresql(element: db_now, compiler: Any, **kwargs: Any) -> str:
 def _sqlite(element: db_now, compiler: Any, **kwargs: Any) -> str:
     # unixepoch('subsec') is NULL before SQLite 3.42, and a NULL lease never expires.
     return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+_NOW = select(db_now())
+
+
+def read_clock(session: Session) -> float:
+    """The time by the database's clock."""
+    return session.scalars(_NOW).one()

@@ -15,7 +15,7 @@ from sqlalchemy import and_, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.platform import audit
-from service.platform.clock import db_now
+from service.platform.clock import db_now, read_clock
 from service.platform.db import Database
 from service.platform.errors import Forbidden, Unauthorized
 from service.platform.ids import random_text
@@ -144,12 +144,11 @@ def rotate_key(
     key = create_key(
         session, old.tenant, name=old.name, scopes=old.scopes, expires_at=old.expires_at, actor=actor
     )
-    now = session.scalars(select(db_now())).one()
     if old_key_hours:
-        ends_at = now + old_key_hours * 3600
+        ends_at = read_clock(session) + old_key_hours * 3600
         old.expires_at = ends_at if old.expires_at is None else min(old.expires_at, ends_at)
     else:
-        old.revoked_at = now
+        old.revoked_at = read_clock(session)
     session.flush()
     _record(session, actor, old.tenant, "key.rotate", public_id)
     return key

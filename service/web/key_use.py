@@ -9,10 +9,10 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import structlog
-from sqlalchemy import or_, select, update
+from sqlalchemy import or_, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from service.platform.clock import db_now
+from service.platform.clock import read_clock
 from service.platform.db import Database
 from service.platform.tables.core import ApiKey
 
@@ -44,7 +44,7 @@ class KeyUse:
     def _write(self, key_id: str) -> None:
         try:
             with self._database.transaction() as session:
-                minute = session.scalars(select(db_now())).one() // 60 * 60
+                minute = read_clock(session) // 60 * 60
                 is_old = ApiKey.last_used_at < minute - INTERVAL_SECONDS  # of another process too
                 statement = update(ApiKey).where(
                     ApiKey.public_id == key_id, or_(ApiKey.last_used_at.is_(None), is_old)

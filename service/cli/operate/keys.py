@@ -68,11 +68,9 @@ def create(
 
 def _expiry(session: Session, days: int | None) -> float | None:
     """Unix seconds by the database's clock, which decides when a key expires."""
-    from sqlalchemy import select
+    from service.platform.clock import read_clock
 
-    from service.platform.clock import db_now
-
-    return None if days is None else session.scalars(select(db_now())).one() + days * SECONDS_PER_DAY
+    return None if days is None else read_clock(session) + days * SECONDS_PER_DAY
 
 
 @app.command("list")

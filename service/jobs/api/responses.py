@@ -23,6 +23,7 @@ from service.jobs.model.states import HELD, PUBLIC, JobState
 from service.jobs.progress.evaluations import in_openai_names, with_decoding
 from service.jobs.progress.metrics import EVALUATION, newest_rewards
 from service.jobs.store import formats, queue_health, repository
+from service.platform.clock import read_clock
 from service.platform.tables.core import Artifact, Checkpoint, File, Job, JobEvent
 
 _RESULT_ORDER = ("metrics", "adapter", "model", "experiences")
@@ -42,7 +43,7 @@ def read_jobs(session: Session, tenant: str, jobs: Sequence[Job], max_running: i
     rewards = newest_rewards(session, jobs)
     datasets = repository.named_datasets(session, jobs)
     depends_on_time = any(JobState(job.state) in HELD or job.not_before > 0 for job in jobs)
-    now = repository.now(session) if depends_on_time else 0.0
+    now = read_clock(session) if depends_on_time else 0.0
     limit = max_running if is_full else None
     more = [
         _Facts(

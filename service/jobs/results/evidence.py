@@ -12,7 +12,7 @@ from sqlalchemy import select
 from service.jobs.model import names
 from service.jobs.model.states import JobState
 from service.jobs.results.integrity import Event, Stored, Violation, check_history
-from service.platform.clock import db_now
+from service.platform.clock import read_clock
 from service.platform.db import Database
 from service.platform.storage import ObjectMissing, Storage
 from service.platform.tables.core import Artifact, Checkpoint, File, Job, JobEvent
@@ -23,7 +23,7 @@ def audit_job(database: Database, storage: Storage, job_id: str, *, max_failures
     with database.reading() as session:
         if (job := session.get(Job, job_id)) is None:
             raise LookupError(f"there is no job {job_id}")
-        now = session.scalar(select(db_now()))
+        now = read_clock(session)
     is_job = names.is_job(job_id)
     stored = list(stored_of(database, storage, job_id))
     if is_job and job.state == JobState.SUCCEEDED.value and job.fine_tuned_model is None:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from service.jobs.model import names
 from service.jobs.model.states import TERMINAL
 from service.jobs.store.transitions import IS_EXPORT, IS_JOB, IS_PROBE
-from service.platform.clock import db_now
+from service.platform.clock import db_now, read_clock
 from service.platform.errors import NotFound
 from service.platform.tables.core import Artifact, Checkpoint, File, IdempotencyKey, Job, JobEvent, exists_now
 
@@ -37,7 +37,6 @@ _FILES = (
 _STORED_BYTES = select(func.sum(File.num_bytes)).where(
     File.tenant == bindparam("of_tenant"), File.deleted_at.is_(None)
 )
-_NOW = select(db_now())
 
 
 def find_job(session: Session, tenant: str, job_id: str) -> Job | None:
@@ -82,11 +81,6 @@ def exports_of(session: Session, tenant: str, job_id: str) -> list[Job]:
     source = Job.export["job_id"].as_string() == job_id
     query = select(Job).where(Job.tenant == tenant, IS_EXPORT, source)
     return list(session.scalars(query.order_by(Job.created_at.desc(), Job.id.desc())))
-
-
-def now(session: Session) -> float:
-    """The database's clock, Unix seconds."""
-    return float(session.scalar(_NOW) or 0.0)
 
 
 def artifacts_of(session: Session, tenant: str, job_ids: Sequence[str]) -> list[tuple[Artifact, File]]:
@@ -182,7 +176,7 @@ def forget_results(
     pairs = artifacts_of(session, tenant, job_ids)
     results = [(artifact, file) for artifact, file in pairs if with_metrics or artifact.kind != "metrics"]
     for artifact, file in results:
-        file.deleted_at = now(session)
+        file.deleted_at = read_clock(session)
         session.delete(artifact)
     return [file.storage_key for _, file in results]
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from sqlalchemy import select, text
+from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -23,7 +23,7 @@ from service.jobs.store.wakeups import broker_check
 from service.ops.doctor.findings import Finding, failure, ok, warning
 from service.ops.health import NO_ANSWER, database_check, disk_check
 from service.ops.helper_heartbeats import GPU, helpers_seen
-from service.platform.clock import db_now
+from service.platform.clock import read_clock
 from service.platform.db import Database, connect, is_postgresql
 from service.platform.ids import new_id
 from service.platform.migrate import head_revision
@@ -75,7 +75,7 @@ def _durability(session: Session) -> Iterator[Finding]:
 
 def _clock(session: Session) -> Finding:
     """The clocks' difference, for information only: leases depend on the database's clock alone."""
-    ahead = (session.scalar(select(db_now())) or 0.0) - time.time()
+    ahead = read_clock(session) - time.time()
     return ok("clock", f"the database's is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}")
 
 
