@@ -8,7 +8,6 @@ checkpoints are published with the next one, and its results wait.
 
 from collections.abc import Mapping
 from pathlib import PurePosixPath
-from types import MappingProxyType
 from typing import Any
 
 import structlog
@@ -221,12 +220,7 @@ def _kind_of(checkpoint: VerifiedCheckpoint) -> str:
 
 
 def store_folder(
-    attempt: Attempt,
-    name: str,
-    key: str,
-    texts: Mapping[str, str] = MappingProxyType({}),
-    *,
-    is_patient: bool = False,
+    attempt: Attempt, name: str, key: str, texts: Mapping[str, str], *, is_patient: bool = False
 ) -> Stored:
     """Pack a folder and `texts`, and upload the archive, which is a tar.gz if its key ends so.
 

@@ -10,18 +10,18 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from worker.cluster.plan import LOST, Call, ClusterLost, Plan, Reply, Status
 from worker.launchers.local import EngineProcess
 from worker.launchers.run_directory import clean_up, run_directory
-from worker.launchers.run_files import RunFiles, Stored, VerifiedCheckpoint
+from worker.launchers.run_files import RunFiles, Stored
 
 DRIVER = "worker.cluster.driver"
 PREFIX = "grpo-ray-"
@@ -29,6 +29,8 @@ PREFIX = "grpo-ray-"
 POLL_SECONDS = 0.05
 LEAVE_SECONDS = 20.0
 """Maximum time for the driver to end the ranks and delete their directories."""
+ON_ALL_HOSTS = {"write", "download", "download_folder", "download_checkpoint"}
+"""Operations on files that run on each host."""
 KEPT_FROM_DRIVER = ("GRPO_DATABASE_URL", "GRPO_BROKER_URL", "GRPO_MODE")
 
 
@@ -79,7 +81,7 @@ class ClusterPlace:
 
     @property
     def files(self) -> RunFiles:
-        return ClusterFiles(self)
+        return cast(RunFiles, ClusterFiles(self))
 
     def waiting_for(self) -> str | None:
         """The missing resources, or None. Raises ClusterLost."""
@@ -170,44 +172,16 @@ class ClusterRun:
 
 @dataclass(frozen=True)
 class ClusterFiles:
-    """The run directories. Files for the engine are written on each host.
+    """The run directories, with the methods of `RunFiles`. Files for the engine are written on each host.
 
     Files from the engine are the first rank's, except for the shards of a checkpoint.
     """
 
     place: ClusterPlace
 
-    def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
-        results: list[Any] = self.place.call("files_everywhere", method, *arguments)
-        return results
-
-    def write(self, name: str, text: str) -> None:
-        self._everywhere("write", name, text)
-
-    def download(self, key: str, sha256: str, name: str) -> None:
-        self._everywhere("download", key, sha256, name)
-
-    def download_folder(self, key: str, sha256: str, name: str) -> None:
-        self._everywhere("download_folder", key, sha256, name)
-
-    def download_checkpoint(
-        self, key: str, sha256: str, name: str, job_id: str, shards: Mapping[str, str]
-    ) -> None:
-        self._everywhere("download_checkpoint", key, sha256, name, job_id, shards)
-
-    def verify(self, name: str, job_id: str) -> VerifiedCheckpoint:
-        verified: VerifiedCheckpoint = self.place.call("files", "verify", name, job_id)
-        return verified
-
-    def pack(self, name: str, archive: str, texts: Mapping[str, str] = MappingProxyType({})) -> None:
-        self.place.call("files", "pack", name, archive, dict(texts))
-
-    def upload(self, name: str, key: str) -> Stored:
-        stored: Stored = self.place.call("files", "upload", name, key)
-        return stored
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return partial(self.place.call, "files_everywhere" if method in ON_ALL_HOSTS else "files", method)
 
     def upload_all(self, keys: Mapping[str, str]) -> list[Stored]:
-        return [stored for of_host in self._everywhere("upload_all", keys) for stored in of_host]
-
-    def empty_outbox(self) -> None:
-        self.place.call("files", "empty_outbox")
+        of_hosts = self.place.call("files_everywhere", "upload_all", keys)
+        return [stored for of_host in of_hosts for stored in of_host]
