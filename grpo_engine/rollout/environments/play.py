@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anyio.from_thread import BlockingPortal
 
+from grpo_engine.config.environments import OpenEnvEnvironment
 from grpo_engine.contract.records import Episode, EpisodeTurn, FinishReason
 from grpo_engine.objective.types import Completion
-from grpo_engine.outbound.openenv import EnvironmentFailure, Observation, RefusedAction
+from grpo_engine.outbound.addresses import RefusedUrl
+from grpo_engine.outbound.openenv import EnvironmentFailure, Observation, RefusedAction, Session, open_session
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.rollout.environments.actions import MalformedAction
-from grpo_engine.rollout.environments.episodes import EpisodeSession
 from grpo_engine.rollout.environments.sampler import MAX_SHOWN_CHARACTERS, Rollouts
 from grpo_engine.rollout.sampler.base import NextTurn
 from grpo_engine.rollout.tools.calls import ToolCall
@@ -28,15 +30,33 @@ if TYPE_CHECKING:
 
 
 class PlayedEpisode:
-    """One completion while it grows."""
+    """One completion while it grows. Its session runs in one event loop, from `start` to `close`."""
 
-    def __init__(self, name: str, seed: int, conversation: Conversation, session: EpisodeSession) -> None:
-        self.name, self.seed, self.session, self.options = name, seed, session, session.options
-        self.conversation = conversation
+    def __init__(self, name: str, seed: int, options: OpenEnvEnvironment, conversation: Conversation) -> None:
+        self.name, self.seed, self.options, self.conversation = name, seed, options, conversation
         self.turns: list[EpisodeTurn] = []
         self.failure: str | None = None
         self.answer: Future[Observation]
         """To the newest turn, or to the reset."""
+        self.session: Session
+        self._opened = AsyncExitStack()
+
+    async def start(self, places: asyncio.Semaphore, arguments: Mapping[str, Any]) -> Observation:
+        """Wait for a place among the environment's sessions, and reset. Raises EnvironmentFailure."""
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(places)
+            try:
+                self.session, first = await open_session(
+                    self.options.url, arguments, timeout_seconds=self.options.timeout_seconds
+                )
+            except RefusedUrl as error:
+                raise EnvironmentFailure(f"the address is refused: {error}") from None
+            stack.push_async_callback(self.session.close)
+            self._opened = stack.pop_all()
+        return first
+
+    async def close(self) -> None:
+        await self._opened.aclose()
 
     def add(self, observation: Observation) -> None:
         """Record what followed the newest turn."""
@@ -96,15 +116,15 @@ class Play:
         arguments |= prompt.item.get("reset") or {}
         given = arguments["seed"]
         seed = given if isinstance(given, int) else 0
-        episode = PlayedEpisode(name, seed, conversation, EpisodeSession(options, places[name]))
-        self._wait(episode, self.portal.start_task_soon(episode.session.start, arguments))
+        episode = PlayedEpisode(name, seed, options, conversation)
+        self._wait(episode, self.portal.start_task_soon(episode.start, places[name], arguments))
         return episode
 
     def close(self) -> None:
         """End all sessions."""
         for each in self.episodes:  # a session that is being opened would stay open
             each.answer.cancel()
-        wait([self.portal.start_task_soon(each.session.close) for each in self.episodes])
+        wait([self.portal.start_task_soon(each.close) for each in self.episodes])
 
     def _wait(self, episode: PlayedEpisode, answer: Future[Observation]) -> None:
         episode.answer = answer
@@ -217,7 +237,7 @@ class Play:
         self._end(episode, FinishReason.LENGTH)
 
     def _end(self, episode: PlayedEpisode, reason: FinishReason) -> None:
-        self.portal.start_task_soon(episode.session.close)
+        self.portal.start_task_soon(episode.close)
         conversation = episode.conversation
         self.toolbox.end(conversation.rollout)
         if conversation.turns:
