@@ -30,6 +30,11 @@ def filled_in(*names: str) -> Callable[[dict[str, Any]], None]:
     return relax
 
 
+def storable(text: str) -> str:
+    """The text with `?` for unpaired surrogates, which JSON can escape but no record can store."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 Item = TypeVar("Item")
 Listed = Annotated[tuple[Item, ...], Strict(False)]
 """A JSON list, kept as a tuple."""

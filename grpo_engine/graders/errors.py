@@ -1,7 +1,6 @@
 """The exception that graders raise for a completion without a reward; `GraderBase` makes it a GradeError."""
 
-from grpo_engine.contract.records import GradeErrorCode
-from grpo_engine.graders.feedback import storable
+from grpo_engine.contract.records import GradeErrorCode, storable
 
 
 class UnscorableError(Exception):

@@ -6,8 +6,7 @@ bounded, whatever a completion prints.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from grpo_engine.contract.records import MAX_EXPLANATION_CHARACTERS, Explanation
-from grpo_engine.graders.feedback import storable
+from grpo_engine.contract.records import MAX_EXPLANATION_CHARACTERS, Explanation, storable
 
 MAX_ENTRIES = 12
 """Entries of one part."""

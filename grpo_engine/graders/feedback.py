@@ -2,6 +2,8 @@
 
 import json
 
+from grpo_engine.contract.records import storable
+
 MAX_FEEDBACK_CHARACTERS = 300
 _MAX_QUOTED_CHARACTERS = 110
 
@@ -12,11 +14,6 @@ def excerpt(text: str) -> str:
         half = (_MAX_QUOTED_CHARACTERS - 3) // 2
         text = f"{text[:half]}...{text[-half:]}"
     return json.dumps(text, ensure_ascii=False)
-
-
-def storable(text: str) -> str:
-    """The text with `?` for unpaired surrogates, which JSON can escape but no record can store."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def bounded_feedback(text: str) -> str:

@@ -4,8 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo_engine.contract.records import FinishReason, Sample
-from grpo_engine.graders.feedback import storable
+from grpo_engine.contract.records import FinishReason, Sample, storable
 from grpo_engine.graders.untrusted_json import parse_json
 
 

@@ -19,6 +19,7 @@ from typing import Any, Self, cast
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, ConnectionClosedError, WebSocketException
 
+from grpo_engine.contract.records import storable
 from grpo_engine.outbound.addresses import RefusedUrl
 from grpo_engine.outbound.web import NoAnswer, get
 from grpo_engine.outbound.websocket import connect
@@ -222,7 +223,7 @@ def _text(fields: Mapping[str, Any]) -> str:
     shown = {name: value for name, value in fields.items() if name != "metadata"}
     values = list(shown.values())
     only_text = len(values) == 1 and isinstance(values[0], str)
-    return _storable(values[0] if only_text else json.dumps(shown, ensure_ascii=False))
+    return storable(values[0] if only_text else json.dumps(shown, ensure_ascii=False))
 
 
 def _object(message: str | bytes) -> dict[str, Any]:
@@ -240,9 +241,4 @@ def _below(url: str, path: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    return " ".join(_storable(str(value)).split())[:SHOWN_CHARACTERS]
-
-
-def _storable(text: str) -> str:
-    """The text with `?` for unpaired surrogates."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return " ".join(storable(str(value)).split())[:SHOWN_CHARACTERS]

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from grpo_engine.contract.records import Record
+from grpo_engine.contract.records import Record, storable
 
 Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
@@ -166,7 +166,7 @@ class _Draft:
 
 def one_line(text: str, max_chars: int) -> str:
     """The text on one line of printable characters; a longer one ends at a word, with an ellipsis."""
-    readable = text.encode("utf-8", "replace").decode("utf-8")
+    readable = storable(text)
     line = " ".join("".join(each if each.isprintable() else " " for each in readable).split())
     if len(line) <= max_chars:
         return line

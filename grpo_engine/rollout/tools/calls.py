@@ -16,7 +16,7 @@ from transformers.utils.chat_parsing import parse_response
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
 from grpo_engine.config.tool_formats import ToolFormat
-from grpo_engine.graders.feedback import storable
+from grpo_engine.contract.records import storable
 from grpo_engine.graders.untrusted_json import parse_json
 
 PYTHON_TAG = "<|python_tag|>"
