@@ -28,24 +28,9 @@ LogFormat = Annotated[
 ]
 
 
-class LogLineRead(BaseModel):
-    """A line that a process of the job's engine printed, without control characters and secrets."""
-
-    sequence: int
-    """Number of the line in the job's log, for `after`."""
-    created_at: float
-    """When the service stored the line, a few seconds after it was printed; Unix seconds."""
-    attempt: int
-    """Number of the attempt that printed it, from 1."""
-    rank: int | None
-    """Number of the training process; null: the process that starts them on a cluster."""
-    text: str
-    """The line, cut after 2,000 characters."""
-
-
 class LogPage(BaseModel):
     object: Literal["list"] = "list"
-    data: list[LogLineRead]
+    data: list[logs.LogLineRead]
     has_more: bool
 
 
@@ -73,7 +58,7 @@ class LogQuery:
             start = max(self.after, last - self.tail) if self.tail else self.after
             found = logs.lines_after(session, row_id, start, self.limit)
         has_more = bool(found) and found[-1].sequence < last
-        return LogPage(data=[LogLineRead(**vars(line)) for line in found], has_more=has_more)
+        return LogPage(data=found, has_more=has_more)
 
 
 LogQueryDep = Annotated[LogQuery, Depends()]

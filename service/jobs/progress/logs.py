@@ -8,7 +8,9 @@ Boundary: the caller has masked secrets, and checks access and the fence.
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
+from pydantic import BaseModel
 from sqlalchemy import delete, func, insert, select
 from sqlalchemy.orm import Session
 
@@ -39,16 +41,24 @@ class PrintedLines:
     lines: Sequence[str]
 
 
-@dataclass(frozen=True)
-class LogLine:
-    """One line of a job's log."""
+class LogLineRead(BaseModel):
+    """A line that a process of the job's engine printed, without control characters and secrets."""
 
     sequence: int
+    """Number of the line in the job's log, for `after`."""
     created_at: float
-    """When its piece was stored, Unix seconds."""
+    """When the service stored the line, a few seconds after it was printed; Unix seconds."""
     attempt: int
+    """Number of the attempt that printed it, from 1."""
     rank: int | None
+    """Number of the training process; null: the process that starts them on a cluster."""
     text: str
+    """The line, cut after 2,000 characters."""
+
+    @classmethod
+    def of(cls, piece: LogPiece, sequence: int, text: str) -> Self:
+        whose = {"created_at": piece.created_at, "attempt": piece.attempt, "rank": piece.rank}
+        return cls(sequence=sequence, text=text, **whose)
 
 
 def without_escapes(text: str) -> str:
@@ -107,14 +117,14 @@ def pieces(lines: Iterable[str]) -> Iterator[list[str]]:
         yield piece
 
 
-def lines_after(session: Session, job_id: str, after: int, limit: int) -> list[LogLine]:
+def lines_after(session: Session, job_id: str, after: int, limit: int) -> list[LogLineRead]:
     """Lines in order, at most `limit`, and about `PAGE_BYTES`.
 
     If lines after `after` were dropped, the first line states how many, with the number of the last of them.
     """
     query = select(LogPiece).where(LogPiece.job_id == job_id, LogPiece.sequence > after)
     found = session.scalars(query.order_by(LogPiece.sequence).limit(_PIECES_AT_ONCE)).all()
-    lines: list[LogLine] = []
+    lines: list[LogLineRead] = []
     for piece in found:
         first = piece.sequence - piece.num_lines + 1
         if not lines and first - 1 > after:
@@ -123,7 +133,7 @@ def lines_after(session: Session, job_id: str, after: int, limit: int) -> list[L
             if len(lines) >= limit:
                 return lines
             if number > after:
-                lines.append(LogLine(number, piece.created_at, piece.attempt, piece.rank, text))
+                lines.append(LogLineRead.of(piece, number, text))
     return lines
 
 
@@ -145,7 +155,7 @@ def as_text(database: Database, job_id: str) -> Iterator[str]:
         after = page[-1].sequence
 
 
-def _dropped(piece: LogPiece, count: int) -> LogLine:
+def _dropped(piece: LogPiece, count: int) -> LogLineRead:
     kept = MAX_JOB_BYTES // 2**20
     text = f"[{count:,} earlier lines were dropped: a job keeps the newest {kept} MiB of its log]"
-    return LogLine(count, piece.created_at, piece.attempt, None, text)
+    return LogLineRead.of(piece, count, text).model_copy(update={"rank": None})

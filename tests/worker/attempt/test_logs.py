@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from examples.tiny_model import make_model
 from service.jobs.progress import logs
-from service.jobs.progress.logs import LogLine
+from service.jobs.progress.logs import LogLineRead
 from service.platform.db import Database
 from service.platform.tables.logs import LogPiece
 from tests.worker.jobs import insert_job, read_job
@@ -38,8 +38,8 @@ def database_url(request: pytest.FixtureRequest, sqlite_url: str) -> str:
     return str(request.getfixturevalue("postgres_url")) if needs else sqlite_url
 
 
-def lines_of(database: Database, job_id: str) -> list[LogLine]:
-    lines: list[LogLine] = []
+def lines_of(database: Database, job_id: str) -> list[LogLineRead]:
+    lines: list[LogLineRead] = []
     with database.reading() as session:
         while page := logs.lines_after(session, job_id, lines[-1].sequence if lines else 0, 5000):
             lines += page
