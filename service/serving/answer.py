@@ -90,8 +90,7 @@ class OpenAnswer(Subscriber[Positioned]):
 
     def end(self, ending: Ending) -> None:
         if ending is Ending.KEY_INVALID:
-            headers = {"www-authenticate": "Bearer"}
-            error: ServiceError = Unauthorized("This API key was revoked or has expired.", headers=headers)
+            error: ServiceError = Unauthorized("This API key was revoked or has expired.")
         else:
             error = Unavailable("The service is restarting. Try again.", code="service_stopping")
         self._inbox.put_nowait(error)

@@ -158,18 +158,18 @@ def authenticate(database: Database, authorization: str | None) -> Principal:
     """The principal of an `Authorization` header. Raises Unauthorized."""
     scheme, _, key = (authorization or "").partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
-        raise _refusal("No API key: send 'Authorization: Bearer <key>'.", "missing_api_key")
+        raise Unauthorized("No API key: send 'Authorization: Bearer <key>'.", code="missing_api_key")
     match = KEY_PATTERN.fullmatch(key.strip())
     if match is None:
-        raise _refusal("Invalid API key.", "invalid_api_key")
+        raise Unauthorized("Invalid API key.")
     public_id, secret = match.groups()
     with database.reading() as session:
         found = session.execute(_KEY, {"public_id": public_id}).one_or_none()
     is_right = hmac.compare_digest(found.secret_sha256 if found else UNKNOWN_KEY_SHA256, _digest(secret))
     if found is None or not is_right or found.revoked_at is not None:
-        raise _refusal("Invalid API key.", "invalid_api_key")
+        raise Unauthorized("Invalid API key.")
     if found.expires_at is not None and found.expires_at <= found.now:
-        raise _refusal("This API key has expired.", "expired_api_key")
+        raise Unauthorized("This API key has expired.", code="expired_api_key")
     return Principal(found.tenant, public_id, frozenset(found.scopes), found.job_id)
 
 
@@ -181,7 +181,7 @@ def usable_keys(session: Session, public_ids: Sequence[str]) -> set[str]:
 def require_good_key(session: Session, principal: Principal) -> None:
     """Raise Unauthorized if the key was revoked or expired while a change was prepared."""
     if not usable_keys(session, [principal.key_id]):
-        raise _refusal("This API key was revoked or has expired.", "invalid_api_key")
+        raise Unauthorized("This API key was revoked or has expired.")
 
 
 def _record(session: Session, actor: Principal, tenant: str, action: str, public_id: str) -> None:
@@ -190,10 +190,6 @@ def _record(session: Session, actor: Principal, tenant: str, action: str, public
 
 def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def _refusal(message: str, code: str) -> Unauthorized:
-    return Unauthorized(message, code=code, headers={"www-authenticate": "Bearer"})
 
 
 def _is_shared(request: Request, job_id: str) -> bool:
@@ -207,9 +203,9 @@ def _is_shared(request: Request, job_id: str) -> bool:
 def _requires(*scopes: str) -> Callable[..., Principal]:
     def check(request: Request, database: DatabaseDep, rate: RequestRateDep, key_use: KeyUseDep) -> Principal:
         if KEY_PATTERN.search(request.url.query):
-            raise _refusal(
+            raise Unauthorized(
                 "API keys in URLs end up in logs. Revoke this key and send keys in the Authorization header.",
-                "api_key_in_url",
+                code="api_key_in_url",
             )
         found = authenticate(database, request.headers.get("authorization"))
         principal = replace(found, request_id=request.state.request_id)

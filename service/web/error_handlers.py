@@ -55,7 +55,8 @@ def install(app: FastAPI) -> None:
 
 
 def error_response(error: ServiceError) -> JSONResponse:
-    return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+    wanted = {"www-authenticate": "Bearer"} if error.status == 401 else {}
+    return JSONResponse(error.body(), status_code=error.status, headers=error.headers | wanted)
 
 
 def _handler(translation: Translation) -> Callable[[Request, Exception], Awaitable[JSONResponse]]:
