@@ -95,7 +95,7 @@ def _beginning() -> list[Processor]:
 
 def _ending() -> list[Processor]:
     to_json = structlog.processors.JSONRenderer(default=str)
-    return [structlog.processors.format_exc_info, drop_secrets, to_json, _mask_line]
+    return [structlog.processors.format_exc_info, drop_secrets, to_json, lambda _, __, line: mask(str(line))]
 
 
 def _bridge() -> logging.Handler:
@@ -127,7 +127,3 @@ def mask(text: str) -> str:
     for shape, shown in _MASKS:
         text = shape.sub(shown, text)
     return text
-
-
-def _mask_line(_logger: Any, _method: str, line: Any) -> str:
-    return mask(line)

@@ -23,10 +23,10 @@ def text_and_calls(
     if not calls:
         return policy.completion_text(token_ids), ()
     return text, tuple(
-        FunctionCall(id=_new_id(), name=call.name, arguments=json.dumps(call.arguments, ensure_ascii=False))
+        FunctionCall(
+            id=secrets.token_hex(ID_LETTERS)[:ID_LETTERS],
+            name=call.name,
+            arguments=json.dumps(call.arguments, ensure_ascii=False),
+        )
         for call in calls
     )
-
-
-def _new_id() -> str:
-    return secrets.token_hex(ID_LETTERS)[:ID_LETTERS]

@@ -3,8 +3,6 @@
 Boundary: `service.py` reads jobs and changes their states.
 """
 
-from typing import Any
-
 from sqlalchemy import delete, or_, select
 from sqlalchemy.orm import Session
 
@@ -89,12 +87,9 @@ def _delete_rows(session: Session, tenant: str, job_ids: list[str]) -> None:
     session.flush()
     session.expunge_all()
     for table in reversed(Base.metadata.sorted_tables):
-        for column in _references(table):
-            session.execute(delete(table).where(column.in_(job_ids)))
+        for key in table.foreign_keys:
+            if key.references(Job.metadata.tables["jobs"]):
+                session.execute(delete(table).where(key.parent.in_(job_ids)))
     keys = delete(IdempotencyKey).where(IdempotencyKey.tenant == tenant, IdempotencyKey.job_id.in_(job_ids))
     session.execute(keys)
     session.execute(delete(Job).where(Job.tenant == tenant, Job.id.in_(job_ids)))
-
-
-def _references(table: Any) -> list[Any]:
-    return [key.parent for key in table.foreign_keys if key.references(Job.metadata.tables["jobs"])]

@@ -40,15 +40,12 @@ def _sampled(method: Method, runs: Sequence[Past], completions: int) -> float | 
 
 def _trained(method: Method, runs: Sequence[Past], sampled: float | None) -> float | None:
     """Number of trained tokens, from the median share of sampled tokens that the runs trained."""
-    shares = [min(1.0, run.trained_tokens / run.sampled_tokens) for run in runs if _did_both(run)]
+    counts = [(run.trained_tokens, run.sampled_tokens) for run in runs]
+    shares = [min(1.0, trained / of_run) for trained, of_run in counts if trained and of_run]
     if sampled is None or not shares:
         return None
     times = method.reinforcement.hyperparameters.num_iterations if isinstance(method, Reinforcement) else 1
     return sampled * median(shares) * times
-
-
-def _did_both(run: Past) -> bool:
-    return bool(run.sampled_tokens and run.trained_tokens)
 
 
 def _other(runs: Sequence[Past], steps: int) -> float:
