@@ -17,10 +17,9 @@ TIMEOUT_SECONDS = 2.0
 class BoundedCheck(Generic[T]):
     """Used inside one event loop; concurrent callers share one run of the check."""
 
-    def __init__(self, check: Callable[[], T], fallback: T, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+    def __init__(self, check: Callable[[], T], fallback: T) -> None:
         self._check = check
         self._fallback = fallback
-        self._timeout_seconds = timeout_seconds
         self._running: Future[T] | None = None
 
     async def result(self) -> T:
@@ -29,7 +28,7 @@ class BoundedCheck(Generic[T]):
             self._running = Future()
             threading.Thread(target=self._run, args=(self._running,), name="check", daemon=True).start()
         waiting = asyncio.wrap_future(self._running)
-        done, _ = await asyncio.wait({waiting}, timeout=self._timeout_seconds)
+        done, _ = await asyncio.wait({waiting}, timeout=TIMEOUT_SECONDS)
         return waiting.result() if done else self._fallback
 
     def _run(self, future: Future[T]) -> None:

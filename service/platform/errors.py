@@ -75,10 +75,6 @@ class TooSlow(ServiceError, status=408, type=REQUEST, code="request_timeout"):
 class Conflict(ServiceError, status=409, type=REQUEST, code="conflict"):
     """The object's state, or another object that needs it, forbids the change; see `code`."""
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        # OpenAI's client repeats a request after a 409
-        super().__init__(message, param=param, code=code, headers={"x-should-retry": "false"})
-
 
 class PayloadTooLarge(ServiceError, status=413, type=REQUEST, code="payload_too_large"):
     """The body is too large."""

@@ -32,6 +32,8 @@ from service.web.validation import invalid_json, invalid_request
 
 log = structlog.get_logger()
 
+HEADERS = {401: {"www-authenticate": "Bearer"}, 409: {"x-should-retry": "false"}}
+"""By status. OpenAI's client repeats a request after a 409."""
 RETRY_LATER = {"retry-after": "5"}
 NO_SPACE = "No space left on the service. Nothing was stored."
 DATABASE_ERRORS = (OperationalError, InterfaceError, PoolTimeout)
@@ -55,8 +57,8 @@ def install(app: FastAPI) -> None:
 
 
 def error_response(error: ServiceError) -> JSONResponse:
-    wanted = {"www-authenticate": "Bearer"} if error.status == 401 else {}
-    return JSONResponse(error.body(), status_code=error.status, headers=error.headers | wanted)
+    headers = HEADERS.get(error.status, {}) | error.headers
+    return JSONResponse(error.body(), status_code=error.status, headers=headers)
 
 
 def _handler(translation: Translation) -> Callable[[Request, Exception], Awaitable[JSONResponse]]:
