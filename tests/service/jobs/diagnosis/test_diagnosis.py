@@ -11,13 +11,12 @@ from service.jobs.diagnosis.run import GuardWarning
 from service.jobs.intake.cloning import patched
 from service.jobs.model.states import JobState
 from tests.service.job_samples import GRADER, METHOD, expanded, request
+from tests.service.jobs.diagnosis.failed_runs import FAILED, failed
 from tests.service.jobs.diagnosis.runs import (
     BASELINE,
-    FAILED,
     POOR,
     changed,
     evaluated,
-    failed,
     group,
     metrics,
     rising,
