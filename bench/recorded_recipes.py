@@ -47,7 +47,7 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "dead": ("warning few_signals", "In almost every group all completions are wrong"),
     "failed": ("error no_signal", "In almost every group all completions are wrong"),
     "flat": ("warning reward_flat", "The reward does not rise although groups have signal"),
-    "easy": ("warning few_signals", "Already solved: in almost every group all completions are right"),
+    "easy": ("warning already_solved", "The model already solved this before training"),
     "hard": ("warning few_signals", "In almost every group all completions are wrong"),
     "cut": ("warning truncation", "Many completions are cut"),
     "unstable": ("warning reward_fell", "The training reward fell from "),

@@ -8,11 +8,11 @@ from service.jobs.diagnosis.run import GuardWarning, Run
 
 JUDGED: dict[str, frozenset[str]] = {
     "guard_kl": frozenset({"kl_explosion", "learning_rate_too_high"}),
-    "guard_no_signal": frozenset({"few_signals", "entropy_collapse", "no_signal"}),
+    "guard_no_signal": frozenset({"few_signals", "entropy_collapse", "no_signal", "already_solved"}),
     "guard_entropy": frozenset({"entropy_collapse"}),
     "guard_truncation": frozenset({"truncation"}),
     "guard_grader_errors": frozenset({"grader_errors"}),
-    "guard_reward_plateau": frozenset({"reward_flat"}),
+    "guard_reward_plateau": frozenset({"reward_flat", "already_solved"}),
     "guard_reward_length": frozenset({"length_hacking", "longer_completions"}),
 }
 """Guard → the findings about the same observation, beside which its warnings say nothing new."""

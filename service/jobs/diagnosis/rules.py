@@ -26,6 +26,7 @@ MAIN: tuple[Rule, ...] = (
     held_out.not_held_out,
     stability.broken,
     held_out.reward_fell,
+    signal.solved_before,
     signal.collapsed,
     stability.too_fast,
     stability.far_away,
@@ -36,7 +37,7 @@ MAIN: tuple[Rule, ...] = (
 )
 """Causes come before their effects. Only the first rule that applies makes a finding, because its suggested
 change may contradict those of later rules, and would change what they observe."""
-UNLESS_GOOD = MAIN[6:]
+UNLESS_GOOD = MAIN[7:]
 """Observations that are worth knowing in a run that improves, and problems in any other."""
 QUESTIONS = frozenset({"longer_completions"})
 """Information that explains a rising reward, and so precedes what else was observed."""

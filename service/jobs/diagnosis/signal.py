@@ -3,12 +3,20 @@
 Boundary: pure rules over a run. Thresholds that a guard has too are the guard's.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from grpo_engine.config.guards import DEFAULT_THRESHOLDS, START_STEPS
 from service.jobs.diagnosis.changes import lower_learning_rate, more_tokens
-from service.jobs.diagnosis.findings import Change, Compared, DiagnosisFinding, Severity, finding
-from service.jobs.diagnosis.held_out import is_good
+from service.jobs.diagnosis.findings import Change, Compared, DiagnosisFinding, Severity, finding, number
+from service.jobs.diagnosis.held_out import (
+    Evaluation,
+    evaluations,
+    evidence_of,
+    greedy_or_sampled,
+    held_out_gain,
+    is_good,
+)
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.stability import far_away
 from service.jobs.diagnosis.training import gain_at
@@ -30,6 +38,8 @@ MIN_GROUPS = 10
 """Fewest groups that are judged in a run too short for trends."""
 MUCH = 0.5
 """A gain is large above this share of the first rewards' standard deviation (Cohen's "medium effect")."""
+SOLVED = 0.95
+"""Mean reward of 0 to 1 from which almost nothing is left to learn."""
 
 
 class Reason(NamedTuple):
@@ -40,6 +50,43 @@ class Reason(NamedTuple):
     advice: str
     change: Change
     evidence: list[str]
+
+
+def solved_before(run: Run) -> DiagnosisFinding | None:
+    """The reward was at its maximum before training, so more steps cannot raise it."""
+    known = evaluations(run)
+    start = _first_held_out(run, known) if known else _first_training(run)
+    if start is None or held_out_gain(run):
+        return None
+    where, level, evidence = start
+    cause = f"The model already solved this {where}, so training can hardly improve it."
+    advice = (
+        "Use harder rows, or a reward that also tells good answers from better ones. More steps do not help."
+    )
+    compared = [level, Compared(label="highest reward", value=1.0)]
+    change = {"field": "training_file"}
+    return finding("already_solved", cause, evidence, advice, change, compared=compared)
+
+
+Level = tuple[str, Compared, list[str]]
+"""Where the first reward was measured, in words; the reward; its evidence."""
+
+
+def _first_held_out(run: Run, known: Sequence[Evaluation]) -> Level | None:
+    """The held-out reward before training, if it was at its maximum."""
+    first = known[0]
+    if not SOLVED <= first.reward <= 1:
+        return None
+    how = f"held-out reward {number(first.reward)} of 1, {greedy_or_sampled(run)}"
+    return f"before training ({how})", first.compared, evidence_of(run, [first, known[-1]])
+
+
+def _first_training(run: Run) -> Level | None:
+    """The training reward of the first ten steps, if it was at its maximum."""
+    first = run.span("reward", 1, BLOCK_STEPS)
+    if first is None or first.last < BLOCK_STEPS or not SOLVED <= first.mean <= 1:
+        return None
+    return f"at the start (training reward {number(first.mean)} of 1)", first.compared, [str(first)]
 
 
 def few_signals(run: Run) -> DiagnosisFinding | None:

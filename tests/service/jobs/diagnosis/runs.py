@@ -84,16 +84,21 @@ def changed(finding: DiagnosisFinding) -> Any:
 
 BASELINE = {"baseline": {"step": 0, "reward": 0.3, "reward_std": 0.4, "num_rows": 200.0}}
 """The evaluation before training."""
+SOLVED = {"baseline": {"step": 0, "reward": 0.98, "reward_std": 0.1, "num_rows": 200.0}}
+"""The same for a task that the model solves already."""
 
 
 def evaluated(
-    rows: list[dict[str, Any]], *intervals: tuple[float, float], num_rows: int = 200
+    rows: list[dict[str, Any]], *intervals: tuple[float, float], num_rows: int = 200, start: float = 0.3
 ) -> list[dict[str, Any]]:
-    """The rows with evaluations every twenty steps up to the end, by the intervals of their differences."""
+    """The rows with evaluations every twenty steps up to the end, by the intervals of their differences.
+
+    `start`: the reward before training.
+    """
     for index, (low, high) in enumerate(reversed(intervals)):
         difference = (low + high) / 2
         rows[-1 - 20 * index] |= {
-            "eval/reward": 0.3 + difference,
+            "eval/reward": start + difference,
             "eval/reward_std": 0.4,
             "eval/num_rows": float(num_rows),
             "eval/difference": difference,
@@ -129,10 +134,18 @@ POOR: dict[str, tuple[Run, str, Any]] = {
         {"max_completion_tokens": 32},
     ),
     "all groups are all right": (
-        run(metrics(reward=1.0, frac_reward_zero_std=0.97), group(1, 1), group(1, 1), group(0, 1)),
+        run(
+            metrics(reward=rising(0.6, 1.0), frac_reward_zero_std=0.97), group(1, 1), group(1, 1), group(0, 1)
+        ),
         "few_signals",
         {"dynamic_sampling": 3},
     ),
+    "the held-out rows were solved before training": (
+        run(evaluated(metrics(reward=0.97), (-0.01, 0.01), (-0.01, 0.01), start=0.98), evaluation=SOLVED),
+        "already_solved",
+        None,
+    ),
+    "the training rows were solved from the start": (run(metrics(reward=0.97)), "already_solved", None),
     "some groups are all wrong and some all right": (
         run(metrics(frac_reward_zero_std=0.9), group(1, 1), group(0, 0)),
         "few_signals",

@@ -6,8 +6,19 @@ import pytest
 
 from service.jobs.diagnosis.rules import diagnose
 from service.jobs.diagnosis.run import Run
+from service.jobs.model.states import JobState
 from tests.service.job_samples import expanded
-from tests.service.jobs.diagnosis.runs import BASELINE, changed, evaluated, group, metrics, rising, run, the
+from tests.service.jobs.diagnosis.runs import (
+    BASELINE,
+    SOLVED,
+    changed,
+    evaluated,
+    group,
+    metrics,
+    rising,
+    run,
+    the,
+)
 
 
 def test_few_training_rows_without_held_out_rows_are_the_main_advice() -> None:
@@ -49,6 +60,23 @@ def test_a_frequent_or_right_answer_is_no_doubt(share: float, reward: float) -> 
     rows = evaluated(metrics(), (0.1, 0.2), (0.1, 0.2))
     rows[-1] |= {"eval/most_frequent_answer": share, "eval/reward": reward}
     assert diagnose(run(rows, evaluation=BASELINE)).findings == []
+
+
+def test_a_task_that_was_solved_before_training_needs_harder_rows_and_not_more_steps() -> None:
+    running = run(metrics(5), evaluation=SOLVED, state=JobState.RUNNING, total_steps=50)
+    for found in (running, run(metrics(reward=0.9, reward_std=0.1), evaluation=SOLVED)):
+        (finding,) = diagnose(found).findings
+        assert (finding.code, finding.severity, finding.patch) == ("already_solved", "warning", None)
+        assert finding.cause == (
+            "The model already solved this before training (held-out reward 0.98 of 1, greedy), "
+            "so training can hardly improve it."
+        )
+        assert finding.advice.startswith("Use harder rows, or a reward")
+
+
+def test_a_nearly_solved_task_that_training_improved_is_a_good_run() -> None:
+    rows = evaluated(metrics(), (0.01, 0.02), (0.01, 0.02), start=0.98)
+    assert diagnose(run(rows, evaluation=SOLVED)).findings == []
 
 
 def test_a_fall_over_few_held_out_rows_says_how_many_a_verdict_needs() -> None:

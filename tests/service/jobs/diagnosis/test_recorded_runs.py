@@ -13,7 +13,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.jsonl"))
 STRIDE = 5
 MAIN_CODES = {
     *("length_hacking", "not_held_out", "reward_fell", "learning_rate_too_high", "kl_explosion"),
-    *("truncation", "entropy_collapse", "few_signals", "reward_flat"),
+    *("already_solved", "truncation", "entropy_collapse", "few_signals", "reward_flat"),
 }
 OPEN_CODES = {"more_rows", "longer_completions"}
 """Information that is a run's verdict: the question that its data leave open."""
