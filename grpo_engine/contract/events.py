@@ -197,6 +197,8 @@ class Probed(BaseEvent):
     greedy_passed: int = 0
     """Those with a full reward."""
     greedy_mean_reward: float | None = None
+    token_surprise_nats: float | None = None
+    """Mean of −log(probability) of the sampled tokens; None in older probes."""
     completion_tokens: int
     """Total of all completions."""
     turns: int = 0

@@ -14,7 +14,7 @@ from grpo_engine.contract.records import FinishReason
 from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.metrics import PASS_REWARD, PhaseTimer, finite, peak_memory_bytes, step_metrics
-from grpo_engine.objective.types import Prompt, ScoredGroup
+from grpo_engine.objective.types import Completion, Prompt, ScoredGroup
 from grpo_engine.rollout.collector import Collector, sampling_of
 from grpo_engine.rollout.prompt_source import PromptSource
 from grpo_engine.rollout.recording import rollouts
@@ -113,12 +113,19 @@ def counted(
         greedy_completions=len(greedy),
         greedy_passed=sum(reward >= PASS_REWARD for reward in greedy),
         greedy_mean_reward=sum(greedy) / len(greedy) if greedy else None,
+        token_surprise_nats=_surprise(completions),
         completion_tokens=sum(len(each.token_ids) for each in completions),
         turns=sum(len(each.episode.turns) for each in completions if each.episode is not None),
         sample_seconds=seconds.get("sample", 0.0),
         score_seconds=seconds.get("score", 0.0),
         peak_memory_bytes=peak_memory,
     )
+
+
+def _surprise(completions: Sequence[Completion]) -> float | None:
+    """Mean of −log(probability) of the tokens that the model wrote; those of tools have 0."""
+    num_sampled = sum(each.num_sampled for each in completions)
+    return -sum(map(sum, (each.logprobs for each in completions))) / num_sampled if num_sampled else None
 
 
 def _is_solved(group: ScoredGroup) -> bool:

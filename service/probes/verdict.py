@@ -5,6 +5,7 @@ differences decides; the rest explains why there are none, or why the rewards ma
 """
 
 from dataclasses import dataclass, replace
+from math import exp
 from typing import Literal
 
 from grpo_engine.config.job import ReinforcementHyperparameters
@@ -17,6 +18,10 @@ FEW_SIGNAL_SHARE = 0.25
 MANY_CUT_SHARE = 0.25
 """Largest share of cut completions; above it, the reward measures length as much as the answer."""
 MANY_ERRORS_SHARE = 0.05
+SOLVED_SHARE = 0.95
+"""Share of right completions from which almost nothing is left to learn."""
+NOISE_NATS = 2.0
+"""Mean −log(probability) of a token above which text has no sense; chat models are below 1."""
 METHOD = "method.reinforcement"
 SETTINGS = f"{METHOD}.hyperparameters"
 
@@ -74,6 +79,10 @@ def _judge(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict:
         return Verdict("no", _grader_failed(facts), (GRADER,))  # a job would end with `grader_contract`
     if not facts.groups_with_signal:
         return _no_signal(facts, settings)
+    if _is_noise(facts):
+        return _noise(facts)
+    if _is_solved(facts):
+        return _solved(facts)
     if facts.truncated >= MANY_CUT_SHARE * facts.completions:
         sentence = f"{_share_cut(facts, settings)}: raise {_limits(facts)}."
         return Verdict("maybe", sentence, (_longer(settings),))
@@ -107,11 +116,49 @@ def _nothing_scored(facts: Probed, settings: ReinforcementHyperparameters) -> Ve
     if _knows_greedily(facts):
         sentence = f"{none}, but greedy completions did: lower temperature and probe again."
         return Verdict("maybe", sentence, (_cooler(settings),))
+    if _is_noise(facts):
+        return _noise(facts)
     if facts.truncated >= facts.completions / 2:
         sentence = f"{none}, but {_share_cut(facts, settings)}: raise {_limits(facts)} and probe again."
         return Verdict("maybe", sentence, (_longer(settings), EASIER))
     sentence = f"{none}: the base model cannot do this yet; start with supervised fine-tuning."
     return Verdict("no", sentence, (SUPERVISED, EASIER))
+
+
+def _is_noise(facts: Probed) -> bool:
+    """Whether the completions are cut because they are close to random text, not because they are long."""
+    is_cut = facts.truncated >= facts.completions / 2
+    is_wrong = facts.passed < MANY_ERRORS_SHARE * facts.completions
+    return is_cut and is_wrong and (facts.token_surprise_nats or 0.0) >= NOISE_NATS
+
+
+def _noise(facts: Probed) -> Verdict:
+    choices = round(exp(facts.token_surprise_nats or 0.0))
+    sentence = (
+        f"{facts.passed} of {facts.completions} completions are right, and their text is close to random "
+        f"(every token is a choice among about {choices}): the base model cannot do this yet, and longer "
+        "completions do not help; start with supervised fine-tuning."
+    )
+    return Verdict("no", sentence, (SUPERVISED, EASIER))
+
+
+def _is_solved(facts: Probed) -> bool:
+    """Whether almost all sampled completions, or almost all greedy ones, earn the highest reward."""
+    if (facts.highest_reward or 0.0) > 1:
+        return False
+    greedy = facts.greedy_completions and facts.greedy_passed >= SOLVED_SHARE * facts.greedy_completions
+    return bool(greedy) or facts.passed >= SOLVED_SHARE * (facts.completions - facts.grader_errors)
+
+
+def _solved(facts: Probed) -> Verdict:
+    if facts.passed >= SOLVED_SHARE * (facts.completions - facts.grader_errors):
+        right = f"{facts.passed} of {facts.completions} completions are right"
+        return Verdict("no", f"The model already solves this: {right}; use harder prompts.", (HARDER,))
+    sentence = (
+        "Without randomness the model already solves this, so a held-out reward can hardly rise: only its "
+        "sampled completions can improve; use harder prompts."
+    )
+    return Verdict("maybe", sentence, (HARDER,))
 
 
 def _little_signal(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict:

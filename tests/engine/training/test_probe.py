@@ -52,6 +52,8 @@ def test_it_ends_with_its_counts_and_leaves_no_weights(
     assert [each.step for each in steps if isinstance(each, StepFinished)] == [1, 2]
     assert end.sample_seconds > 0
     assert end.greedy_completions == 6
+    assert end.token_surprise_nats is not None
+    assert end.token_surprise_nats > 1  # the model is random
     assert not (tmp_path / "checkpoints").exists()
 
 

@@ -70,11 +70,36 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "no",
         "Every completion is right already: nothing to learn; use harder prompts.",
     ),
+    "nearly all right": (
+        {"passed": 62, "groups_with_signal": 2, "groups_solved": 14, "mean_reward": 0.97},
+        "no",
+        "The model already solves this: 62 of 64 completions are right; use harder prompts.",
+    ),
     "groups without differences": (
         {"passed": 8, "groups_with_signal": 0, "groups_solved": 2},
         "no",
         "No group of 16 had two different rewards, so there is nothing to compare; raise temperature or "
         "group_size, or use a grader that tells better from worse.",
+    ),
+    "random text, always cut": (
+        NOTHING | {"truncated": 60, "token_surprise_nats": 4.0},
+        "no",
+        "0 of 64 completions are right, and their text is close to random (every token is a choice among "
+        "about 55): the base model cannot do this yet, and longer completions do not help; start with "
+        "supervised fine-tuning.",
+    ),
+    "random text of which some scores by chance": (
+        {"truncated": 60, "passed": 1, "groups_with_signal": 1, "token_surprise_nats": 4.0},
+        "no",
+        "1 of 64 completions are right, and their text is close to random (every token is a choice among "
+        "about 55): the base model cannot do this yet, and longer completions do not help; start with "
+        "supervised fine-tuning.",
+    ),
+    "sensible text, always cut": (
+        NOTHING | {"truncated": 60, "token_surprise_nats": 0.7},
+        "maybe",
+        "0 of 64 completions scored, but 94% of the completions were cut at 256 tokens: "
+        "raise max_completion_tokens and probe again.",
     ),
     "many cut": (
         {"truncated": 20},
@@ -133,6 +158,24 @@ def test_a_model_that_is_right_greedily_is_not_sent_to_supervised_training() -> 
     assert [one.value for one in few.advice] == [0.6, 2]
     same = judge(facts(**NOTHING, greedy_completions=16, greedy_mean_reward=0.0), settings)
     assert [one.value for one in same.advice] == ["supervised", None]
+
+
+SOLVED_GREEDILY = {"greedy_completions": 16, "greedy_passed": 16, "greedy_mean_reward": 1.0}
+
+
+def test_a_model_that_is_always_right_greedily_has_little_to_learn() -> None:
+    verdict = judge(facts(**SOLVED_GREEDILY), SETTINGS)
+    assert (verdict.can_learn, [one.param for one in verdict.advice]) == ("maybe", ["training_file"])
+    assert verdict.sentence == (
+        "Without randomness the model already solves this, so a held-out reward can hardly rise: only its "
+        "sampled completions can improve; use harder prompts. "
+        "Sampled at temperature 1; of the greedy completions, 16 of 16 are right."
+    )
+
+
+def test_rewards_above_one_have_no_known_maximum() -> None:
+    graded = facts(**SOLVED_GREEDILY, passed=64, mean_reward=1.2, highest_reward=2.0)
+    assert judge(graded, SETTINGS).can_learn == "yes"
 
 
 def test_if_nothing_was_scored_the_grader_is_always_the_reason() -> None:
