@@ -4,7 +4,7 @@ Boundary: pure rules over a run. Thresholds that a guard has too are the guard's
 """
 
 from grpo_engine.config.guards import DEFAULT_THRESHOLDS
-from service.jobs.diagnosis.changes import more_tokens
+from service.jobs.diagnosis.changes import READ_CUT_TEXT, more_tokens
 from service.jobs.diagnosis.failures import error_lines, slow_or_wrong_grader
 from service.jobs.diagnosis.findings import Compared, DiagnosisFinding, finding, number
 from service.jobs.diagnosis.held_out import MIN_ROWS, evaluations, is_good
@@ -95,6 +95,8 @@ def cut(run: Run) -> DiagnosisFinding | None:
         return None
     cause = "Many completions are cut at max_completion_tokens: an answer after the cut is lost."
     advice = "Allow more tokens, or leave cut completions out of the loss (mask_truncated_completions)."
+    if max((reward for _, reward in run.series("reward")), default=0.0) <= 0:
+        advice = READ_CUT_TEXT
     compared = [share.compared, Compared(label="limit", value=limit)]
     evidence = [f"{share} (limit {limit:g})"]
     return finding("truncation", cause, evidence, advice, more_tokens(run), compared=compared)
@@ -120,10 +122,10 @@ def paid_for_length(run: Run) -> DiagnosisFinding | None:
         f"tokens, the reward from {before} to {after} (correlation {number(paid.mean)})."
     )
     advice = (
-        "Read the longest rollouts. Take length out of the grader, or penalise long completions "
-        "(overlong_buffer_tokens). An eval_grader that ignores length shows whether the answers improve."
+        "Read the longest rollouts, then take length out of the grader. An eval_grader that ignores length "
+        "shows whether the answers improve."
     )
-    change = run.setting("overlong_buffer_tokens", max(1, run.settings["max_completion_tokens"] // 2))
+    change = {"field": f"method.{run.kind}.grader"}
     compared = [first.compared, late.compared]
     return finding("length_hacking", cause, evidence, advice, change, compared=compared)
 

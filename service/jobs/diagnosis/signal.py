@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from grpo_engine.config.guards import DEFAULT_THRESHOLDS, START_STEPS
-from service.jobs.diagnosis.changes import lower_learning_rate, more_tokens
+from service.jobs.diagnosis.changes import READ_CUT_TEXT, lower_learning_rate, more_tokens
 from service.jobs.diagnosis.findings import Change, Compared, DiagnosisFinding, Severity, finding, number
 from service.jobs.diagnosis.held_out import (
     Evaluation,
@@ -138,24 +138,30 @@ def _too_hard(run: Run, evidence: list[str]) -> Reason:
     cut = run.above("completions/clipped_ratio", DEFAULT_THRESHOLDS["truncation"])
     if cut:
         cause = "In almost every group all completions are wrong, and most completions are cut."
-        advice = "Allow more tokens to see whether the model can do this task."
-        return Reason(cause, advice, more_tokens(run), [*evidence, str(cut)])
-    cause = (
-        "In almost every group all completions are wrong: the model cannot do this task yet, or the grader "
-        "rejects right answers."
-    )
-    advice = (
-        "Test the grader on a right answer. If that earns a reward, start with supervised fine-tuning, use "
-        "easier prompts, or reward partial progress. More completions per prompt find rare correct ones."
-    )
+        return Reason(cause, READ_CUT_TEXT, more_tokens(run), [*evidence, str(cut)])
     if is_good(run):
         wrong = f"In {run.groups.num_wrong} of {run.groups.num} groups all completions are wrong"
         cause = f"{wrong}; such groups give no signal."
         advice = "More completions per prompt find rare correct ones; easier prompts give more signal."
+        return Reason(cause, advice, _larger_group(run), evidence)
+    why = "the model cannot do this task yet, or the grader rejects right answers"
+    advice = (
+        "Test the grader on a right answer. If that earns a reward, start with supervised fine-tuning, use "
+        "easier prompts, or reward partial progress."
+    )
+    if run.groups.num_wrong == run.groups.num:  # larger groups would not find a right one
+        cause = f"Every completion in the newest {run.groups.num} groups is wrong: {why}."
+        return Reason(cause, advice, {"field": f"method.{run.kind}.grader"}, evidence)
+    cause = f"In almost every group all completions are wrong: {why}."
+    advice += " More completions per prompt find rare correct ones."
+    return Reason(cause, advice, _larger_group(run), evidence)
+
+
+def _larger_group(run: Run) -> Change:
     size = run.settings.get("group_size", MAX_GROUP_SIZE)
     if size >= MAX_GROUP_SIZE:
-        return Reason(cause, advice, {"field": "training_file"}, evidence)
-    return Reason(cause, advice, run.setting("group_size", min(MAX_GROUP_SIZE, 2 * size)), evidence)
+        return {"field": "training_file"}
+    return run.setting("group_size", min(MAX_GROUP_SIZE, 2 * size))
 
 
 def collapsed(run: Run) -> DiagnosisFinding | None:

@@ -235,7 +235,7 @@ POOR: dict[str, tuple[Run, str, Any]] = {
             )
         ),
         "length_hacking",
-        {"overlong_buffer_tokens": 8},
+        None,
     ),
     "updates are clipped": (
         run(metrics(**{"clip_ratio/region_mean": 0.4})),

@@ -109,10 +109,26 @@ def test_a_short_run_without_any_reward_is_advised_about_its_task_and_not_to_tra
     wrong = [group(0.0, 0.0, step=step) for step in range(1, 11)]
     found = run(metrics(8), *wrong)
     (finding,) = diagnose(found).findings
-    assert (finding.code, changed(finding)) == ("few_signals", {"group_size": 16})
+    assert (finding.code, finding.field, finding.patch) == (
+        "few_signals",
+        "method.reinforcement.grader",
+        None,
+    )
+    assert finding.advice == (
+        "Test the grader on a right answer. If that earns a reward, start with supervised fine-tuning, use "
+        "easier prompts, or reward partial progress."
+    )
     assert finding.cause.endswith("the model cannot do this task yet, or the grader rejects right answers.")
     for other in (run(metrics(8), *wrong[:9]), run(metrics(8), *wrong, group(0.0, 1.0))):
         assert [one.code for one in diagnose(other).findings] == ["too_few_steps"]
+
+
+def test_cut_completions_that_are_all_wrong_are_read_before_they_get_longer() -> None:
+    rows = metrics(**{"completions/clipped_ratio": 0.98})
+    for row in rows:
+        row["reward"] = 0.0
+    finding = the(run(rows), "truncation")
+    assert finding.advice.endswith("allow more tokens; if it is noise, train supervised first.")
 
 
 def test_groups_without_signal_do_not_say_that_an_improved_model_cannot_do_its_task() -> None:
@@ -225,7 +241,11 @@ def test_length_is_paid_for_although_completions_soon_have_their_limit() -> None
     correlation = {"completions/reward_length_correlation": lambda share: 0.9 if share <= 1 / 6 else 0.0}
     lengths = {"completions/mean_length": lambda share: min(90.0, 20 + 600 * share)}
     (finding,) = diagnose(run(metrics(**correlation, **lengths))).findings
-    assert (finding.code, changed(finding)) == ("length_hacking", {"overlong_buffer_tokens": 8})
+    assert (finding.code, finding.field, finding.patch) == (
+        "length_hacking",
+        "method.reinforcement.grader",
+        None,
+    )
     assert finding.cause == (
         "The reward grows with length: completions grew from 30 to 90 tokens, "
         "the reward from 0.215 to 0.701 (correlation 0.9)."
