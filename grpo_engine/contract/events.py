@@ -109,7 +109,7 @@ class Verdict(Record):
     """An evaluation compared with the one before training: a paired bootstrap over the rows."""
 
     text: str
-    """Such as "+12.4 points (95% CI 8.1 to 16.9)" or "+2.2 points (95% CI −0.4 to 5.2), not significant"."""
+    """Such as "+0.124 (95% CI 0.081 to 0.169)" or "+0.022 (95% CI −0.004 to 0.052), not significant"."""
     difference: float | None = None
     """Mean of after − before, in units of the reward; None if too few rows can be compared."""
     low: float | None = None

@@ -35,7 +35,8 @@ def bootstrap_interval(differences: np.ndarray) -> tuple[float, float]:
 def verdict_on(before: Mapping[str, float], after: Mapping[str, float]) -> Verdict:
     """The change of the mean reward, given rewards by row before and after training.
 
-    As text "+12.4 points (95% CI 8.1 to 16.9)", with ", not significant" if the interval includes 0.
+    As text in the reward's unit, "+0.124 (95% CI 0.081 to 0.169)", with ", not significant" if the interval
+    includes 0.
     """
     rows = sorted(before.keys() & after.keys())
     if len(rows) < 2:
@@ -43,16 +44,14 @@ def verdict_on(before: Mapping[str, float], after: Mapping[str, float]) -> Verdi
         return Verdict(text=f"unknown: {count} scored both before and after training", rows=len(rows))
     first = np.array([before[row] for row in rows], dtype=np.float64)
     last = np.array([after[row] for row in rows], dtype=np.float64)
-    is_share = min(first.min(), last.min()) >= 0 and max(first.max(), last.max()) <= 1
     difference = float((last - first).mean())
     low, high = bootstrap_interval(last - first)
-
-    def number(value: float, sign: str = "") -> str:
-        """The value as text, in hundredths for rewards between 0 and 1; other rewards keep their own unit."""
-        shown = round(value * 100, 1) if is_share else value
-        return f"{shown + 0.0:{sign}{'.1f' if is_share else '.3g'}}".replace("-", "−")  # + 0.0: never "-0.0"
-
-    unit = "points" if is_share else "reward units"
     doubt = ", not significant" if low <= 0 <= high else ""
-    text = f"{number(difference, '+')} {unit} (95% CI {number(low)} to {number(high)}){doubt}"
+    text = f"{_shown(difference, '+')} (95% CI {_shown(low)} to {_shown(high)}){doubt}"
     return Verdict(text=text, difference=difference, low=low, high=high, rows=len(rows))
+
+
+def _shown(value: float, sign: str = "") -> str:
+    """Three decimals, or three digits of smaller values."""
+    is_small = 0 < abs(value) < 1e-3
+    return f"{value + 0.0:{sign}{'.3g' if is_small else '.3f'}}".replace("-", "−")  # + 0.0: never "-0.0"

@@ -136,9 +136,8 @@ class LearningEngine(fake_engine.FakeEngine):
         reward = 0.8 * self._skill() + 0.15
         difference = round(reward - 0.1, 3)
         low, high = round(difference - 0.08, 3), round(difference + 0.08, 3)
-        points = [f"{100 * value:.1f}" for value in (difference, low, high)]
         verdict = Verdict(
-            text=f"+{points[0]} points (95% CI {points[1]} to {points[2]})",
+            text=f"{difference:+.3f} (95% CI {low:.3f} to {high:.3f})",
             difference=difference,
             low=low,
             high=high,

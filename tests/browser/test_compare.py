@@ -52,9 +52,7 @@ def test_the_held_out_column_has_the_change_with_its_interval(page: Page, deploy
     open_comparison(page, deployment, "first", "faster")
     verdict = deployment.job("first")["eval"]["verdict"]
     shown = page.get_by_role("region", name="Results").get_by_role("row").filter(has_text="first-try")
-    change, low, high = (
-        f"{100 * verdict[name]:.1f}".replace("-", "−") for name in ("difference", "low", "high")
-    )
+    change, low, high = (f"{verdict[name]:.3f}".replace("-", "−") for name in ("difference", "low", "high"))
     expect(shown).to_contain_text(change)
     expect(shown).to_contain_text(f"({low} to {high})")
 

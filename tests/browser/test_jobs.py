@@ -116,11 +116,11 @@ def test_a_column_sorts_the_list_in_both_directions(page: Page, deployment: Depl
     expect(head).to_have_attribute("aria-sort", "descending")
 
 
-def test_the_held_out_change_is_the_verdict_in_points(page: Page, deployment: Deployment) -> None:
+def test_the_held_out_change_is_the_verdict_s(page: Page, deployment: Deployment) -> None:
     page.goto("/#/jobs")
     verdict = deployment.job("first")["eval"]["verdict"]
     shown = row(page, "first-try").locator(".held-out")
-    expect(shown).to_contain_text(f"{100 * verdict['difference']:+.1f}".replace("-", "−"))
+    expect(shown).to_contain_text(f"{verdict['difference']:+.3f}".replace("-", "−"))
     significant = verdict["low"] > 0 or verdict["high"] < 0
     expect(shown.get_by_text("not significant")).to_have_count(0 if significant else 1)
 

@@ -42,10 +42,10 @@ def test_each_run_has_its_settings_and_status(page: Page, sweep: list[str]) -> N
     rows = page.locator("table tbody tr")
     expect(rows).to_have_count(3)
     shown = [row.locator("td").all_inner_texts() for row in rows.all()]
-    assert [[cell.split("\n")[0] for cell in row] for row in shown] == [
-        ["8", "1e-5", "+8.3", "0.55", "succeeded"],
-        ["4", "1e-5", "+2.1", "0.4", "succeeded"],
-        ["4", "4e-5", "−5.2", "0.3", "succeeded"],
+    assert [[cell.split()[0] for cell in row] for row in shown] == [
+        ["8", "1e-5", "+0.083", "0.55", "succeeded"],
+        ["4", "1e-5", "+0.021", "0.4", "succeeded"],
+        ["4", "4e-5", "−0.052", "0.3", "succeeded"],
     ]
     expect(rows.nth(1)).to_contain_text("not significant")
 
@@ -63,8 +63,10 @@ def test_the_coordinates_have_a_line_a_run_and_a_text(page: Page, sweep: list[st
 def test_the_next_step_names_the_best_run_and_opens_its_values(page: Page, sweep: list[str]) -> None:
     page.goto("/#/sweeps/rates%20%26%20sizes")
     region = page.get_by_role("region", name="Next step")
-    expect(region).to_contain_text("group_size=8, +8.3 points (95% CI 5.3 to 11.3).")
-    expect(region).to_contain_text("apart from that of the second run (+2.1, −0.9 to 5.1): it is better.")
+    expect(region).to_contain_text("group_size=8, +0.083 (95% CI 0.053 to 0.113).")
+    expect(region).to_contain_text(
+        "apart from that of the second run (+0.021, −0.009 to 0.051): it is better."
+    )
     expect(region).to_contain_text("Completions per prompt 8 is the highest value tried: try higher ones.")
     form = region.get_by_role("link", name="Open its values in the form")
     expect(form).to_have_attribute("href", f"#/new?from={sweep[1]}")

@@ -44,14 +44,14 @@ def name_of(job: dict[str, Any]) -> str:
 
 
 def held_out_change(job: dict[str, Any]) -> str:
-    """The difference to before training, `+8.3 points`; empty if there is none."""
+    """The difference to before training, `+0.083`; empty if there is none."""
     verdict = job["eval"].get("verdict") or {}
     difference = verdict.get("difference")
     if difference is None:
         return ""
     low, high = verdict.get("low"), verdict.get("high")
     is_clear = low is not None and high is not None and (low > 0 or high < 0)
-    return f"{100 * difference:+.1f} points".replace("-", "−") + ("" if is_clear else ", not significant")
+    return f"{difference:+.3f}".replace("-", "−") + ("" if is_clear else ", not significant")
 
 
 def _row(job: dict[str, Any]) -> tuple[str, ...]:

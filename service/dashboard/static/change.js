@@ -8,29 +8,27 @@ const isNumber = (value) => value !== null && value !== undefined;
 export function changeOf(job) {
   const { difference, low, high } = job.eval.verdict ?? {};
   if (!isNumber(difference)) return null;
-  const text = signedPoints(difference);
+  const text = signed(difference);
   if (!isNumber(low) || !isNumber(high)) return { text, detail: "no interval", tone: "unclear", difference };
   const tone = low > 0 ? "good" : high < 0 ? "bad" : "unclear";
-  const interval = `${points(low)} to ${points(high)}`;
+  const interval = `${decimals(low)} to ${decimals(high)}`;
   return { text, detail: tone === "unclear" ? "not significant" : interval, interval, tone, difference };
 }
 
-// → a <span> with the difference, of rewards in points; "–" without one.
+// → a <span> with the difference; "–" without one.
 export function changeCell(job) {
   const change = changeOf(job);
   if (!change) return lossCell(job.eval);
-  return el("span", { class: `change ${change.tone}`, title: change.interval && `95% CI ${change.interval} points` },
-    el("strong", {}, change.text), el("span", { class: "unseen" }, " points, "),
-    el("span", { class: "small faint detail" }, change.detail));
+  return el("span", { class: `change ${change.tone}`, title: change.interval && `Change of the mean held-out reward, 95% CI ${change.interval}` },
+    el("strong", {}, change.text), " ", el("span", { class: "small faint detail" }, change.detail));
 }
 
 function lossCell({ baseline, last }) {
   const difference = last?.step > 0 ? last.loss - baseline?.loss : NaN;
   if (!Number.isFinite(difference)) return el("span", { class: "faint" }, "–");
-  const text = `${difference > 0 ? "+" : ""}${decimals(difference)}`;
+  const text = signed(difference);
   return el("span", { class: `change ${difference < 0 ? "good" : "bad"}` },
     el("strong", {}, text), " ", el("span", { class: "small faint detail" }, "loss"));
 }
 
-export const points = (value) => (100 * value).toFixed(1).replace("-", "−");
-export const signedPoints = (value) => `${value > 0 ? "+" : ""}${points(value)}`;
+export const signed = (value) => `${value > 0 ? "+" : ""}${decimals(value)}`;

@@ -120,7 +120,7 @@ def not_held_out(run: Run) -> DiagnosisFinding | None:
         f"The training reward rose from {number(gain.early.mean)} to {number(gain.late.mean)}, "
         f"but the held-out reward {start} and is {number(last.reward)}: {_reason(run)}."
     )
-    evidence = [*gain.evidence, *evidence_of(run, [best, last]), decoding(run)]
+    evidence = [*gain.evidence, *evidence_of([best, last]), decoding(run)]
     compared = [gain.late.compared, last.compared]
     if _has_own_grader(run):
         advice = "Read the best rollouts for what the grader accepts and eval_grader does not."
@@ -205,7 +205,7 @@ def reward_fell(run: Run) -> DiagnosisFinding | None:
         compared, evidence = [best.compared, late.compared], [str(best), str(late)]
     else:
         which, compared = "held-out", [best_of(known).compared, known[-1].compared]
-        evidence = evidence_of(run, [best_of(known), known[-1]])
+        evidence = evidence_of([best_of(known), known[-1]])
     before, after = (number(one.value) for one in compared)
     cause = f"The {which} reward fell from {before} to {after}: the policy became worse."
     advice = "Lower the learning rate. A checkpoint that is marked as best has the best held-out reward."
@@ -225,14 +225,14 @@ def more_rows(run: Run) -> DiagnosisFinding | None:
     needed = rows_needed(last, COMPARABLE * gain.mean * _scale(run, known[0]))
     cause = (
         f"{last.rows} held-out rows cannot show whether the held-out reward rises too: "
-        f"its 95% interval is {interval(run, last)}."
+        f"its 95% interval is {interval(last)}."
     )
     advice = f"Use about {needed} held-out rows."
     compared = [
         Compared(label="held-out rows", value=last.rows),
         Compared(label="rows needed", value=needed),
     ]
-    evidence = [*gain.evidence, *evidence_of(run, [last]), decoding(run)]
+    evidence = [*gain.evidence, *evidence_of([last]), decoding(run)]
     return finding("more_rows", cause, evidence, advice, _more_rows(run, last, needed), "info", compared)
 
 
@@ -250,19 +250,17 @@ def _more_rows(run: Run, last: Evaluation, needed: int) -> Change:
     return {"field": "validation_file"}
 
 
-def evidence_of(run: Run, shown: Sequence[Evaluation]) -> list[str]:
+def evidence_of(shown: Sequence[Evaluation]) -> list[str]:
     """A line on each different evaluation."""
     return [
         f"step {each.step}: held-out reward {number(each.reward)} over {each.rows} rows"
-        + (f"; since step 0 {interval(run, each)} (95% CI)" if each.step else "")
+        + (f"; since step 0 {interval(each)} (95% CI)" if each.step else "")
         for each in dict.fromkeys(shown)
     ]
 
 
-def interval(run: Run, last: Evaluation) -> str:
-    """The 95 % interval of the difference, in points if all rewards are between 0 and 1."""
-    if all(0 <= each.reward <= 1 for each in evaluations(run)):
-        return f"{100 * last.low:+.1f} to {100 * last.high:+.1f} points"
+def interval(last: Evaluation) -> str:
+    """The 95 % interval of the difference."""
     return f"{last.low:+.3g} to {last.high:+.3g}"
 
 

@@ -108,7 +108,7 @@ def _good(run: Run) -> str:
         before = number(last.reward - last.difference)
         return (
             f"Held-out reward ({greedy_or_sampled(run)}) rose from {before} to {number(last.reward)} "
-            f"(95% CI {interval(run, last)}) over {last.rows} rows.{level_of_training(run, last)}"
+            f"(95% CI {interval(last)}) over {last.rows} rows.{level_of_training(run, last)}"
         )
     gain = rise(run)
     if gain is None:

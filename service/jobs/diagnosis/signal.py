@@ -78,7 +78,7 @@ def _first_held_out(run: Run, known: Sequence[Evaluation]) -> Level | None:
     if not SOLVED <= first.reward <= 1:
         return None
     how = f"held-out reward {number(first.reward)} of 1, {greedy_or_sampled(run)}"
-    return f"before training ({how})", first.compared, evidence_of(run, [first, known[-1]])
+    return f"before training ({how})", first.compared, evidence_of([first, known[-1]])
 
 
 def _first_training(run: Run) -> Level | None:

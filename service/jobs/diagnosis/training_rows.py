@@ -59,5 +59,5 @@ def few_held_out_rows(run: Run) -> DiagnosisFinding | None:
         Compared(label="rows needed", value=MIN_ROWS),
     ]
     change = {"field": "validation_file"}
-    evidence = evidence_of(run, [best, last])
+    evidence = evidence_of([best, last])
     return finding("few_held_out_rows", cause, evidence, advice, change, "info", compared)

@@ -80,8 +80,8 @@ def conclusion(event: Evaluated) -> tuple[str, dict[str, Any], str] | None:
     data = {"step": event.step, "set": event.name, "verdict": verdict.model_dump(mode="json")}
     is_loss = verdict.high is not None and verdict.high < 0
     rows = f"{verdict.rows} rows compared"
-    subject = "Held-out reward" if event.name == VALIDATION else f"Retention set {event.name}"
-    message = f"{subject} after {event.step} steps: {verdict.text} ({rows})."
+    subject = "held-out reward" if event.name == VALIDATION else f"reward of retention set {event.name}"
+    message = f"Change of the {subject} after {event.step} steps: {verdict.text} ({rows})."
     return message, data, "warn" if is_loss else "info"
 
 

@@ -176,7 +176,7 @@ class _Batch:
         if event.step:  # steps count from 1; step 0 is the baseline
             self.metrics.append((event.step, prefixed))
         data = {"step": event.step, "total_steps": self.total_steps, **prefixed}
-        shown = _headline(event.metrics) + (f"; {event.verdict.text}" if event.verdict else "")
+        shown = _headline(event.metrics) + (f"; change {event.verdict.text}" if event.verdict else "")
         if event.name == engine.VALIDATION:
             data |= evaluations.in_openai_names(event.metrics, "full_valid")
             self._entry("metrics", f"Evaluation after step {event.step}: {shown}", data)

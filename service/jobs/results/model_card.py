@@ -56,10 +56,10 @@ None: the job had no held-out rows, or this is one of its checkpoints.
 {% set verdict = evaluation.verdict %}
 {% if verdict %}
 
-Over the job: {{ verdict.text }} ({{ verdict.rows }} rows compared, paired bootstrap over the rows).
+Change over the job: {{ verdict.text }} ({{ verdict.rows }} rows compared, paired bootstrap over the rows).
 {% endif %}
 {% for name, kept in (evaluation.retention or {}).items() %}
-{% set result = kept.verdict.text if kept.verdict else "mean reward " + number(kept.last) %}
+{% set result = "change " + kept.verdict.text if kept.verdict else "mean reward " + number(kept.last) %}
 {{ "\n" if loop.first }}* `{{ name }}`, rows of another domain: {{ result }}
 {% endfor %}
 

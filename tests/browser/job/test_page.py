@@ -24,8 +24,8 @@ def test_the_results_show_the_held_out_change_with_its_interval(page: Page, depl
     shown = cell(page, "Held-out reward (greedy)")
     before, after = (evaluation[which]["reward"] for which in ("baseline", "last"))
     expect(shown.get_by_role("definition").first).to_have_text(f"{before:.3f}{after:.3f}")
-    low, high, points = (f"{100 * verdict[name]:.1f}" for name in ("low", "high", "difference"))
-    expect(shown).to_contain_text(f"+{points} points (95% CI {low} to {high}) · {verdict['rows']} rows")
+    low, high, points = (f"{verdict[name]:.3f}" for name in ("low", "high", "difference"))
+    expect(shown).to_contain_text(f"+{points} (95% CI {low} to {high}) · {verdict['rows']} rows")
     expect(shown.get_by_role("img", name="Difference")).to_have_accessible_name(
         f"Difference {verdict['difference']}, 95 percent interval {verdict['low']} to {verdict['high']}"
     )
@@ -43,7 +43,7 @@ def test_an_interval_around_zero_is_not_significant_and_a_greedy_evaluation_says
     page.route(f"**{JOBS}/{job['id']}", lambda route: route.fulfill(json=job))
     page.goto(f"/#/jobs/{job['id']}")
     shown = cell(page, "Held-out reward (greedy)")
-    expect(shown).to_contain_text("−1.2 points (95% CI −5.0 to 2.6), not significant · 90 rows")
+    expect(shown).to_contain_text("−0.012 (95% CI −0.050 to 0.026), not significant · 90 rows")
     expect(page.locator(".next")).to_contain_text("No significant change on held-out rows.")
     drawn(page, "Reward")
     expect(figure(page, "Reward").get_by_role("button", name="Held-out (greedy)")).to_be_visible()

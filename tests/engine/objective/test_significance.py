@@ -21,23 +21,23 @@ def shifted(count: int, before: int, after: int) -> tuple[dict[str, float], dict
     )
 
 
-def test_a_clear_gain_is_reported_in_points_with_its_interval() -> None:
+def test_a_clear_gain_is_reported_with_its_interval() -> None:
     verdict = verdict_on(*shifted(50, 10, 35))
-    assert verdict.text == "+50.0 points (95% CI 36.0 to 64.0)"
+    assert verdict.text == "+0.500 (95% CI 0.360 to 0.640)"
     assert verdict.difference == pytest.approx(0.5)
     assert (verdict.low, verdict.high, verdict.rows) == (pytest.approx(0.36), pytest.approx(0.64), 50)
 
 
 def test_a_clear_loss_is_reported_with_negative_numbers() -> None:
     verdict = verdict_on(*shifted(50, 35, 10))
-    assert verdict.text == "−50.0 points (95% CI −64.0 to −36.0)"
+    assert verdict.text == "−0.500 (95% CI −0.640 to −0.360)"
     assert verdict.difference == pytest.approx(-0.5)
 
 
 def test_an_insignificant_change_is_not_claimed() -> None:
     before, after = rewards([0, 1, 0, 1, 0, 1, 0, 1, 0, 0]), rewards([1, 0, 1, 0, 0, 1, 0, 1, 1, 0])
     verdict = verdict_on(before, after)
-    assert verdict.text.startswith("+10.0 points (95% CI −")
+    assert verdict.text.startswith("+0.100 (95% CI −")
     assert verdict.text.endswith("), not significant")
     assert verdict.low is not None
     assert verdict.high is not None
@@ -46,12 +46,12 @@ def test_an_insignificant_change_is_not_claimed() -> None:
 
 def test_no_change_is_not_significant_and_has_no_minus_zero() -> None:
     before, _ = shifted(10, 5, 5)
-    assert verdict_on(before, before).text == "+0.0 points (95% CI 0.0 to 0.0), not significant"
+    assert verdict_on(before, before).text == "+0.000 (95% CI 0.000 to 0.000), not significant"
 
 
-def test_rewards_beyond_one_keep_and_name_their_unit() -> None:
+def test_rewards_beyond_one_are_reported_alike() -> None:
     before, after = rewards([1.0, 2.0, 1.5, 3.0] * 10), rewards([2.0, 3.0, 2.0, 4.0] * 10)
-    assert verdict_on(before, after).text == "+0.875 reward units (95% CI 0.8 to 0.938)"
+    assert verdict_on(before, after).text == "+0.875 (95% CI 0.800 to 0.938)"
 
 
 def test_a_row_that_was_not_scored_both_times_is_in_neither_side() -> None:

@@ -80,7 +80,7 @@ def test_the_first_evaluation_has_no_verdict_and_the_last_is_final(
     found = evaluated(run(make_job(n_steps=4, eval_grader=NOTHING), tmp_path))
     assert [(event.step, event.is_final) for event in found] == [(0, False), (2, False), (4, True)]
     texts = [event.verdict.text if event.verdict else None for event in found]
-    assert texts == [None, *["+0.0 points (95% CI 0.0 to 0.0), not significant"] * 2]
+    assert texts == [None, *["+0.000 (95% CI 0.000 to 0.000), not significant"] * 2]
     assert found[2].verdict is not None
     assert found[2].verdict.rows == 6
 
@@ -95,7 +95,7 @@ def test_retention_sets_are_evaluated_beside_the_held_out_rows(
     assert "rewards/string_check/mean" in general[1].metrics
     assert "rewards/format/mean" in other[1].metrics
     assert general[1].verdict is not None
-    assert general[1].verdict.text == "+0.0 points (95% CI 0.0 to 0.0), not significant"
+    assert general[1].verdict.text == "+0.000 (95% CI 0.000 to 0.000), not significant"
     recorded = [e for e in events if isinstance(e, RolloutsRecorded) and e.split == "retention"]
     places = [(event.step, event.name, event.first, len(event.groups)) for event in recorded]
     assert places == [(0, "general", 0, 3), (0, "other", 3, 3), (2, "general", 0, 3), (2, "other", 3, 3)]

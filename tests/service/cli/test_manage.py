@@ -105,12 +105,14 @@ def test_an_edit_without_a_change_says_what_can_change(up: Up) -> None:
 @pytest.mark.parametrize(
     ("verdict", "text"),
     [
-        ({"difference": 0.083, "low": 0.02, "high": 0.14}, "+8.3 points"),
-        ({"difference": -0.041, "low": -0.08, "high": -0.01}, "−4.1 points"),
-        ({"difference": 0.01, "low": -0.02, "high": 0.04}, "+1.0 points, not significant"),
-        ({"difference": 1.0, "low": None, "high": None}, "+100.0 points, not significant"),
+        ({"difference": 0.083, "low": 0.02, "high": 0.14}, "+0.083"),
+        ({"difference": -0.041, "low": -0.08, "high": -0.01}, "−0.041"),
+        ({"difference": 0.01, "low": -0.02, "high": 0.04}, "+0.010, not significant"),
+        ({"difference": 1.0, "low": None, "high": None}, "+1.000, not significant"),
         (None, ""),
     ],
 )
-def test_the_held_out_change_is_in_points(verdict: dict[str, float | None] | None, text: str) -> None:
+def test_the_held_out_change_is_in_the_reward_s_unit(
+    verdict: dict[str, float | None] | None, text: str
+) -> None:
     assert held_out_change({"eval": {"verdict": verdict}}) == text

@@ -92,8 +92,8 @@ def test_final_verdicts_are_stated_in_events(database: Database, job_id: str) ->
         [evaluated(1, 5, 0.4, is_final=True), evaluated(2, 5, 0.7, "general", is_final=True)],
     )
     assert messages(database, job_id, "warn") == [
-        "Held-out reward after 5 steps: a verdict (9 rows compared).",
-        "Retention set general after 5 steps: a verdict (9 rows compared).",
+        "Change of the held-out reward after 5 steps: a verdict (9 rows compared).",
+        "Change of the reward of retention set general after 5 steps: a verdict (9 rows compared).",
     ]
 
 
@@ -192,7 +192,8 @@ def test_retention_files_reach_the_engine(
     run_job(worker)
     job = read_job(database, job_id)
     assert job.evaluation["retention"]["general"]["last"] == {"step": 10, "reward": 0.2, "num_rows": 8.0}
-    message = "Retention set general after 10 steps: general moved by 0.1 (8 rows compared)."
+    subject = "Change of the reward of retention set general after 10 steps"
+    message = f"{subject}: general moved by 0.1 (8 rows compared)."
     assert message in messages(database, job_id)
 
 

@@ -72,7 +72,7 @@ def test_a_good_run_has_no_finding() -> None:
     found = diagnose(run(evaluated(metrics(), (0.041, 0.125), (0.041, 0.125)), evaluation=BASELINE))
     assert found.findings == []
     assert found.summary == (
-        "Held-out reward (greedy) rose from 0.3 to 0.383 (95% CI +4.1 to +12.5 points) over 200 rows."
+        "Held-out reward (greedy) rose from 0.3 to 0.383 (95% CI +0.041 to +0.125) over 200 rows."
     )
 
 
@@ -200,7 +200,7 @@ def test_evaluations_without_stored_intervals_have_those_of_unpaired_rows() -> N
     rows = evaluated(metrics(), (-0.05, 0.03), (-0.04, 0.04))
     old = [{name: row[name] for name in row if "difference" not in name} for row in rows]
     line = the(run(old, evaluation=BASELINE), "not_held_out").evidence[-2]
-    assert line == "step 60: held-out reward 0.3 over 200 rows; since step 0 -7.8 to +7.8 points (95% CI)"
+    assert line == "step 60: held-out reward 0.3 over 200 rows; since step 0 -0.0784 to +0.0784 (95% CI)"
 
 
 def test_the_warnings_of_a_guard_are_one_finding() -> None:

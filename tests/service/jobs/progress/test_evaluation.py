@@ -14,7 +14,7 @@ from tests.service.job_samples import add_artifact, add_checkpoint, add_job, exp
 
 JOBS = "/v1/fine_tuning/jobs"
 VERDICT = {
-    "text": "+40.0 points (95% CI 30.0 to 50.0)",
+    "text": "+0.400 (95% CI 0.300 to 0.500)",
     "difference": 0.4,
     "low": 0.3,
     "high": 0.5,

@@ -8,7 +8,7 @@ import { ownMethod } from "../new/draft.js";
 
 // → a table with a row per job; `drop(id)` removes one from the comparison.
 export function outcomes(runs, drop) {
-  const columns = ["Job", "Status", "Step", "Last reward or loss", "Held-out before", "Held-out last", "Held-out best", "Change (points)", "Duration", ""];
+  const columns = ["Job", "Status", "Step", "Last reward or loss", "Held-out before", "Held-out last", "Held-out best", "Held-out change", "Duration", ""];
   return table("Results", columns, runs.map((run) => outcome(run, runs.length > 1 && drop)), "cards");
 }
 
@@ -28,7 +28,7 @@ function outcome({ job, rows, color }, drop) {
     cells.map((cell) => el("td", {}, cell)));
 }
 
-// "+12.5 (3.1 to 21.9)", with its 95 percent interval.
+// "+0.125 (0.031 to 0.219)", with its 95 percent interval.
 function changed(job) {
   const change = changeOf(job);
   if (!change) return "–";

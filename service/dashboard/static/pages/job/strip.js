@@ -1,6 +1,6 @@
 // The results at the top of a job's page: state, held-out change, steps, time and cost. Boundary: elements of one job.
 
-import { points, signedPoints } from "../../change.js";
+import { signed } from "../../change.js";
 import { ago, bytes, decimals, duration, el, number, svg } from "../../dom.js";
 import { doing, isOver, progressBar, statusBadge } from "../../job_parts.js";
 import { heldOutName } from "../../metric_names.js";
@@ -50,11 +50,11 @@ function heldOut(baseline, last, best, verdict) {
   return cell(name, arrow(isFirst ? [last[measure]] : [baseline[measure], last[measure]]), about, "wide held-out");
 }
 
-// "+52.9 points (95% CI 44.3 to 61.4)", with the interval drawn; the verdict's text if it has no numbers.
+// "+0.529 (95% CI 0.443 to 0.614)", with the interval drawn; the verdict's text if it has no numbers.
 function change(verdict) {
   if (!hasInterval(verdict)) return verdict.text;
   const { difference, low, high, rows } = verdict;
-  const text = `${signedPoints(difference)} points (95% CI ${points(low)} to ${points(high)})`;
+  const text = `${signed(difference)} (95% CI ${decimals(low)} to ${decimals(high)})`;
   const tone = low > 0 ? "good" : high < 0 ? "bad" : "";
   return el("dd", { class: "more change" },
     el("span", {}, el("strong", { class: tone }, text), tone ? "" : ", not significant", rows ? ` · ${number(rows)} rows` : ""),

@@ -1,7 +1,7 @@
 // Parallel coordinates: an axis for each setting and result, a line for each run. The table of the page has the same
 // values.
 
-import { points } from "../../change.js";
+import { signed } from "../../change.js";
 import { el, number, svg } from "../../dom.js";
 import { settingLabel } from "../../labels.js";
 
@@ -25,7 +25,7 @@ export function coordinates(names, runs) {
   const axes = [
     ...names.map((name) => axis(settingLabel(name), runs.map((run) => run.settings[name] ?? null))),
     axis("Final reward", runs.map((run) => run.reward), number),
-    axis("Held-out change", runs.map((run) => run.change), points),
+    axis("Held-out change", runs.map((run) => run.change), signed),
   ].filter((one) => one.values.some((value) => value !== null));
   return el("figure", { class: "chart" },
     el("figcaption", {}, el("span", {}, "Parallel coordinates"), el("span", { class: "faint" }, "Stronger line: better result")),
@@ -81,6 +81,6 @@ function line(run, at, axes, place, runs) {
 function described(axes, runs) {
   const best = runs.find((run) => run.change !== null) ?? runs[0];
   const settings = Object.entries(best.settings).map(([name, value]) => `${settingLabel(name)} ${value}`).join(", ");
-  const change = best.change === null ? "" : ` with a held-out change of ${points(best.change)} points`;
+  const change = best.change === null ? "" : ` with a held-out change of ${signed(best.change)}`;
   return `${runs.length} runs over ${axes.map((one) => one.label).join(", ")}. Best: ${settings}${change}. The table below has all values.`;
 }

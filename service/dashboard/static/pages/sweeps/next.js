@@ -27,7 +27,7 @@ function box([text, more], job) {
 
 function headline({ job }, isRunning) {
   const { text, interval, difference, tone } = changeOf(job);
-  const numbers = `${text} points${interval ? ` (95% CI ${interval})` : ""}`;
+  const numbers = `${text}${interval ? ` (95% CI ${interval})` : ""}`;
   const name = el("a", { href: `#/jobs/${job.id}` }, jobName(job));
   if (difference <= 0) return ["No run is better on held-out rows than before training. The best is ", name, `: ${numbers}.`];
   return [`Best on held-out rows${isRunning ? " so far" : ""}: `, name, `, ${numbers}${tone === "unclear" ? ", not significant" : ""}.`];

@@ -67,7 +67,7 @@ function summary(jobs) {
 }
 
 function runsTable(names, runs) {
-  const columns = ["Run", ...names.map(settingLabel), "Held-out change (points)", "Final reward", "Status"];
+  const columns = ["Run", ...names.map(settingLabel), "Held-out change", "Final reward", "Status"];
   return table("Runs, best held-out change first", columns, runs.map(({ job, settings }) => el("tr", {},
     el("th", { scope: "row" }, el("a", { href: `#/jobs/${job.id}` }, jobName(job))),
     names.map((name) => el("td", { class: "mono" }, settings[name] ?? "–")),
