@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Collection, Sequence
+from typing import Any
 
+from grpo_engine.config.guards import Guard, watch
 from service.jobs.diagnosis.findings import DiagnosisFinding, finding
 from service.jobs.diagnosis.run import GuardWarning, Run
 
@@ -18,6 +20,10 @@ JUDGED: dict[str, frozenset[str]] = {
 """Guard → the findings about the same observation, beside which its warnings say nothing new."""
 
 
+WHEN = re.compile(r"(for \d+ steps in a row, up to|in) step \d+(?=\.)")
+"""The part of a warning that says when the guard tripped."""
+
+
 def guard_findings(run: Run, known: Collection[str]) -> list[DiagnosisFinding]:
     """One finding for each guard that warned, as information only: the rules judge the whole run.
 
@@ -27,15 +33,44 @@ def guard_findings(run: Run, known: Collection[str]) -> list[DiagnosisFinding]:
     for warning in run.guards:
         warnings.setdefault(warning.code, []).append(warning)
     return [
-        _finding(code, each)
+        _finding(run, code, each)
         for code, each in warnings.items()
         if JUDGED.get(code, frozenset()).isdisjoint(known)
     ]
 
 
-def _finding(code: str, warnings: Sequence[GuardWarning]) -> DiagnosisFinding:
+def _finding(run: Run, code: str, warnings: Sequence[GuardWarning]) -> DiagnosisFinding:
     """The newest warning: its first sentence says what happened, the others what to do."""
     cause, *advice = re.split(r"(?<=\.) (?=[A-Z])", warnings[-1].message, maxsplit=1)
+    if held := _held(run, code, warnings[-1].step):
+        first, last = held
+        when = f"since step {first}" if last == run.last_step else f"in steps {first} to {last}"
+        cause = WHEN.sub(when, cause)
     found = finding(code, cause, [], "".join(advice), {}, "info")
     counts = {"count": len(warnings), "first_step": warnings[0].step, "last_step": warnings[-1].step}
     return found.model_copy(update=counts)
+
+
+def _held(run: Run, code: str, tripped: int) -> tuple[int, int] | None:
+    """First and last step of the unbroken observation around the step at which the guard tripped.
+
+    None if the stored metrics do not show it.
+    """
+    guards = [Guard.model_validate(one) for one in run.settings.get("guards") or ()]
+    state: dict[str, Any] = {}
+    held: list[int] = []
+    for row in run.metrics:
+        if "reward" not in row:
+            continue
+        _, state = watch(guards, row["step"], row, state)
+        holds = any(
+            f"guard_{guard.watch}" == code and count
+            for guard, count in zip(guards, state["counts"], strict=True)
+        )
+        if holds:
+            held.append(row["step"])
+        elif tripped in held:
+            break
+        else:
+            held = []
+    return (held[0], held[-1]) if tripped in held else None

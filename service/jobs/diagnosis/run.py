@@ -98,10 +98,14 @@ class Run:
         return self._columns.get(name, ())
 
     @cached_property
+    def last_step(self) -> int:
+        """The newest step with metrics; 0 without any."""
+        return max((row["step"] for row in self.metrics if "reward" in row or "loss" in row), default=0)
+
+    @cached_property
     def ends(self) -> range:
         """Steps after which the run is judged."""
-        last = max((row["step"] for row in self.metrics if "reward" in row or "loss" in row), default=0)
-        return range(BLOCK_STEPS, last + 1, BLOCK_STEPS)
+        return range(BLOCK_STEPS, self.last_step + 1, BLOCK_STEPS)
 
     def span(self, name: str, first: int, last: int) -> Span | None:
         return span(name, self.series(name), first, last)

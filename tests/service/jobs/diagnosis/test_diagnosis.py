@@ -211,6 +211,15 @@ def test_the_warnings_of_a_guard_are_one_finding() -> None:
     assert (finding.count, finding.first_step, finding.last_step) == (3, 20, 147)
 
 
+@pytest.mark.parametrize(("last", "when"), [(60, "since step 7"), (35, "in steps 7 to 35")])
+def test_a_guard_s_finding_says_how_long_its_observation_held(last: int, when: str) -> None:
+    name, message = "sampling/sampling_logp_difference/mean", "They differ (limit 0.1) for 5 steps in a row"
+    rows = metrics(**{name: lambda share: 0.2 if 7 <= round(60 * share) <= last else 0.0})
+    guards = [GuardWarning("guard_sampler_difference", f"{message}, up to step 11. Raise it.", 11)]
+    (finding,) = diagnose(run(rows, guards=guards)).findings
+    assert finding.cause == f"They differ (limit 0.1) {when}."
+
+
 def test_a_guard_that_saw_what_a_finding_judges_is_not_repeated() -> None:
     guards = [
         GuardWarning("guard_reward_plateau", "It stays.", 40),
