@@ -22,7 +22,7 @@ from service.jobs.model.schemas import (
 from service.jobs.model.states import HELD, PUBLIC, JobState
 from service.jobs.progress.evaluations import in_openai_names, with_decoding
 from service.jobs.progress.metrics import EVALUATION, newest_rewards
-from service.jobs.store import formats, queue_health, repository
+from service.jobs.store import queue_health, repository
 from service.platform.clock import read_clock
 from service.platform.tables.core import Artifact, Checkpoint, File, Job, JobEvent
 
@@ -225,8 +225,6 @@ def _queue(job: Job, position: int | None, limit: int | None, now: float) -> Que
     if position > 1:
         return QueueRead(position=position, reason=f"{position - 1} ahead of it in the queue")
     wanted = f" with {job.required_gpus} free GPUs" if job.required_gpus > 1 else ""
-    if (number := formats.number_of(job.required_capabilities)) > 1:
-        wanted += f" (job format {number})"
     return QueueRead(position=position, reason=f"waiting for a worker{wanted}")
 
 

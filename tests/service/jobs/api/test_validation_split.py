@@ -47,7 +47,7 @@ def test_the_check_counts_the_rows_of_both_sides(client: TestClient, split: floa
 
 def test_a_split_waits_for_a_worker_that_reads_it(client: TestClient, database: Database) -> None:
     job = create(client, uploaded(client, jsonl(*ROWS)), validation_split=0.1)
-    assert job["queue"]["reason"] == "waiting for a worker (job format 2)"
+    assert job["queue"]["reason"] == "waiting for a worker"
     with database.reading() as session:
         assert session.get_one(Job, job["id"]).required_capabilities == "format:2"
 
