@@ -7,7 +7,7 @@ from grpo_engine.config.guards import DEFAULT_THRESHOLDS
 from service.jobs.diagnosis.changes import READ_CUT_TEXT, more_tokens
 from service.jobs.diagnosis.failures import error_lines, slow_or_wrong_grader
 from service.jobs.diagnosis.findings import Compared, DiagnosisFinding, finding, number
-from service.jobs.diagnosis.held_out import MIN_ROWS, evaluations, is_good
+from service.jobs.diagnosis.held_out import MIN_ROWS, evaluations, is_good, reward_fell
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, Span, above
 
@@ -53,9 +53,11 @@ def same_answer(run: Run) -> DiagnosisFinding | None:
         f"{number(last.reward)} does not show that it can do the task."
     )
     advice = (
-        "Read the held-out rollouts. Train supervised on right answers first, or raise beta or entropy_coef, "
-        "which keep the answers different."
+        "Read the held-out rollouts. A lower learning rate or a higher beta or entropy_coef keeps answers "
+        "different; if the model cannot do the task yet, train supervised on right answers first."
     )
+    if reward_fell(run):  # the updates broke the policy, which says the same to everything
+        advice = "Read the held-out rollouts, then lower the learning rate as the other finding suggests."
     compared = [
         Compared(label="rows with the same answer", value=share, step=step),
         Compared(label="held-out reward", value=last.reward, step=last.step),

@@ -55,6 +55,15 @@ def test_a_rising_reward_for_one_answer_to_all_rows_is_not_a_good_run() -> None:
     assert [one.value for one in found.findings[0].compared] == [0.96, 0.45]
 
 
+def test_a_fallen_reward_names_the_learning_rate_also_beside_the_same_answer() -> None:
+    rows = evaluated(metrics(reward=lambda share: 0.8 if share < 0.5 else 0.3), (-0.3, -0.1), (-0.3, -0.1))
+    rows[-1]["eval/most_frequent_answer"] = 0.96
+    first, second = diagnose(run(rows, evaluation=BASELINE)).findings
+    assert (first.code, changed(first)) == ("reward_fell", {"learning_rate": 3.3e-06})
+    assert (second.code, second.patch) == ("same_answer", None)
+    assert "lower the learning rate" in second.advice
+
+
 @pytest.mark.parametrize(("share", "reward"), [(0.89, 0.45), (1.0, 0.95)])
 def test_a_frequent_or_right_answer_is_no_doubt(share: float, reward: float) -> None:
     rows = evaluated(metrics(), (0.1, 0.2), (0.1, 0.2))
