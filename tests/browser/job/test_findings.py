@@ -76,8 +76,8 @@ def test_the_results_lead_to_the_findings_of_which_the_severe_are_first(
     job = {**deployment.job("first"), "warnings": [{"code": "guard_low_signal", "message": "No signal at 9"}]}
     path = f"**{JOBS}/{job['id']}"
     note = repeated(code="note", cause="A few rows.", severity="info")
-    found = {**deployment.get(f"{JOBS}/{job['id']}/diagnosis"), "findings": [note, repeated()]}
-    page.route(f"{path}/diagnosis", lambda route: route.fulfill(json=found))
+    diagnosis = {**deployment.get(f"{JOBS}/{job['id']}/diagnosis"), "findings": [note, repeated()]}
+    page.route(f"{path}/diagnosis", lambda route: route.fulfill(json=diagnosis))
     page.route(path, lambda route: route.fulfill(json=job))
     page.goto(f"/#/jobs/{job['id']}")
     lines = page.get_by_role("region", name="Findings").locator("summary > strong")
@@ -85,9 +85,12 @@ def test_the_results_lead_to_the_findings_of_which_the_severe_are_first(
     results = page.get_by_role("region", name="Results")
     results.get_by_role("link", name="Read 2 findings").click()
     expect(page.get_by_role("heading", name="Findings")).to_be_in_viewport()
+    expect(page.get_by_text("Raise the temperature.").first).to_be_visible()
+    expect(page.locator("summary").filter(has_text="Groups have no signal.")).to_be_focused()
     assert page.url.endswith(f"/#/jobs/{job['id']}")
-    results.get_by_role("link", name="Download").click()
-    expect(page.get_by_role("heading", name="Downloads")).to_be_visible()
+    with page.expect_download() as found:
+        results.get_by_role("button", name="Download adapter").click()
+    assert found.value.suggested_filename.endswith(".tar.gz")
 
 
 def test_the_failure_shown_above_is_not_repeated(page: Page, deployment: Deployment) -> None:

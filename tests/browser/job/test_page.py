@@ -86,9 +86,12 @@ def test_a_supervised_job_has_no_tab_for_rollouts(page: Page, deployment: Deploy
 
 
 def test_a_link_to_a_tab_further_down_the_page_shows_it(page: Page, deployment: Deployment) -> None:
+    job = deployment.job("first")
+    job["eval"]["verdict"] |= {"difference": -0.2, "low": -0.3, "high": -0.1}
+    page.route(f"**{JOBS}/{job['id']}", lambda route: route.fulfill(json=job))
     open_job(page, deployment, "first")
     drawn(page, "Reward")
-    page.locator(".next").get_by_role("link", name="Download").click()
+    page.locator(".next").get_by_role("link", name="Checkpoints").click()
     expect(page.get_by_role("heading", name="Checkpoints")).to_be_in_viewport()
 
 

@@ -3,13 +3,15 @@
 
 import { can } from "../../access.js";
 import { decimals, el, number } from "../../dom.js";
+import { downloadButton } from "../../download_button.js";
+import { downloads } from "./downloads.js";
 import { hasInterval } from "./strip.js";
 
 const WORSE = "Worse on held-out rows than before training.";
 
 // findings: {count, main}: the number of those that are not errors, and the cause that explains the run, if one does.
-export function nextStep(job, { count = 0, main } = {}) {
-  const [text, ...links] = adviceFor(job, count, linksOf(job, count));
+export function nextStep(job, { count = 0, main } = {}, signal) {
+  const [text, ...links] = adviceFor(job, count, linksOf(job, count, signal));
   return el("p", { class: `next ${toneOf(job, main, count)}` }, el("strong", {}, headline(job, text, main)), links.filter(Boolean));
 }
 
@@ -27,10 +29,13 @@ function headline(job, text, main) {
   return verdictOf(job) === "worse" ? `${WORSE} ${main}` : main;
 }
 
-function linksOf(job, findings) {
+function linksOf(job, findings, signal) {
   const link = (label, href) => el("a", { href }, label);
+  const checkpoints = link("Checkpoints", `#/jobs/${job.id}/checkpoints`);
+  const weights = job.status === "succeeded" && downloads(job).find((one) => one.isWeights);
   return {
-    checkpoints: link(job.status === "succeeded" ? "Download" : "Checkpoints", `#/jobs/${job.id}/checkpoints`),
+    checkpoints,
+    download: weights ? downloadButton(`Download ${weights.label.toLowerCase()}`, weights.path, {}, signal) : checkpoints,
     findings: findings > 0 && el("a", { href: `#/jobs/${job.id}`, onclick: showFindings }, findings === 1 ? "Read the finding" : `Read ${number(findings)} findings`),
     rollouts: job.method.type === "supervised" ? null : link("Read rollouts", `#/jobs/${job.id}/rollouts`),
     reinforce: can.write && job.fine_tuned_model && link("Train it with GRPO", `#/new?after=${job.id}`),
@@ -39,30 +44,34 @@ function linksOf(job, findings) {
   };
 }
 
-// The address stays, so that the page is not loaded again.
+// Opens the first finding. The address stays, so that the page is not loaded again.
 function showFindings(event) {
   event.preventDefault();
-  document.getElementById("findings").scrollIntoView();
+  const findings = document.getElementById("findings");
+  findings.scrollIntoView();
+  const first = findings.querySelector("details");
+  first.open = true;
+  first.querySelector("summary").focus({ preventScroll: true });
 }
 
-function adviceFor(job, findings, { checkpoints, rollouts, edit, reinforce, findings: why, try: talk }) {
+function adviceFor(job, findings, { checkpoints, download, rollouts, edit, reinforce, findings: why, try: talk }) {
   switch (job.status) {
     case "failed": return ["Fix the cause below, then run again.", edit];
     case "cancelled": return [`Cancelled at step ${number(job.progress.step, 7)}. Saved checkpoints stay available.`, checkpoints, edit];
     case "paused": return [`Paused at step ${number(job.progress.step, 7)}. Resume continues from the last checkpoint.`, why, checkpoints];
-    case "succeeded": return finished(job, { checkpoints, rollouts, edit, reinforce, why, talk });
+    case "succeeded": return finished(job, { checkpoints, download, rollouts, edit, reinforce, why, talk });
     default: return running(job, why, rollouts);
   }
 }
 
-function finished(job, { checkpoints, rollouts, edit, reinforce, why, talk }) {
+function finished(job, { checkpoints, download, rollouts, edit, reinforce, why, talk }) {
   const loss = lossOf(job);
-  if (loss) return loss.fell ? [`${loss.text} GRPO can start from this model.`, why, reinforce, talk, checkpoints] : [loss.text, why, edit, checkpoints];
+  if (loss) return loss.fell ? [`${loss.text} GRPO can start from this model.`, why, reinforce, talk, download] : [loss.text, why, edit, checkpoints];
   switch (verdictOf(job)) {
-    case "better": return [`Better on held-out rows.${why ? " Read the findings and some rollouts before you trust it." : " Try the model, or download it."}`, why, talk, checkpoints, rollouts];
+    case "better": return [`Better on held-out rows.${why ? " Read the findings and some rollouts before you trust it." : " Try the model, or download it."}`, why, talk, download, rollouts];
     case "worse": return [`${WORSE} Lower the learning rate, or use a checkpoint from before the fall.`, why, edit, checkpoints];
     case "same": return [`No significant change on held-out rows.${why ? "" : " Train longer, or with more held-out rows."}`, why, edit, rollouts];
-    default: return [`Finished. Without held-out rows, ${why ? "read the findings and " : ""}try the model beside the one it was trained from.`, why, talk, checkpoints];
+    default: return [`Finished. Without held-out rows, ${why ? "read the findings and " : ""}try the model beside the one it was trained from.`, why, talk, download];
   }
 }
 
