@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.deployment import Deployment
+from tests.browser.deployment import JOBS, Deployment
 
 
 def tuned(deployment: Deployment) -> str:
@@ -141,6 +141,25 @@ def test_held_out_rows_of_the_job_are_offered_as_prompts(page: Page, deployment:
         page.keyboard.press("Enter")
     assert sent.value.post_data_json["temperature"] == 0
     expect(page.get_by_role("region", name="Answer of first-try")).to_contain_text("Adapter: What is 3 + 3?!")
+
+
+def test_the_held_out_rows_of_a_split_file_are_those_that_were_evaluated(
+    page: Page, deployment: Deployment
+) -> None:
+    job = {**deployment.job("first"), "validation_file": None, "validation_split": 0.25}
+    path = f"**{JOBS}/{job['id']}"
+    messages = [{"role": "user", "content": "What is 3 + 3?"}]
+    evaluated = {"prompt": "<user>What is 3 + 3?", "messages": messages}
+    page.route(path, lambda route: route.fulfill(json=job))
+    page.route(f"{path}/rollouts?*", lambda route: route.fulfill(json={"data": [evaluated]}))
+    page.goto(f"/#/try?model={tuned(deployment)}")
+    rows = page.locator(".samples > .row")
+    expect(rows).to_have_text(
+        [
+            "Held-out rows:What is 3 + 3?",
+            "Training rows:What is 0 + 0?What is 1 + 1?What is 2 + 2?What is 4 + 4?",
+        ]
+    )
 
 
 def test_the_seconds_until_the_first_word_are_shown(page: Page) -> None:
