@@ -141,7 +141,7 @@ function layoutOf(options, series, group, layout) {
       fixedrange: coarse.matches, ...steps, ...options.xaxis,
     },
     yaxis: {
-      ...axis, showline: false, type: isLog ? "log" : "linear", fixedrange: true, range: isLog ? undefined : options.range,
+      ...axis, showline: false, type: isLog ? "log" : "linear", fixedrange: true, range: isLog ? undefined : options.range ?? (layout.barmode ? undefined : aroundOne(series)),
       rangemode: options.fromZero ? "tozero" : isPositive ? "nonnegative" : "normal", ...options.yaxis,
     },
     dragmode: coarse.matches ? false : "zoom",
@@ -162,8 +162,16 @@ function kept(plot, layout) {
 // All steps, with a little room for the markers at both ends.
 function around(steps) {
   const [first, last] = [Math.min(...steps), Math.max(...steps)];
-  const room = 0.012 * (last - first) || 1;
+  const room = 0.012 * (last - first) || 0.5;
   return [first - room, last + room];
+}
+
+// From 0 to a single value, which plotly would put in the middle of a range of 2. undefined: there are several values.
+function aroundOne(series) {
+  const values = new Set(series.flatMap((one) => [...one.y, ...(one.low ?? []), ...(one.high ?? [])]).filter(Number.isFinite));
+  if (values.size !== 1) return undefined;
+  const [value] = values;
+  return value < 0 ? [1.25 * value, 0] : [0, 1.25 * value || 1];
 }
 
 // Whole steps only while there are few; plotly chooses the ticks otherwise.

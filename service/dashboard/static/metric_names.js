@@ -38,14 +38,14 @@ export function heldOutName(measured, name = "Held-out") {
   return `${name} (${temperature === 0 ? "greedy" : `T = ${number(temperature)}`})`;
 }
 
-// mean ± deviation, cut at 0 and 1 if no reward can have been outside: the deviation of values between 0 and 1 is at
+// mean ± standard error of `count` rewards, cut at 0 and 1 if no reward can have been outside: the deviation of values between 0 and 1 is at
 // most √(mean × (1 − mean)), but for the correction of a small sample.
-function band(means, deviations) {
+function band(means, deviations, count) {
   const isShare = means.every((mean, at) => mean >= 0 && mean <= 1 && deviations[at] ** 2 <= 1.2 * mean * (1 - mean) + 1e-6);
   const [lowest, highest] = isShare ? [0, 1] : [-Infinity, Infinity];
   return {
-    low: means.map((mean, at) => Math.max(lowest, mean - deviations[at])),
-    high: means.map((mean, at) => Math.min(highest, mean + deviations[at])),
+    low: means.map((mean, at) => Math.max(lowest, mean - deviations[at] / Math.sqrt(count))),
+    high: means.map((mean, at) => Math.min(highest, mean + deviations[at] / Math.sqrt(count))),
   };
 }
 
@@ -55,11 +55,18 @@ function parts(rows, names) {
   return found.length > 1 ? found : [];
 }
 
-function rewards(rows, names, evaluated) {
+// Completions of a step, if the request says how many.
+function completionsOf({ method }) {
+  const { group_size: size, prompts_per_step: prompts, batch_size: batch } = method[method.type].hyperparameters;
+  return size * (prompts ?? batch);
+}
+
+function rewards(rows, names, evaluated, job) {
   if (!names.has("reward")) return [];
   const line = seriesOf(rows, "reward", { color: 1 });
   const spread = seriesOf(rows, "reward_std").y;
-  if (spread.length === line.y.length) Object.assign(line, band(line.y, spread));
+  const count = completionsOf(job);
+  if (spread.length === line.y.length && count > 0) Object.assign(line, band(line.y, spread, count));
   const held = heldOut(rows, names, "reward", evaluated);
   return [{ ...line, name: held.length ? "Training" : "Reward" }, ...held];
 }
@@ -91,10 +98,10 @@ const speeds = lines(/^perf\/.+_tokens_per_second$/, (name) => name.slice(5).spl
 const tiny = { yaxis: { exponentformat: "e" } }; // a loss of 60n is no loss of 60
 const share = { format: percent, fromZero: true, yaxis: { tickformat: ".2~%" } };
 
-// In the order of the page; the first one with values is the large one. `series(rows, names, job.eval)`; `hint`: how to read it.
+// In the order of the page; the first one with values is the large one. `series(rows, names, job.eval, job)`; `hint`: how to read it.
 export const CHARTS = [
   { title: "Reward", series: rewards, format: decimals,
-    hint: "Mean per step. The band is one standard deviation of the step's rewards. Training averages sampled answers, and greedy held-out answers usually earn more: compare changes, not levels." },
+    hint: "Mean per step. The band is ± one standard error of that mean. Training averages sampled answers, and greedy held-out answers usually earn more: compare changes, not levels." },
   { title: "Reward by grader", series: parts, format: decimals },
   { title: "Loss", series: losses, ...tiny },
   { title: "KL divergence to the reference", series: one("kl"), fromZero: true, ...tiny },

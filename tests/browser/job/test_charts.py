@@ -1,6 +1,7 @@
 """The curves of a job's page: the API's numbers, smoothing, scale, and what the charts share."""
 
 import json
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -29,10 +30,27 @@ def test_the_reward_curve_is_the_apis_with_its_spread_and_the_held_out_rewards(
     rewards = measured(deployment, "first", "reward")
     spread = dict(measured(deployment, "first", "reward_std"))
     assert points(traces["Training"]) == rewards
-    edges = [(step, min(1, reward + spread[step])) for step, reward in rewards]
-    assert points(traces["Training ±"]) == edges  # clipped to the rewards' range
+    edges = points(traces["Training ±"])
+    num_completions = 4 * 8
+    for (step, edge), (_, reward) in zip(edges, rewards, strict=True):
+        error = spread[step] / math.sqrt(num_completions)
+        assert edge == pytest.approx(min(1, reward + error))  # clipped to the rewards' range
     before = [(0, job["eval"]["baseline"]["reward"])]
     assert points(traces["Held-out (greedy)"]) == before + measured(deployment, "first", "eval/reward")
+
+
+AXES = "plot => [plot._fullLayout.xaxis.range, plot._fullLayout.yaxis.range]"
+
+
+def test_a_single_point_has_axes_around_it(page: Page, deployment: Deployment) -> None:
+    path = f"{JOBS}/{deployment.jobs['first']}/metrics"
+    row = {"object": "row", "step": 1, "reward": 0.4, "kl": 2e-6}
+    page.route(f"**{path}?*", lambda route: route.fulfill(json={"data": [row], "has_more": False}))
+    open_job(page, deployment, "first")
+    drawn(page, "KL divergence to the reference")
+    steps, values = figure(page, "KL divergence to the reference").locator(".plot").evaluate(AXES)
+    assert steps == [0.5, 1.5]
+    assert values == [0, pytest.approx(2.5e-6)]
 
 
 def test_each_graders_part_is_a_line(finished: Page, deployment: Deployment) -> None:

@@ -39,7 +39,7 @@ export class Charts {
     this.main.classList.remove("waiting");
     if (!names.size) return this.showNothing();
     this.offer(names);
-    const present = CHARTS.map((spec) => [spec, spec.series(rows, names, job.eval)]).filter(([, series]) => series.length);
+    const present = CHARTS.map((spec) => [spec, spec.series(rows, names, job.eval, job)]).filter(([, series]) => series.length);
     this.place(present.map(([spec]) => spec));
     for (const [spec, series] of present) {
       await this.drawn.get(spec).update(series);
