@@ -1,5 +1,6 @@
 """The list of jobs: the API's data, filters, pages, live updates, and links."""
 
+import re
 from collections.abc import Callable
 
 from playwright.sync_api import Locator, Page, Route, expect
@@ -123,6 +124,20 @@ def test_the_held_out_change_is_the_verdict_s(page: Page, deployment: Deployment
     expect(shown).to_contain_text(f"{verdict['difference']:+.3f}".replace("-", "−"))
     significant = verdict["low"] > 0 or verdict["high"] < 0
     expect(shown.get_by_text("not significant")).to_have_count(0 if significant else 1)
+
+
+def test_a_rise_that_a_finding_doubts_is_not_shown_as_a_success(page: Page, deployment: Deployment) -> None:
+    path = f"{JOBS}/{deployment.jobs['first']}/diagnosis"
+    doubt = {"code": "length_hacking", "severity": "warning", "cause": "The reward grows with length."}
+    page.route(f"**{path}", lambda route: route.fulfill(json={"findings": [doubt]}))
+    page.goto("/#/jobs")
+    doubted = row(page, "first-try").locator(".held-out")
+    expect(doubted).to_contain_text("In doubt: The reward grows with length.")
+    expect(doubted.locator(".change.unclear strong")).to_have_text(re.compile(r"\+0\.\d{3}"))
+    page.unroute_all()
+    page.route(f"**{path}", lambda route: route.fulfill(json={"findings": []}))
+    page.reload()
+    expect(row(page, "first-try").locator(".held-out .change.good")).to_be_visible()
 
 
 def test_the_held_out_change_of_a_supervised_job_is_that_of_its_loss(

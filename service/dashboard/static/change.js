@@ -15,11 +15,12 @@ export function changeOf(job) {
   return { text, detail: tone === "unclear" ? "not significant" : interval, interval, tone, difference };
 }
 
-// → a <span> with the difference; "–" without one.
-export function changeCell(job) {
+// → a <span> with the difference; "–" without one. A rise is green only with `isTrusted`: no finding doubts it.
+export function changeCell(job, isTrusted = true) {
   const change = changeOf(job);
   if (!change) return lossCell(job.eval);
-  return el("span", { class: `change ${change.tone}`, title: change.interval && `Change of the mean held-out reward, 95% CI ${change.interval}` },
+  const tone = change.tone === "good" && !isTrusted ? "unclear" : change.tone;
+  return el("span", { class: `change ${tone}`, title: change.interval && `Change of the mean held-out reward, 95% CI ${change.interval}` },
     el("strong", {}, change.text), " ", el("span", { class: "small faint detail" }, change.detail));
 }
 

@@ -4,12 +4,10 @@
 import { can } from "../../access.js";
 import { get, jobPath, post } from "../../api.js";
 import { announce, button, confirmed, el, failed, number, section } from "../../dom.js";
+import { doubtIn } from "../../findings.js";
 import { inWords, metricLabel, settingLabel, settingValue } from "../../labels.js";
 
 const KINDS = { error: "bad", warning: "warn", info: "" }; // the most severe first
-
-// A warning that explains nothing, and information that explains a rising reward.
-const [DOUBT, QUESTION] = ["few_training_rows", "longer_completions"];
 
 export class Diagnosis {
   // `counted({count, main})`: called with the number of findings that are no errors, and the cause of the first warning.
@@ -48,7 +46,7 @@ export class Diagnosis {
     const open = new Set([...this.list.querySelectorAll("details[open]")].map((one) => one.dataset.code));
     this.list.replaceChildren(...others.map((one) => this.line(one, open.has(one.code))));
     this.root.hidden = !others.length;
-    const main = explained.find((one) => (one.severity === "warning" && one.code !== DOUBT) || one.code === QUESTION);
+    const main = doubtIn(explained);
     this.counted({ count: others.length, main: main && inWords(main.cause) });
   }
 
@@ -115,7 +113,8 @@ const comparedIn = ({ compared = [] }) => compared.map(({ label, value, step }, 
 
 const labelled = (text) => inWords(text.replace(/^(reward|entropy|kl)\b/, metricLabel));
 
-function times({ count, first_step: first, last_step: last }) {
+function times({ count, first_step: first, last_step: last, cause }) {
+  if (count === 1 && /\bsteps? \d/.test(cause)) return "";
   const at = last === undefined || last === null ? "" : `at step ${number(last, 7)}`;
   if (count > 1) return [`${number(count)} times`, at && `last ${at}`].filter(Boolean).join(", ");
   return at || (first ? `since step ${number(first, 7)}` : "");

@@ -1,10 +1,11 @@
 // One job in the list. Updates replace its cells but keep its tick box and its place.
 
 import { can } from "../../access.js";
-import { metricsOf } from "../../api.js";
-import { changeCell } from "../../change.js";
+import { get, jobPath, metricsOf } from "../../api.js";
+import { changeCell, changeOf } from "../../change.js";
 import { sparkline } from "../../charts.js";
 import { ago, button, el, number } from "../../dom.js";
+import { doubtIn } from "../../findings.js";
 import { modelName } from "../../job_names.js";
 import { doing, isOver, jobName, kindOf, labels, progressBar, statusBadge } from "../../job_parts.js";
 import { inWords } from "../../labels.js";
@@ -24,6 +25,7 @@ export function jobRow(job, { signal, chosen, narrow, tagged, edit, names }) {
   if (can.write) action.append(change);
   let drawn = null;
   let named = null;
+  const showChange = changeIn(heldOut, signal);
   row.update = (next) => {
     row.job = next;
     const title = JSON.stringify([next.name, next.tags, next.archived]);
@@ -35,7 +37,7 @@ export function jobRow(job, { signal, chosen, narrow, tagged, edit, names }) {
     }
     status.replaceChildren(statusBadge(next), ...notices(next));
     progress.replaceChildren(progressBar(next), el("div", { class: "small faint steps" }, steps(next)));
-    heldOut.replaceChildren(changeCell(next));
+    showChange(next);
     created.replaceChildren(ago(next.created_at));
     if (drawn === next.progress.step) return;
     drawn = next.progress.step;
@@ -43,6 +45,31 @@ export function jobRow(job, { signal, chosen, narrow, tagged, edit, names }) {
   };
   row.update(job);
   return row;
+}
+
+// Shows the held-out change of a job in its cell. → update(job). A rise is green once the job succeeded and its
+// diagnosis has no doubt; that is read only once, because it reads all metrics.
+function changeIn(cell, signal) {
+  let diagnosis = null;
+  const show = (job) => {
+    const doubt = diagnosis && doubtIn(diagnosis.findings);
+    cell.replaceChildren(changeCell(job, diagnosis !== null && !doubt), ...markOf(doubt));
+  };
+  let isRead = false;
+  return async (job) => {
+    show(job);
+    if (isRead || job.status !== "succeeded" || changeOf(job)?.tone !== "good") return;
+    isRead = true;
+    diagnosis = await get(jobPath(job.id, "/diagnosis"), { signal }).catch(() => null);
+    show(job);
+  };
+}
+
+// Why a rise may be no success.
+function markOf(doubt) {
+  if (!doubt) return [];
+  const cause = inWords(doubt.cause);
+  return [el("div", { class: "small attention", title: cause }, "In doubt", el("span", { class: "unseen" }, `: ${cause}`))];
 }
 
 function nameOf(job, { narrow, tagged, names }) {
