@@ -10,22 +10,28 @@ from tests.browser.deployment import JOBS, Deployment
 from tests.service.job_samples import upload
 
 NAMES = "tbody .name > a"
+UNNAMED = re.compile(r"^tiny · \d+ \w+ \d{4}, [\d:]{8}$")
+"""Title of a job without a name: its model and the time of its creation."""
 
 
 def row(page: Page, name: str) -> Locator:
     return page.get_by_role("row").filter(has=page.get_by_role("link", name=name, exact=True))
 
 
+def row_of(page: Page, job_id: str) -> Locator:
+    return page.get_by_role("row").filter(has=page.locator(f"a[href='#/jobs/{job_id}']"))
+
+
 def test_every_job_is_listed_newest_first_with_its_status(page: Page, deployment: Deployment) -> None:
     page.goto("/#/jobs")
     expect(row(page, "first-try")).to_be_visible()
     reported = deployment.get(JOBS)["data"]
-    expect(page.locator(NAMES)).to_have_text([job["suffix"] or job["id"] for job in reported])
+    expect(page.locator(NAMES)).to_have_text([job["suffix"] or UNNAMED for job in reported])
+    ids = [link.get_attribute("title") for link in page.locator(NAMES).all()]
+    assert ids == [job["id"] for job in reported]
     for job in reported:
         if job["status"] != "running":
-            link = page.locator(f"a[href='#/jobs/{job['id']}']")
-            shown = page.get_by_role("row").filter(has=link)
-            expect(shown.locator(".badge")).to_have_text(job["status"])
+            expect(row_of(page, job["id"]).locator(".badge")).to_have_text(job["status"])
 
 
 def test_a_model_of_a_job_is_called_by_the_job_s_name(page: Page, deployment: Deployment) -> None:
@@ -60,7 +66,7 @@ def test_a_sparkline_goes_from_the_first_to_the_last_reward(page: Page, deployme
 def test_a_waiting_job_shows_what_it_waits_for(page: Page, deployment: Deployment) -> None:
     page.goto("/#/jobs")
     queued = deployment.job("queued")
-    expect(row(page, queued["id"])).to_contain_text(queued["queue"]["reason"])
+    expect(row_of(page, queued["id"])).to_contain_text(queued["queue"]["reason"])
 
 
 def test_metadata_filters_the_list_and_can_be_removed(page: Page) -> None:
@@ -104,10 +110,9 @@ def test_a_part_of_the_name_finds_jobs(page: Page) -> None:
 
 def test_a_column_sorts_the_list_in_both_directions(page: Page, deployment: Deployment) -> None:
     page.goto("/#/jobs")
-    names = sorted(
-        (job["name"] or job["suffix"] or job["id"] for job in deployment.get(JOBS, archived=False)["data"]),
-        key=str.lower,
-    )
+    jobs = deployment.get(JOBS, archived=False)["data"]
+    jobs.sort(key=lambda job: (job["name"] or job["suffix"] or job["id"]).lower())
+    names = [job["name"] or job["suffix"] or UNNAMED for job in jobs]
     head = page.get_by_role("columnheader", name="Job")
     head.get_by_role("button").click()
     expect(page.locator(NAMES)).to_have_text(names)
@@ -233,7 +238,7 @@ def test_chosen_jobs_are_compared(page: Page, deployment: Deployment) -> None:
 def test_a_change_appears_without_a_reload(page: Page, deployment: Deployment) -> None:
     job_id = deployment.create(upload(deployment.client))
     page.goto("/#/jobs")
-    badge = row(page, job_id).locator(".badge")
+    badge = row_of(page, job_id).locator(".badge")
     expect(badge).to_have_text("queued")
     deployment.client.post(f"{JOBS}/{job_id}/cancel")
     expect(badge).to_have_text("cancelled")
@@ -244,7 +249,7 @@ def test_markup_in_a_jobs_metadata_stays_text(page: Page, deployment: Deployment
     job_id = deployment.create(upload(deployment.client), metadata={"note": hostile})
     deployment.client.post(f"{JOBS}/{job_id}/cancel")
     page.goto("/#/jobs")
-    expect(row(page, job_id).locator("button.chip")).to_have_text(f"note={hostile}")
+    expect(row_of(page, job_id).locator("button.chip")).to_have_text(f"note={hostile}")
     assert page.locator("main img").count() == 0
 
 

@@ -1,7 +1,7 @@
 // Names of jobs and of the models that they made, for pages that list models.
 
 import { get, JOBS } from "./api.js";
-import { jobName } from "./job_parts.js";
+import { givenName } from "./job_parts.js";
 
 const MOST_NAMED = 100;
 
@@ -11,7 +11,7 @@ export async function namesOfJobs(signal) {
   return namesIn(page.data);
 }
 
-export const namesIn = (jobs) => new Map(jobs.filter((job) => jobName(job) !== job.id).map((job) => [job.id, jobName(job)]));
+export const namesIn = (jobs) => new Map(jobs.filter(givenName).map((job) => [job.id, givenName(job)]));
 
 // ft:<base>:<organisation>:<suffix>:<id>, or its checkpoint → the id of the job that made it; null: a base model.
 export function jobOf(model) {

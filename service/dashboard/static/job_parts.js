@@ -1,12 +1,15 @@
 // What several pages show of a job: its name, status, progress, kind, and the links between its pages.
 
 import { can, placeOf } from "./access.js";
-import { duration, el } from "./dom.js";
+import { duration, el, moment } from "./dom.js";
+import { modelName } from "./job_names.js";
 
 const OVER = new Set(["succeeded", "failed", "cancelled"]);
 
 export const isOver = (job) => OVER.has(job.status);
-export const jobName = (job) => job.name ?? job.suffix ?? job.id;
+export const givenName = (job) => job.name ?? job.suffix ?? null;
+// Without a name: "tiny · 26 Nov 2026, 21:50:12".
+export const jobName = (job) => givenName(job) ?? `${modelName(job.model)} · ${moment(job.created_at)}`;
 export const kindOf = (job) => KINDS[job.method.type] ?? job.method.type;
 const KINDS = { reinforcement: "GRPO", supervised: "Supervised", training_free: "Training-free" };
 

@@ -52,7 +52,7 @@ def reader(browser: Browser, deployment: Deployment) -> Iterator[Tab]:
         ("jobs/{first}/checkpoints", "first-try"),
         ("jobs/{running}", "long"),
         ("jobs/{guarded}", "guarded"),
-        ("jobs/{failed}", "{failed}"),
+        ("jobs/{failed}", "tiny · "),
         ("jobs/{first}/rollouts", "Rollouts"),
         ("files", "Files"),
         ("models", "Models"),

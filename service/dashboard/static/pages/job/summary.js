@@ -34,7 +34,7 @@ export class Summary {
     this.lineage = new Lineage(job, signal);
     this.tags = el("span", { class: "row" });
     this.about = el("div", { class: "row about" }, el("span", {}, `${kindOf(job)} from `, this.lineage.root),
-      this.tags, jobName(job) !== job.id && el("code", { class: "faint" }, job.id));
+      this.tags, el("code", { class: "faint" }, job.id));
     this.notes = el("p", { class: "text notes" });
     this.buttons = el("div", { class: "actions" });
     this.problem = el("div");

@@ -73,10 +73,9 @@ function markOf(doubt) {
 }
 
 function nameOf(job, { narrow, tagged, names }) {
-  const isNamed = Boolean(job.name ?? job.suffix);
   const sweep = job.metadata?.sweep;
   return [
-    el("a", { href: `#/jobs/${job.id}`, class: isNamed ? "" : "id" }, jobName(job)),
+    el("a", { href: `#/jobs/${job.id}`, title: job.id }, jobName(job)),
     el("div", { class: "row about small" }, el("span", { class: "faint", title: job.model }, `${modelName(job.model, names)} · ${kindOf(job)}`),
       job.archived && el("span", { class: "tag" }, "archived"),
       sweep && el("a", { class: "sweep", href: `#/sweeps/${encodeURIComponent(sweep)}` }, `Sweep ${sweep}`),
