@@ -116,6 +116,11 @@ def test_proxies_and_certificates_reach_the_engine() -> None:
     assert engine_environment(environment) == environment
 
 
+def test_the_operator_s_choice_of_kernels_reaches_the_engine() -> None:
+    environment = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
+    assert engine_environment(environment) == environment
+
+
 def test_the_operator_s_network_settings_reach_the_engine() -> None:
     names = ("GRPO_ENDPOINTS", "GRPO_ALLOWED_HOSTS", "GRPO_ENDPOINT_SECRET")
     environment = dict.fromkeys(names, "value")
