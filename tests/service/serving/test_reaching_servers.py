@@ -84,12 +84,12 @@ def test_a_server_with_another_secret_answers_nothing_and_secrets_are_not_logged
 def test_a_request_for_which_no_model_slot_gets_free_times_out(
     server_url: str, api_key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer, "CLAIM_SECONDS", 0.3)
     headers = {"authorization": f"Bearer {api_key}"}
     with httpx.Client(base_url=server_url, headers=headers, timeout=30) as http:
         with http.stream("POST", CHAT, json=body("hang", stream=True)) as first:
             lines = first.iter_lines()  # without it the connection would be closed
             assert next(line for line in lines if "Base:" in line)
+            monkeypatch.setattr(answer, "CLAIM_SECONDS", 0.3)
             refused = http.post(CHAT, json=body("hello", "other"))
             assert code_of(refused) == (503, "generation_timeout")
             assert refused.headers["x-should-retry"] == "false"

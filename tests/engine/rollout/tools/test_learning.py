@@ -80,12 +80,12 @@ def job(folder: Path, tmp_path: Path, url: str) -> RunConfig:
     grader = {"type": "string_check", "operation": "like"}
     grader |= {"input": "{{sample.output_tools}}", "reference": '"answer":"{{item.answer}}"'}
     hyperparameters: dict[str, Any] = {
-        "n_steps": 4,
+        "n_steps": 6,
         "prompts_per_step": 4,
         "group_size": 16,
         "max_completion_tokens": 120,
         "max_turns": 2,
-        "learning_rate": 2e-3,
+        "learning_rate": 1e-3,
         "beta": 0.0,
         "lora": "full",
     }
