@@ -131,3 +131,15 @@ def _lock(session: Session, *names: str) -> None:
     if is_postgresql(session):
         digest = hashlib.sha256("\n".join(names).encode()).digest()
         session.execute(_LOCK, {"number": int.from_bytes(digest[:8], signed=True)})
+
+
+def storable(value: Any) -> Any:
+    """`value` without NUL characters and lone surrogates, which models write and PostgreSQL refuses."""
+    if isinstance(value, str):
+        readable = value.replace("\x00", "\ufffd")
+        return readable.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, dict):
+        return {storable(key): storable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(item) for item in value]
+    return value

@@ -8,6 +8,7 @@ from service.hub.models import HubModel
 from service.jobs.intake.estimate import RowTokens
 from service.jobs.intake.model_size import ModelShape
 from service.jobs.model.dataset import Problem, Problems
+from service.platform.db import storable
 from service.platform.errors import InvalidRequest
 
 SHOWN_PROBLEMS = 10
@@ -35,7 +36,8 @@ class Report:
     """The hub model to add to the catalogue, if the job names one that is not in it yet."""
 
     def warn(self, code: str, message: str) -> None:
-        self.warnings.append({"code": code, "message": message})
+        # a message may quote a user's grader
+        self.warnings.append({"code": code, "message": storable(message)})
 
     @property
     def total_steps(self) -> int:

@@ -17,7 +17,7 @@ from service.jobs.progress import evaluations
 from service.jobs.progress.metrics import add_metrics
 from service.jobs.store import history
 from service.jobs.store.transitions import JOBS, holds
-from service.platform.db import insert_for
+from service.platform.db import insert_for, storable
 from service.platform.tables.core import Base, Job, Rollout
 
 MAX_WARNINGS = 100
@@ -65,7 +65,7 @@ def rollout_rows(job_id: str, events: Sequence[engine.Event]) -> list[tuple[int,
                 "step": event.step,
                 "position": position,
                 "has_signal": group.has_signal,
-                "data": clean(group.model_dump(mode="json") | ({"set": event.name} if event.name else {})),
+                "data": storable(group.model_dump(mode="json") | ({"set": event.name} if event.name else {})),
             },
         )
         for event in events
@@ -126,12 +126,14 @@ class _Batch:
                 self._warned(event)
             case engine.Probed():
                 result = event.model_dump(mode="json", exclude={"type", "sequence", "at"})
-                self.values["probe"] = {**(self.job.probe or {}), "result": clean(result)}
+                self.values["probe"] = {**(self.job.probe or {}), "result": storable(result)}
             case _:
                 pass  # `rollout_rows` makes the rows of rollouts; the worker itself handles the others
 
     def _entry(self, type_: str, message: str, data: dict[str, Any], level: str = "info") -> None:
-        self.entries.append(history.HistoryEntry(type_, clean(message), level, clean(data), self.job.fence))
+        self.entries.append(
+            history.HistoryEntry(type_, storable(message), level, storable(data), self.job.fence)
+        )
 
     @property
     def _actual(self) -> costs.Cost | None:
@@ -186,7 +188,7 @@ class _Batch:
             self._entry("message", *conclusion)
 
     def _warned(self, event: engine.Warned) -> None:
-        warning = clean({"code": event.code, "message": event.message})
+        warning = storable({"code": event.code, "message": event.message})
         known = self.values.get("warnings", self.job.warnings)
         if event.step is not None and warning in known:
             return  # a resumed engine repeats the steps since its checkpoint
@@ -199,15 +201,3 @@ class _Batch:
 def _headline(metrics: dict[str, float]) -> str:
     shown = [f"{name}={metrics[name]:.4g}" for name in ("reward", "kl", "loss") if name in metrics]
     return ", ".join(shown) or "done"
-
-
-def clean(value: Any) -> Any:
-    """`value` without NUL characters and lone surrogates, which models write and PostgreSQL refuses."""
-    if isinstance(value, str):
-        readable = value.replace("\x00", "\ufffd")
-        return readable.encode("utf-8", "replace").decode("utf-8")
-    if isinstance(value, dict):
-        return {clean(key): clean(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [clean(item) for item in value]
-    return value

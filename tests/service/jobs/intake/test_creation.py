@@ -43,6 +43,17 @@ def post(client: TestClient, body: dict[str, Any], **headers: str) -> Any:
     )
 
 
+def test_a_warning_that_quotes_a_nul_is_stored_with_its_replacement(client: TestClient) -> None:
+    source = (
+        "def grade(sample, item):\n"
+        "    if len(sample['output_text']) > 9: raise ValueError('a\\0b\\ud800')\n"
+        "    return len(sample['output_text'])"
+    )
+    job = create(client, upload(client), method=reinforcement({"type": "python", "source": source}))
+    (warning,) = [each for each in job["warnings"] if each["code"] == "grader_raises"]
+    assert "ValueError: a\ufffdb?" in warning["message"]
+
+
 def test_a_created_job_is_queued_with_its_whole_configuration(client: TestClient) -> None:
     file_id = upload(client, jsonl(*(row(f"What is {n}+0?", str(n)) for n in range(20))))
     job = create(client, file_id, suffix="demo", seed=7, metadata={"team": "a"})
