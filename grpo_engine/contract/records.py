@@ -35,6 +35,15 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
+LARGEST_REWARD = 1e15
+"""Largest absolute reward. Sums and squares of a group's rewards remain finite, even in float32."""
+
+
+def is_reward(value: float) -> bool:
+    """Whether a completion can have this reward; infinite values and NaN are none."""
+    return abs(value) <= LARGEST_REWARD
+
+
 Item = TypeVar("Item")
 Listed = Annotated[tuple[Item, ...], Strict(False)]
 """A JSON list, kept as a tuple."""

@@ -3,14 +3,22 @@
 A grader never raises for what a model wrote: it returns a `Score` with reward None and the reason.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from grpo_engine.contract.records import Explanation, GradeError, GradeErrorCode, Input, Sample, Score
+from grpo_engine.contract.records import (
+    LARGEST_REWARD,
+    Explanation,
+    GradeError,
+    GradeErrorCode,
+    Input,
+    Sample,
+    Score,
+    is_reward,
+)
 from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.feedback import bounded_feedback
 from grpo_engine.graders.template import check, render, unresolved, uses_sample
@@ -99,8 +107,9 @@ class RewardGrader(GraderBase):
             return unscored.model_copy(
                 update={"printed": {self.label: error.printed} if error.printed else {}}
             )
-        if not math.isfinite(reward):
-            return self.unscorable("other_error", f"the reward is {reward}, not a finite number")
+        if not is_reward(reward):
+            message = f"the reward is {reward}, not a finite number up to {LARGEST_REWARD:g}"
+            return self.unscorable("other_error", message)
         reward = float(reward)
         return Score(
             reward=reward,

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+from grpo_engine.contract.records import LARGEST_REWARD, is_reward
+
 MAX_CHARACTERS = 4096
 MAX_DEPTH = 50
 
@@ -104,7 +106,7 @@ def parse(text: str) -> Formula:
 
 
 def evaluate(formula: Formula, variables: Mapping[str, float]) -> float:
-    """Value for these variables, always finite. Raises EvaluationError if there is none."""
+    """Value for these variables, which can be a reward. Raises EvaluationError if there is none."""
     stack: list[float] = []
     for step in formula.code:
         if isinstance(step, Call):
@@ -112,6 +114,8 @@ def evaluate(formula: Formula, variables: Mapping[str, float]) -> float:
             stack[-step.arity :] = [_apply(step, operands)]
         else:
             stack.append(variables[step] if isinstance(step, str) else step)
+    if not is_reward(stack[0]):
+        raise EvaluationError(f"the value {stack[0]:g} is beyond {LARGEST_REWARD:g}")
     return stack[0]
 
 

@@ -8,7 +8,6 @@ Each request has exactly one answer. Anything else is a protocol error, because 
 
 import asyncio
 import json
-import math
 import random
 import time
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from typing import Any, Self, cast
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, ConnectionClosedError, WebSocketException
 
-from grpo_engine.contract.records import storable
+from grpo_engine.contract.records import LARGEST_REWARD, is_reward, storable
 from grpo_engine.outbound.addresses import RefusedUrl
 from grpo_engine.outbound.web import NoAnswer, get
 from grpo_engine.outbound.websocket import connect
@@ -197,9 +196,9 @@ def _observation(message: str | bytes, kind: str) -> Observation:
 def _finite(reward: Any) -> float:
     if isinstance(reward, int | float):
         with suppress(OverflowError):
-            if math.isfinite(number := float(reward)):
+            if is_reward(number := float(reward)):
                 return number
-    raise EnvironmentFailure(f"the reward {_shown(reward)} is not a finite number")
+    raise EnvironmentFailure(f"the reward {_shown(reward)} is not a finite number up to {LARGEST_REWARD:g}")
 
 
 def _refusal(data: Mapping[str, Any], kind: str) -> Exception:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from grpo_engine.contract.records import GradeError, Sample, Score
+from grpo_engine.contract.records import LARGEST_REWARD, GradeError, Sample, Score
 from grpo_engine.graders import formula as formulas
 from grpo_engine.graders.base import Execution, GraderBase
 from grpo_engine.graders.explanations import joined
@@ -63,7 +63,7 @@ class Multi(GraderBase):
     calculate_output: str = Field("", validate_default=True)
     """Formula over graders' names: `0.8*a + 0.2*b`; + - * / ^ min max abs floor ceil exp sqrt log.
     gdpo: by default the weighted sum."""
-    invalid_grade: float | None = None
+    invalid_grade: Annotated[float, Field(ge=-LARGEST_REWARD, le=LARGEST_REWARD)] | None = None
     """Reward if a part is unscorable or the formula has no finite value; null: unscorable."""
 
     @field_validator("weights")

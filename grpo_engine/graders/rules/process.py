@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from grpo_engine.contract.records import Explanation, Sample, Score, StepScore
+from grpo_engine.contract.records import Explanation, Sample, Score, StepScore, is_reward
 from grpo_engine.graders.base import Execution, GraderBase
 from grpo_engine.graders.explanations import explanation, shown
 from grpo_engine.graders.feedback import bounded_feedback, excerpt
@@ -77,7 +77,7 @@ class Process(GraderBase):
     def _total(self, steps: Sequence[Step], scores: Sequence[Score]) -> Score:
         rewards = [score.reward for score in scores if score.reward is not None]
         total = float(_AGGREGATES[self.aggregate](rewards))
-        if not math.isfinite(total):
+        if not is_reward(total):
             return self.unscorable("other_error", f"the {self.aggregate} of the steps' rewards is {total}")
         return Score(
             reward=total,

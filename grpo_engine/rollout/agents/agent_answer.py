@@ -4,13 +4,13 @@ Boundary: no tokens. The request is repeated only until the agent has asked for 
 """
 
 import json
-import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from grpo_engine.config.environments import AgentEnvironment
+from grpo_engine.contract.records import LARGEST_REWARD, is_reward
 from grpo_engine.graders.feedback import excerpt
 from grpo_engine.outbound.addresses import RefusedUrl
 from grpo_engine.outbound.web import AnswerTooLong, NoAnswer, WebAnswer, post
@@ -64,6 +64,6 @@ def reward_in(body: bytes) -> float | None:
         return None
     if isinstance(reward, int | float) and not isinstance(reward, bool):
         with suppress(OverflowError):
-            if math.isfinite(number := float(reward)):
+            if is_reward(number := float(reward)):
                 return number
-    raise AgentFailure(f"the reward {excerpt(str(reward))} is not a finite number")
+    raise AgentFailure(f"the reward {excerpt(str(reward))} is not a finite number up to {LARGEST_REWARD:g}")

@@ -112,9 +112,10 @@ def test_an_invalid_formula_is_refused_with_the_position(text: str, complaint: s
         ("c ^ a", "-3 ^ 0.5 has no"),
         ("0 ^ -1", "0 ^ -1 has no"),
         ("9 ^ 9 ^ 9", "9 ^ 3.8742e+08 has no"),
+        ("10 ^ 16", "the value 1e+16 is beyond 1e+15"),
     ],
 )
-def test_an_operation_without_a_finite_value_is_named(text: str, complaint: str) -> None:
+def test_a_formula_without_a_value_for_a_reward_says_why(text: str, complaint: str) -> None:
     with pytest.raises(EvaluationError) as caught:
         value(text)
     assert complaint in str(caught.value)

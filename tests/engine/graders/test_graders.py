@@ -72,15 +72,22 @@ def test_a_name_with_a_line_break_is_refused() -> None:
     assert refusal(**EXAMPLES["numeric"], name="a\nb")[0] == ("numeric", "name")
 
 
-class Overflowing(RewardGrader):
+class Constant(RewardGrader):
+    given: float
+
     def evaluate(self, sample: Any, item: Any) -> Graded:
-        return Graded(math.inf)
+        return Graded(self.given)
 
 
-def test_a_reward_that_is_not_finite_is_unscorable() -> None:
-    score = Overflowing(name="x").grade(make_sample(""), {})
+@pytest.mark.parametrize("reward", [math.inf, -math.inf, math.nan, 1.1e15, -1e300])
+def test_a_reward_that_is_infinite_or_too_large_is_unscorable(reward: float) -> None:
+    score = Constant.model_construct(name="x", given=reward).grade(make_sample(""), {})
     assert score.reward is None
-    assert score.errors["x"].message == "the reward is inf, not a finite number"
+    assert score.errors["x"].message == f"the reward is {reward}, not a finite number up to 1e+15"
+
+
+def test_the_largest_reward_is_a_reward() -> None:
+    assert Constant(name="x", given=-1e15).grade(make_sample(""), {}).reward == -1e15
 
 
 @pytest.mark.parametrize(

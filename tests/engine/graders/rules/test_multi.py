@@ -109,6 +109,7 @@ def test_a_formula_without_a_finite_value_is_an_error_of_calculate_output() -> N
             "not closed",
         ),
         ({"invalid_grade": float("nan")}, ("invalid_grade",), "finite number"),
+        ({"invalid_grade": -1e300}, ("invalid_grade",), "greater than or equal to -1000000000000000"),
     ],
 )
 def test_a_wrong_multi_is_refused_with_its_place(
