@@ -40,6 +40,8 @@ MUCH = 0.5
 """A gain is large above this share of the first rewards' standard deviation (Cohen's "medium effect")."""
 SOLVED = 0.95
 """Mean reward of 0 to 1 from which almost nothing is left to learn."""
+ROUNDING = 0.005
+"""Room for a variance of few rows, which is divided by one row less."""
 
 
 class Reason(NamedTuple):
@@ -75,7 +77,7 @@ Level = tuple[str, Compared, list[str]]
 def _first_held_out(run: Run, known: Sequence[Evaluation]) -> Level | None:
     """The held-out reward before training, if it was at its maximum."""
     first = known[0]
-    if not SOLVED <= first.reward <= 1:
+    if not _is_solved(run, first.reward, first.spread):
         return None
     how = f"held-out reward {number(first.reward)} of 1, {greedy_or_sampled(run)}"
     return f"before training ({how})", first.compared, evidence_of([first, known[-1]])
@@ -84,9 +86,18 @@ def _first_held_out(run: Run, known: Sequence[Evaluation]) -> Level | None:
 def _first_training(run: Run) -> Level | None:
     """The training reward of the first ten steps, if it was at its maximum."""
     first = run.span("reward", 1, BLOCK_STEPS)
-    if first is None or first.last < BLOCK_STEPS or not SOLVED <= first.mean <= 1:
+    if first is None or first.last < BLOCK_STEPS or not _is_solved(run, first.mean):
         return None
     return f"at the start (training reward {number(first.mean)} of 1)", first.compared, [str(first)]
+
+
+def _is_solved(run: Run, mean: float, spread: float = 0.0) -> bool:
+    """Whether the mean is near 1 and no reward is known to be above 1.
+
+    Rewards from 0 to 1 have at most the variance mean × (1 − mean); a larger `spread` shows a higher one.
+    """
+    highest = max((reward for _, reward in run.series("reward")), default=0.0)
+    return SOLVED <= mean <= 1 >= highest and spread**2 <= mean * (1 - mean) + ROUNDING
 
 
 def few_signals(run: Run) -> DiagnosisFinding | None:

@@ -83,6 +83,12 @@ def test_a_task_that_was_solved_before_training_needs_harder_rows_and_not_more_s
         assert finding.advice.startswith("Use harder rows, or a reward")
 
 
+@pytest.mark.parametrize(("spread", "later"), [(0.6, 0.97), (0.1, 1.02)])
+def test_a_reward_that_can_be_above_one_is_not_solved_near_one(spread: float, later: float) -> None:
+    found = run(metrics(reward=later), evaluation={"baseline": {**SOLVED["baseline"], "reward_std": spread}})
+    assert "already_solved" not in {finding.code for finding in diagnose(found).findings}
+
+
 def test_a_nearly_solved_task_that_training_improved_is_a_good_run() -> None:
     rows = evaluated(metrics(), (0.01, 0.02), (0.01, 0.02), start=0.98)
     assert diagnose(run(rows, evaluation=SOLVED)).findings == []
