@@ -207,6 +207,7 @@ def test_the_guide_s_request_is_valid_and_gets_a_time_estimate(trained: Trained)
 
 
 def test_the_guide_s_probe_finds_no_signal_in_a_random_model(trained: Trained) -> None:
-    assert run_block(trained.up, PROBE).startswith("0 of 128 completions scored")
+    verdict = run_block(trained.up, PROBE)
+    assert verdict.startswith("0 of 128 completions are right, and their text is close to random (")
     assert len(trained.up.json("list")) == 2, "a probe is not a job"
     assert trained.up.grpo("audit").returncode == 0

@@ -62,7 +62,8 @@ def test_rows_for_grpo_get_their_answers_to_imitate_from_a_field(
     page.get_by_role("button", name="Check").click()
     expect(page.get_by_role("heading", name=re.compile("^Ready"))).to_be_visible(timeout=RUN_MS)
     imitated = page.get_by_label("Training file").input_value()
-    job = {"id": "ftjob-1", "fine_tuned_model": "ft:tiny:sums", "training_file": imitated, "seed": 7}
+    job = {"id": "ftjob-1", "model": "tiny", "fine_tuned_model": "ft:tiny:sums", "seed": 7}
+    job |= {"created_at": 1, "training_file": imitated}
     page.route(f"**{JOBS}/ftjob-1", lambda route: route.fulfill(json=job))
     page.goto("/#/new?after=ftjob-1")
     expect(page.get_by_label("Training file").locator("option:checked")).to_have_text(

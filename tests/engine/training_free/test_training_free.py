@@ -34,7 +34,7 @@ def test_the_lesson_of_the_winners_comes_into_the_prompt_and_held_out_answers_be
     before, after = of(events, Evaluated)
     assert (before.step, before.metrics["reward"]) == (0, 0.0)
     assert (after.step, after.metrics["reward"], after.is_final) == (4, 1.0, True)
-    assert after.verdict.text.startswith("+100")
+    assert after.verdict.text.startswith("+1.000 (")
     folder = artifact(events, tmp_path)
     (lesson,) = json.loads((folder / "experiences.json").read_text())
     assert (lesson["id"], lesson["text"], lesson["created_step"]) == ("G0", LESSON, 1)
