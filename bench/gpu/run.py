@@ -30,7 +30,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 from bench.gpu.measure import save
-from bench.gpu.plan import FULL, QUICK, Part, Sampler, Sizes, page_of, parts_of
+from bench.gpu.page import page_of
+from bench.gpu.plan import FULL, QUICK, Part, Sampler, Sizes, parts_of
 from bench.packages import has_modules, required, version_in
 from bench.trl.compare import Workload, prepare
 from bench.trl.side import Spec, read_answer

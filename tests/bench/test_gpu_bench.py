@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from bench.gpu import run as gpu
 from bench.gpu.measure import measure_cells, random_groups
-from bench.gpu.plan import FULL, QUICK, Cell, Part, page_of, parts_of, shares
+from bench.gpu.page import page_of, shares
+from bench.gpu.plan import FULL, QUICK, Cell, Part, parts_of
 from bench.gpu.run import Ended, Runner
 from bench.trl.flops import decode_bytes
 from bench.trl.models import Shape

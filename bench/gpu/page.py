@@ -1,0 +1,108 @@
+"""The page of the GPU set's results.
+
+Adds shares of the machine's limits, and ratios to TRL and to the figures that prime-rl has published.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from bench.gpu.plan import Part, step_name
+from bench.trl.compare import RATIOS, unfairness_of
+
+PUBLISHED = {
+    "0.6b": {"tokens_per_second": 13_342, "peak_memory_gib": 5.15},
+    "4b": {"tokens_per_second": 6_229, "peak_memory_gib": 23.3},
+}
+"""prime-rl's `benchmarks/baselines`: one H100, LoRA of rank 16, sequences of 16,384 tokens."""
+NOTES = {
+    "tokens_per_second": "training cells: all tokens that pass through the model, prompts counted once; "
+    "sampling cells: completion tokens of all rows",
+    "flops": "required operations: forward and backward through frozen weights, causal attention, and "
+    "the output layer for predicted tokens; recomputation is not counted",
+    "mfu": "flops ÷ seconds ÷ nominal_flops_per_second: the data sheet's dense bfloat16 rate",
+    "share_of_matrix_rate": "the same, relative to the measured matrix_flops_per_second",
+    "share_of_copy_rate": "bytes that decoding must read ÷ seconds ÷ copy_bytes_per_second (measured)",
+    "peak_memory_bytes": "GPU: tensors in this cell; CPU: the process up to this cell",
+    "prime_rl": "published for one H100, without saying whether its 16,384 tokens are one sequence; ours is "
+    "a single one, which needs the most attention",
+    "weights": "random, in the models' shapes",
+}
+
+
+def page_of(settings: dict[str, Any], parts: Iterable[Part], found: dict[str, Any]) -> dict[str, Any]:
+    machine = found["machine"].get("figures", {})
+    return {
+        "machine": found["machine"],
+        "settings": settings,
+        "notes": NOTES,
+        "parts": {name: _with_shares(result, machine) for name, result in found.items() if name != "machine"},
+        "against_trl": _against_trl(parts, found),
+        "against_prime_rl": _against_published(found),
+    }
+
+
+def _with_shares(result: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any]:
+    """Add to each cell's figures their shares of the machine's limits."""
+    if "cells" not in result:
+        return result
+    cells = [
+        {**cell, "figures": {**cell["figures"], **shares(cell["figures"], machine)}}
+        if "figures" in cell
+        else cell
+        for cell in result["cells"]
+    ]
+    return {**result, "cells": cells}
+
+
+def shares(figures: dict[str, Any], machine: dict[str, Any]) -> dict[str, float]:
+    """Shares of the limits that are known."""
+    limits = {
+        "mfu": ("flops", "nominal_flops_per_second"),
+        "share_of_matrix_rate": ("flops", "matrix_flops_per_second"),
+        "share_of_copy_rate": ("bytes", "copy_bytes_per_second"),
+    }
+    return {
+        name: figures[amount] / figures["seconds"] / machine[limit]
+        for name, (amount, limit) in limits.items()
+        if amount in figures and machine.get(limit)
+    }
+
+
+def _against_trl(parts: Iterable[Part], found: dict[str, Any]) -> dict[str, Any]:
+    """Ratios ours ÷ TRL of the pairs that both have run, and why a pair may be unfair."""
+    pairs = {}
+    for part in parts:
+        if part.kind != "ours" or part.steps is None:
+            continue
+        name = step_name(part.shape, part.steps)
+        sides = [found.get(f"{name}-{side}", {}).get("figures") for side in ("ours", "trl")]
+        if all(sides):
+            ours, trl = sides
+            ratios = {ratio: ours[key] / trl[key] for ratio, key in RATIOS.items() if trl[key]}
+            complaints = unfairness_of({"ours": ours, "trl": trl})
+            pairs[name] = {"ratios": ratios, "complaints": complaints}
+    return pairs
+
+
+def _against_published(found: dict[str, Any]) -> dict[str, Any]:
+    """Ratios ours ÷ prime-rl of the two cells with a single sequence."""
+    compared: dict[str, Any] = {}
+    for shape, published in PUBLISHED.items():
+        cells = found.get(f"train-{shape}", {}).get("cells", [])
+        for entry in cells:
+            if "figures" in entry and entry["cell"]["group_size"] == 1:
+                way = "recomputed" if entry["figures"]["activations_recomputed"] else "kept"
+                compared.setdefault(shape, {"published": published})[way] = _ratios(
+                    entry["figures"], published
+                )
+    return compared
+
+
+def _ratios(figures: dict[str, Any], published: dict[str, float]) -> dict[str, float]:
+    gib = figures["peak_memory_bytes"] / 2**30
+    return {
+        "tokens_per_second": figures["tokens_per_second"],
+        "peak_memory_gib": gib,
+        "tokens_per_second_ratio": figures["tokens_per_second"] / published["tokens_per_second"],
+        "peak_memory_ratio": gib / published["peak_memory_gib"],
+    }
