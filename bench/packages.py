@@ -19,7 +19,7 @@ from pathlib import Path
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 GIVEN = {"torch", "transformers", "grpo-service"}
-ON_TORCH = ("accelerate", "peft", "psutil")
+ON_TORCH = ("accelerate", "bitsandbytes", "peft", "psutil")
 """Packages to install without their dependencies, because torch would be among them."""
 RIVAL = ("trl", "datasets", "dill", "multiprocess")
 """TRL, which is measured too, and what it needs beyond the packages that machines with torch have."""

@@ -6,7 +6,7 @@ Adds shares of the machine's limits, and ratios to TRL and to the figures that p
 from collections.abc import Iterable
 from typing import Any
 
-from bench.gpu.plan import Part, step_name
+from bench.gpu.plan import Part, overlap_names, step_name
 from bench.trl.compare import RATIOS, unfairness_of
 
 PUBLISHED = {
@@ -38,6 +38,7 @@ def page_of(settings: dict[str, Any], parts: Iterable[Part], found: dict[str, An
         "parts": {name: _with_shares(result, machine) for name, result in found.items() if name != "machine"},
         "against_trl": _against_trl(parts, found),
         "against_prime_rl": _against_published(found),
+        "overlap": _overlap(found),
     }
 
 
@@ -72,7 +73,7 @@ def _against_trl(parts: Iterable[Part], found: dict[str, Any]) -> dict[str, Any]
     """Ratios ours ÷ TRL of the pairs that both have run, and why a pair may be unfair."""
     pairs = {}
     for part in parts:
-        if part.kind != "ours" or part.steps is None:
+        if part.kind != "ours" or part.steps is None or part.ours:
             continue
         name = step_name(part.shape, part.steps)
         sides = [found.get(f"{name}-{side}", {}).get("figures") for side in ("ours", "trl")]
@@ -82,6 +83,16 @@ def _against_trl(parts: Iterable[Part], found: dict[str, Any]) -> dict[str, Any]
             complaints = unfairness_of({"ours": ours, "trl": trl})
             pairs[name] = {"ratios": ratios, "complaints": complaints}
     return pairs
+
+
+def _overlap(found: dict[str, Any]) -> dict[str, float]:
+    """By shape: seconds of a step that is sampled beside training ÷ in turn with it."""
+    ratios = {}
+    for shape in {name.split("-")[1] for name in found if name.startswith("model-")}:
+        in_turn, ahead = (found.get(name, {}).get("figures") for name in overlap_names(shape))
+        if in_turn and ahead:
+            ratios[shape] = ahead["seconds_per_step"] / in_turn["seconds_per_step"]
+    return ratios
 
 
 def _against_published(found: dict[str, Any]) -> dict[str, Any]:

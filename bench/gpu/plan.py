@@ -4,8 +4,8 @@ Boundary: parts are run by `run.py` and measured by `measure.py`.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from bench.trl.models import Shape
 
@@ -49,6 +49,10 @@ class Part:
     sampler: Sampler = "torch"
     steps: Cell | None = None
     """An end-to-end run's sizes."""
+    num_steps: int = 0
+    """Steps of an end-to-end run; 0: as many as the set has."""
+    ours: dict[str, Any] = field(default_factory=dict)
+    """Hyperparameters of this engine that differ from the set's."""
 
     @property
     def needs(self) -> str:
@@ -68,6 +72,10 @@ class Sizes:
     larger model gets fewer prompts; without vLLM it is slow, so completions are then shorter."""
     long_groups: dict[tuple[str, Sampler], Cell]
     """The same with larger groups; measured last, if time is left."""
+    overlap: dict[str, Cell]
+    """Whole steps by shape, which are sampled in turn with training and then beside it (`max_staleness`)."""
+    quantized: dict[str, tuple[Cell, ...]]
+    """Training cells by shape on a base of 4 bits."""
     num_steps: int = 3
     time_factor: float = 1.0
     """Multiplies the parts' time limits."""
@@ -114,6 +122,8 @@ FULL = Sizes(
         ("0.6b", "torch"): Cell(2, 16, 256, 256),
         ("0.6b", "vllm"): Cell(1, 16, 256, 1024),
     },
+    overlap={"0.6b": Cell(32, 8, 256, 256)},
+    quantized={"4b": (_row(2, 8, 1024, 16_384, 128),)},
     tests=("tests/engine/device",),
 )
 QUICK = Sizes(
@@ -122,6 +132,8 @@ QUICK = Sizes(
     sample=(Cell(2, 4, 8, 8), Cell(1, 8, 8, 16)),
     steps={("tiny", "torch"): Cell(2, 4, 8, 8), ("tiny", "vllm"): Cell(2, 4, 8, 8)},
     long_groups={},
+    overlap={"tiny": Cell(2, 4, 8, 8)},
+    quantized={"tiny": (Cell(2, 4, 16, 32, 256),)},
     num_steps=2,
     time_factor=4.0,  # for a busy machine, because a tiny part mostly imports
     passes=2,
@@ -129,7 +141,7 @@ QUICK = Sizes(
 )
 
 LIMITS: dict[str, dict[Kind, float]] = {
-    "4b": {"model": 60, "train": 90, "sample": 70, "ours": 60, "theirs": 90},
+    "4b": {"model": 60, "train": 90, "sample": 70, "ours": 100, "theirs": 180},
 }
 """Time limits in seconds by shape; all other shapes use `USUAL`."""
 USUAL: dict[Kind, float] = {
@@ -138,8 +150,8 @@ USUAL: dict[Kind, float] = {
     "model": 40,
     "train": 60,
     "sample": 60,
-    "ours": 45,
-    "theirs": 75,
+    "ours": 90,
+    "theirs": 150,
 }
 
 
@@ -153,9 +165,34 @@ def parts_of(sizes: Sizes, together: Sampler) -> Iterator[Part]:
         yield Part(f"train-{shape}", "train", _limit(sizes, shape, "train"), shape, sizes.train)
         yield _sampling(sizes, shape, "torch")
         yield from _side_by_side(sizes, shape, sizes.steps, together)
+        yield from _overlapping(sizes, shape)
+        yield from _quantized(sizes, shape)
         yield _sampling(sizes, shape, "vllm")
     for shape in sizes.shapes:
         yield from _side_by_side(sizes, shape, sizes.long_groups, together)
+
+
+OVERLAP_STEPS = 6
+"""The last one of a run that samples ahead has no next step to sample."""
+QUANTIZATION = "nf4"
+
+
+def _overlapping(sizes: Sizes, shape: str) -> Iterator[Part]:
+    if (cell := sizes.overlap.get(shape)) is None:
+        return
+    for name, staleness in zip(overlap_names(shape), (0, 1), strict=True):
+        limit, ours = _limit(sizes, shape, "ours"), {"max_staleness": staleness}
+        yield Part(name, "ours", limit, shape, steps=cell, num_steps=OVERLAP_STEPS, ours=ours)
+
+
+def overlap_names(shape: str) -> tuple[str, str]:
+    return f"steps-{shape}-in-turn", f"steps-{shape}-ahead"
+
+
+def _quantized(sizes: Sizes, shape: str) -> Iterator[Part]:
+    if cells := sizes.quantized.get(shape):
+        name, ours = f"train-{shape}-{QUANTIZATION}", {"quantization": QUANTIZATION}
+        yield Part(name, "train", _limit(sizes, shape, "train"), shape, cells, ours=ours)
 
 
 def _sampling(sizes: Sizes, shape: str, sampler: Sampler) -> Part:

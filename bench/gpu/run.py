@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -147,7 +147,7 @@ class Runner:
         began = time.monotonic()
         folder = self.folder / part.name
         task, output, log = folder / "task.json", folder / "output.json", folder / "log"
-        spec = self._spec(part)
+        spec = replace(self._spec(part), ours=part.ours)
         folder.mkdir(exist_ok=True)
         task.write_text(json.dumps(self._task(part, spec, began + seconds)))
         ended = run_in_group(self._command(part, task, output), log, began + seconds - time.monotonic())
@@ -188,7 +188,7 @@ class Runner:
         }
 
     def _spec(self, part: Part) -> Spec:
-        """The engine's input; an end-to-end run includes its rows."""
+        """The input of both engines; an end-to-end run includes its rows."""
         cell = part.steps
         work = Workload(
             model=str(self.folder / f"weights-{part.shape}"),
@@ -201,11 +201,11 @@ class Runner:
             dtype=DTYPE,
             sampler=part.sampler,
             device=self.device,
-            steps=self.sizes.num_steps,
+            steps=part.num_steps or self.sizes.num_steps,
         )
-        if cell is not None:
-            return prepare(work, self.folder / part.name, self.threads, SEED)
-        return Spec(rows="", seed=SEED, threads=self.threads, **asdict(work))
+        if cell is None:
+            return Spec(rows="", seed=SEED, threads=self.threads, **asdict(work))
+        return prepare(work, self.folder / part.name, self.threads, SEED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from tests.support.waiting import is_alive
 
 NAMES = ["model-tiny", "train-tiny", "sample-tiny-torch"]
 SIDES = ["steps-tiny-g4-ours", "steps-tiny-g4-trl"]
+OTHERS = ["steps-tiny-in-turn", "steps-tiny-ahead", "train-tiny-nf4"]
 OPTIONS = ("--quick", "--device", "cpu", "--deadline-seconds", "900")
 
 
@@ -51,7 +52,7 @@ def test_a_quick_run_measures_every_part_and_its_figures_agree_with_each_other(
     page = json.loads(out.read_text())
     limits, parts = page["machine"]["figures"], page["parts"]
     assert {name: part["status"] for name, part in parts.items()} == {
-        **dict.fromkeys([*NAMES, SIDES[0]], "done"),
+        **dict.fromkeys([*NAMES, SIDES[0], *OTHERS], "done"),
         SIDES[1]: "failed",
         "sample-tiny-vllm": "not_run",
     }
@@ -69,6 +70,10 @@ def test_a_quick_run_measures_every_part_and_its_figures_agree_with_each_other(
         assert entry["figures"]["activations_recomputed"] is cell.recompute
         assert entry["figures"]["grad_norm"] > 0
     assert parts[SIDES[0]]["figures"]["seconds_per_step"] > 0
+    in_turn, ahead = (parts[name]["figures"]["seconds_per_step"] for name in OTHERS[:2])
+    assert page["overlap"] == {"tiny": pytest.approx(ahead / in_turn)}
+    quantized = parts["train-tiny-nf4"]["cells"][0]["figures"]
+    assert quantized["grad_norm"] > 0
 
 
 def test_the_page_names_each_failed_test_of_the_device(tmp_path: Path) -> None:

@@ -42,6 +42,17 @@ def test_a_job_in_bfloat16_trains_what_it_sampled(model_folder: Folder, tmp_path
     assert found.worst("sampling/sampling_logp_difference/mean") < 0.1
 
 
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_a_job_on_a_quantised_base_trains_what_it_sampled(
+    model_folder: Folder, tmp_path: Path, kind: str
+) -> None:
+    model = model_folder("qwen3")
+    config = job(tmp_path, model, "lora", device="cuda", dtype="bfloat16", quantization=kind)
+    found = run(config, tmp_path / "there", is_real=True)
+    assert isinstance(found.events[-1], Finished)
+    assert found.worst("sampling/sampling_logp_difference/mean") < 0.1
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_kernel_for_sequences_of_any_length_attends_as_each_row_alone(
