@@ -33,6 +33,25 @@ def test_the_results_show_the_held_out_change_with_its_interval(page: Page, depl
     expect(cell(page, "Step").get_by_role("definition").first).to_have_text("40 of 40")
 
 
+@pytest.mark.parametrize(
+    ("severity", "text"),
+    [("warning", "Cause."), ("info", "Better on held-out rows. Try the model, or download it.")],
+)
+def test_a_rise_is_green_unless_a_finding_doubts_it(
+    page: Page, deployment: Deployment, severity: str, text: str
+) -> None:
+    unset = {"evidence": [], "compared": [], "advice": "", "field": None, "patch": None, "count": None}
+    finding = {"code": "some_code", "severity": severity, "cause": "Cause.", **unset}
+    path = f"{JOBS}/{deployment.jobs['first']}/diagnosis"
+    page.route(f"**{path}", lambda route: route.fulfill(json={"findings": [finding]}))
+    page.goto(f"/#/jobs/{deployment.jobs['first']}")
+    results = page.get_by_role("region", name="Results")
+    expect(results.locator(".next strong")).to_have_text(text)
+    for green in (results.locator(".change strong.good"), results.locator(".interval.good")):
+        expect(green).to_have_count(1 if severity == "info" else 0)
+    expect(results).not_to_contain_text("not significant")
+
+
 def test_an_interval_around_zero_is_not_significant_and_a_greedy_evaluation_says_so(
     page: Page, deployment: Deployment
 ) -> None:

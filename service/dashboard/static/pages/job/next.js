@@ -9,18 +9,18 @@ import { hasInterval } from "./strip.js";
 
 const WORSE = "Worse on held-out rows than before training.";
 
-// findings: {count, main}: the number of those that are not errors, and the cause that explains the run, if one does.
+// findings: {count, main}: the number of those that are not errors, and the cause that puts the result in doubt, if one does.
 export function nextStep(job, { count = 0, main } = {}, signal) {
   const [text, ...links] = adviceFor(job, count, linksOf(job, count, signal));
-  return el("p", { class: `next ${toneOf(job, main, count)}` }, el("strong", {}, headline(job, text, main)), links.filter(Boolean));
+  return el("p", { class: `next ${toneOf(job, main)}` }, el("strong", {}, headline(job, text, main)), links.filter(Boolean));
 }
 
 // Green only for a result that nothing puts in doubt.
-function toneOf(job, main, findings) {
+function toneOf(job, main) {
   if (job.status === "failed") return "";
   const verdict = verdictOf(job);
   if (verdict === "worse") return "bad";
-  return main ? "warn" : verdict === "better" && !findings ? "good" : "";
+  return main ? "warn" : verdict === "better" ? "good" : "";
 }
 
 // A cause takes the place of the result that it explains, but never hides that the model got worse.
@@ -68,7 +68,7 @@ function finished(job, { checkpoints, download, rollouts, edit, reinforce, why, 
   const loss = lossOf(job);
   if (loss) return loss.fell ? [`${loss.text} GRPO can start from this model.`, why, reinforce, talk, download] : [loss.text, why, edit, checkpoints];
   switch (verdictOf(job)) {
-    case "better": return [`Better on held-out rows.${why ? " Read the findings and some rollouts before you trust it." : " Try the model, or download it."}`, why, talk, download, rollouts];
+    case "better": return ["Better on held-out rows. Try the model, or download it.", talk, download, why, rollouts];
     case "worse": return [`${WORSE} Lower the learning rate, or use a checkpoint from before the fall.`, why, edit, checkpoints];
     case "same": return [`No significant change on held-out rows.${why ? "" : " Train longer, or with more held-out rows."}`, why, edit, rollouts];
     default: return [`Finished. Without held-out rows, ${why ? "read the findings and " : ""}try the model beside the one it was trained from.`, why, talk, download];

@@ -8,9 +8,9 @@ import { heldOutName } from "../../metric_names.js";
 const WIDTH = 200;
 const ENDS = 5; // steps at each end of the training curve that are compared
 
-// → <dl>; `rows`: the job's metrics so far.
-export function strip(job, rows) {
-  const cells = [state(job), result(job, rows), ...retention(job), steps(job), elapsed(job), cost(job)];
+// → <dl>; `rows`: the job's metrics so far. A rise is green only with `isTrusted`: no finding doubts it.
+export function strip(job, rows, isTrusted = true) {
+  const cells = [state(job), result(job, rows, isTrusted), ...retention(job), steps(job), elapsed(job), cost(job)];
   return el("dl", { class: "strip" }, cells.filter(Boolean));
 }
 
@@ -29,9 +29,9 @@ function state(job) {
 
 // ---- before → after
 
-function result(job, rows) {
+function result(job, rows, isTrusted) {
   const { baseline, last, best, verdict } = job.eval;
-  if (baseline && last) return heldOut(baseline, last, best, verdict);
+  if (baseline && last) return heldOut(baseline, last, best, verdict, isTrusted);
   const measure = rows.some((row) => row.reward !== undefined) ? "reward" : "loss";
   const values = rows.map((row) => row[measure]).filter((value) => value !== undefined);
   if (!values.length) return null;
@@ -40,24 +40,25 @@ function result(job, rows) {
   return cell(`Training ${measure}`, arrow(ends), about, "wide");
 }
 
-function heldOut(baseline, last, best, verdict) {
+function heldOut(baseline, last, best, verdict, isTrusted) {
   const measure = last.reward === undefined ? "loss" : "reward";
   const name = heldOutName(last, `Held-out ${measure}`);
   if (last[measure] === undefined) return cell(name, "–", "No row could be scored", "wide");
   const isFirst = last.step === 0;
   const peak = best?.step !== last.step && best?.step > 0 && decimals(best[measure]) !== decimals(last[measure]) && `Best: ${decimals(best[measure])} at step ${number(best.step)}`;
-  const about = isFirst ? ["Before training"] : [verdict && change(verdict), peak];
+  const about = isFirst ? ["Before training"] : [verdict && change(verdict, isTrusted), peak];
   return cell(name, arrow(isFirst ? [last[measure]] : [baseline[measure], last[measure]]), about, "wide held-out");
 }
 
 // "+0.529 (95% CI 0.443 to 0.614)", with the interval drawn; the verdict's text if it has no numbers.
-function change(verdict) {
+function change(verdict, isTrusted) {
   if (!hasInterval(verdict)) return verdict.text;
   const { difference, low, high, rows } = verdict;
   const text = `${signed(difference)} (95% CI ${decimals(low)} to ${decimals(high)})`;
-  const tone = low > 0 ? "good" : high < 0 ? "bad" : "";
+  const isSignificant = low > 0 || high < 0;
+  const tone = !isSignificant || (low > 0 && !isTrusted) ? "" : low > 0 ? "good" : "bad";
   return el("dd", { class: "more change" },
-    el("span", {}, el("strong", { class: tone }, text), tone ? "" : ", not significant", rows ? ` · ${number(rows)} rows` : ""),
+    el("span", {}, el("strong", { class: tone }, text), isSignificant ? "" : ", not significant", rows ? ` · ${number(rows)} rows` : ""),
     interval(verdict, tone));
 }
 

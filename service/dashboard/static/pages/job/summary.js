@@ -52,7 +52,7 @@ export class Summary {
   update(job, { rows = this.rows, findings = this.findings } = {}) {
     Object.assign(this, { job, rows, findings });
     this.describe(job);
-    this.results.replaceChildren(strip(job, rows), ...(can.browse ? [nextStep(job, findings, this.signal)] : []));
+    this.results.replaceChildren(strip(job, rows, !findings.main), ...(can.browse ? [nextStep(job, findings, this.signal)] : []));
     this.offer(job);
   }
 
