@@ -145,6 +145,23 @@ def test_a_rise_that_a_finding_doubts_is_not_shown_as_a_success(page: Page, depl
     expect(row(page, "first-try").locator(".held-out .change.good")).to_be_visible()
 
 
+def test_a_guard_s_warning_gives_way_to_the_finding_that_explains_the_run(
+    page: Page, deployment: Deployment
+) -> None:
+    path = f"{JOBS}/{deployment.jobs['first']}/diagnosis"
+    warned = {**deployment.job("first"), "attention": "In 93.8% of the groups all rewards are equal."}
+    page.route(f"**{JOBS}?limit=20*", lambda route: route.fulfill(json={"data": [warned], "has_more": False}))
+    doubt = {"code": "not_held_out", "severity": "warning", "cause": "The model memorises the rows."}
+    page.route(f"**{path}", lambda route: route.fulfill(json={"findings": [doubt]}))
+    page.goto("/#/jobs")
+    status = row(page, "first-try").locator(".status")
+    expect(status.locator(".attention")).to_have_text("The model memorises the rows.")
+    page.unroute(f"**{path}")
+    page.route(f"**{path}", lambda route: route.fulfill(json={"findings": []}))
+    page.reload()
+    expect(status.locator(".attention")).to_have_text("In 93.8% of the groups all rewards are equal.")
+
+
 def test_the_held_out_change_of_a_supervised_job_is_that_of_its_loss(
     page: Page, deployment: Deployment
 ) -> None:

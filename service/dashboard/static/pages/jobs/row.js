@@ -25,7 +25,18 @@ export function jobRow(job, { signal, chosen, narrow, tagged, edit, names }) {
   if (can.write) action.append(change);
   let drawn = null;
   let named = null;
-  const showChange = changeIn(heldOut, signal);
+  let doubt; // undefined until the diagnosis is read, then null if there is none
+  const judge = () => {
+    status.replaceChildren(statusBadge(row.job), ...notices(row.job, doubt));
+    heldOut.replaceChildren(changeCell(row.job, doubt === null), ...markOf(doubt));
+  };
+  let isRead = false;
+  const readDoubt = async () => {
+    if (isRead) return; // it reads all metrics
+    isRead = true;
+    doubt = await doubtOf(row.job, signal);
+    judge();
+  };
   row.update = (next) => {
     row.job = next;
     const title = JSON.stringify([next.name, next.tags, next.archived]);
@@ -35,9 +46,9 @@ export function jobRow(job, { signal, chosen, narrow, tagged, edit, names }) {
       tick.setAttribute("aria-label", `Select ${jobName(next)}`);
       change.setAttribute("aria-label", `Edit ${jobName(next)}`);
     }
-    status.replaceChildren(statusBadge(next), ...notices(next));
+    judge();
+    if (next.status === "succeeded" && (next.attention || changeOf(next)?.tone === "good")) readDoubt();
     progress.replaceChildren(progressBar(next), el("div", { class: "small faint steps" }, steps(next)));
-    showChange(next);
     created.replaceChildren(ago(next.created_at));
     if (drawn === next.progress.step) return;
     drawn = next.progress.step;
@@ -47,22 +58,10 @@ export function jobRow(job, { signal, chosen, narrow, tagged, edit, names }) {
   return row;
 }
 
-// Shows the held-out change of a job in its cell. → update(job). A rise is green once the job succeeded and its
-// diagnosis has no doubt; that is read only once, because it reads all metrics.
-function changeIn(cell, signal) {
-  let diagnosis = null;
-  const show = (job) => {
-    const doubt = diagnosis && doubtIn(diagnosis.findings);
-    cell.replaceChildren(changeCell(job, diagnosis !== null && !doubt), ...markOf(doubt));
-  };
-  let isRead = false;
-  return async (job) => {
-    show(job);
-    if (isRead || job.status !== "succeeded" || changeOf(job)?.tone !== "good") return;
-    isRead = true;
-    diagnosis = await get(jobPath(job.id, "/diagnosis"), { signal }).catch(() => null);
-    show(job);
-  };
+// The finding that puts the job's result in doubt, or null; undefined if the service does not answer.
+async function doubtOf(job, signal) {
+  const diagnosis = await get(jobPath(job.id, "/diagnosis"), { signal }).catch(() => null);
+  return diagnosis ? doubtIn(diagnosis.findings) ?? null : undefined;
 }
 
 // Why a rise may be no success.
@@ -84,12 +83,13 @@ function nameOf(job, { narrow, tagged, names }) {
   ];
 }
 
-// What happens now, or why the result needs a look.
-function notices(job) {
+// What happens now, or why the result needs a look: the finding that explains it, before a guard's warning.
+function notices(job, doubt) {
   const words = doing(job);
+  const why = job.attention && (doubt?.cause ?? job.attention);
   return [
     words && el("div", { class: "small faint cut doing", title: words }, words),
-    job.attention && el("div", { class: "small attention", title: job.attention }, inWords(job.attention)),
+    why && el("div", { class: "small attention", title: why }, inWords(why)),
   ].filter(Boolean);
 }
 
