@@ -123,7 +123,7 @@ def not_held_out(run: Run) -> DiagnosisFinding | None:
     evidence = [*gain.evidence, *evidence_of([best, last]), decoding(run)]
     compared = [gain.late.compared, last.compared]
     if _has_own_grader(run):
-        advice = "Read the best rollouts for what the grader accepts and eval_grader does not."
+        advice = "Read the best rollouts for what the grader accepts and the eval_grader does not."
         change: Change = {"field": f"method.{run.kind}.grader"}
     else:
         advice = "Train on more different rows, or stop earlier; use the checkpoint marked as best."
@@ -179,7 +179,7 @@ def _scale(run: Run, first: Evaluation) -> float:
 
 def _reason(run: Run) -> str:
     if _has_own_grader(run):
-        return "what the grader pays for is not what eval_grader measures"
+        return "what the grader pays for is not what the eval_grader measures"
     return "the model memorises the training rows"
 
 
@@ -203,11 +203,12 @@ def reward_fell(run: Run) -> DiagnosisFinding | None:
     if training:
         which, (best, late) = "training", training
         compared, evidence = [best.compared, late.compared], [str(best), str(late)]
+        ends = [f"{number(one.mean)} ({one.place})" for one in training]
     else:
         which, compared = "held-out", [best_of(known).compared, known[-1].compared]
         evidence = evidence_of([best_of(known), known[-1]])
-    before, after = (number(one.value) for one in compared)
-    cause = f"The {which} reward fell from {before} to {after}: the policy became worse."
+        ends = [f"{number(one.reward)} (step {one.step})" for one in (best_of(known), known[-1])]
+    cause = f"The {which} reward fell from {ends[0]} to {ends[1]}: the policy became worse."
     advice = "Lower the learning rate. A checkpoint that is marked as best has the best held-out reward."
     return finding("reward_fell", cause, evidence, advice, lower_learning_rate(run), compared=compared)
 

@@ -112,7 +112,9 @@ def test_a_job_without_signal_whose_reward_fell_before_is_advised_a_lower_learni
     wrong = [group(0.0, 0.0, step=step) for step in range(50, 61)]
     (finding, *_) = diagnose(run(rows, *wrong, evaluation=BASELINE, failure=failure)).findings
     assert (finding.code, finding.severity) == ("no_signal", "error")
-    assert finding.cause == "The held-out reward fell from 0.3 to 0.1: the policy became worse."
+    assert finding.cause == (
+        "The held-out reward fell from 0.3 (step 0) to 0.1 (step 60): the policy became worse."
+    )
     assert list(changed(finding)) == ["learning_rate"]
 
 
