@@ -1,4 +1,4 @@
-"""`grpo list`: jobs with the change of their held-out reward."""
+"""`grpo list`: jobs with the change of their held-out reward, and why some need a look."""
 
 from enum import StrEnum
 from typing import Annotated, Any
@@ -8,9 +8,10 @@ import typer
 from service.cli.commands.jobs import steps
 from service.cli.http.client import JOBS
 from service.cli.options import client_of, complete_models
-from service.cli.terminal.output import JsonFlag, at, print_table
+from service.cli.terminal.output import JsonFlag, at, print_table, say
 
 COLUMNS = ("id", "name", "status", "step", "held-out", "model", "created")
+NEEDS_A_LOOK = "(!)"
 Archived = StrEnum("Archived", ["no", "only", "all"])
 _ARCHIVED = {Archived.no: "false", Archived.only: "true", Archived.all: None}
 
@@ -36,6 +37,10 @@ def list_jobs(
     wanted = {"status": status, "model": model, "tag": tag, "q": query, "archived": _ARCHIVED[archived]}
     jobs = list(client_of(context).pages(JOBS, limit, sort=sort, **wanted))
     print_table(jobs, COLUMNS, map(_row, jobs), as_json=as_json)
+    if not as_json:
+        for job in jobs:
+            if job["attention"]:
+                say(f"{NEEDS_A_LOOK} {name_of(job) or job['id']}: {job['attention']}")
 
 
 def name_of(job: dict[str, Any]) -> str:
@@ -55,6 +60,6 @@ def held_out_change(job: dict[str, Any]) -> str:
 
 
 def _row(job: dict[str, Any]) -> tuple[str, ...]:
-    status = job["status"] + (" (!)" if job["attention"] else "")
+    status = job["status"] + (f" {NEEDS_A_LOOK}" if job["attention"] else "")
     change = held_out_change(job)
     return job["id"], name_of(job), status, steps(job), change, job["model"], at(job["created_at"])

@@ -60,6 +60,20 @@ def test_a_job_s_model_and_events_are_printed_verbatim(grpo: Grpo, database: Dat
     assert grpo("events", job_id).splitlines()[-1].endswith(SHOWN)
 
 
+def test_the_list_says_below_its_table_why_a_job_needs_a_look(grpo: Grpo, database: Database) -> None:
+    warnings = [{"code": "guard_no_signal", "message": NASTY}]
+    job_id = add_job(database, JobState.SUCCEEDED, name="Sums", warnings=warnings)
+    add_job(database, JobState.SUCCEEDED, name="Quiet")
+    lines = grpo("list").splitlines()
+    assert sum("(!)" in line for line in lines) == 2
+    assert next(line for line in lines if line.startswith(job_id)).split()[1:4] == [
+        "Sums",
+        "succeeded",
+        "(!)",
+    ]
+    assert lines[-1] == f"(!) Sums: {SHOWN}"
+
+
 def test_a_watched_job_s_messages_are_printed_verbatim(grpo: Grpo, database: Database) -> None:
     failure = {"code": "stalled", "message": NASTY, "hint": NASTY, "evidence": []}
     job_id = add_job(database, JobState.FAILED, failure=failure)
