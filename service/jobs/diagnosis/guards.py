@@ -8,16 +8,18 @@ from grpo_engine.config.guards import Guard, watch
 from service.jobs.diagnosis.findings import DiagnosisFinding, finding
 from service.jobs.diagnosis.run import GuardWarning, Run
 
+BROKEN = frozenset({"reward_fell", "learning_rate_too_high"})
 JUDGED: dict[str, frozenset[str]] = {
-    "guard_kl": frozenset({"kl_explosion", "learning_rate_too_high"}),
-    "guard_no_signal": frozenset({"few_signals", "entropy_collapse", "no_signal", "already_solved"}),
-    "guard_entropy": frozenset({"entropy_collapse"}),
-    "guard_truncation": frozenset({"truncation"}),
+    "guard_kl": BROKEN | {"kl_explosion"},
+    "guard_no_signal": BROKEN | {"few_signals", "entropy_collapse", "no_signal", "already_solved"},
+    "guard_entropy": BROKEN | {"entropy_collapse"},
+    "guard_truncation": BROKEN | {"truncation", "length_hacking"},
     "guard_grader_errors": frozenset({"grader_errors"}),
-    "guard_reward_plateau": frozenset({"reward_flat", "already_solved"}),
+    "guard_reward_plateau": BROKEN | {"reward_flat", "already_solved"},
     "guard_reward_length": frozenset({"length_hacking", "longer_completions"}),
 }
-"""Guard → the findings about the same observation, beside which its warnings say nothing new."""
+"""Guard → the findings about the same observation or its cause, beside which its warnings say nothing new and
+may advise the opposite."""
 
 
 WHEN = re.compile(r"(for \d+ steps in a row, up to|in) step \d+(?=\.)")

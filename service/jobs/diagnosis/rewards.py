@@ -6,7 +6,7 @@ Boundary: pure rules over a run. Thresholds that a guard has too are the guard's
 from grpo_engine.config.guards import DEFAULT_THRESHOLDS
 from service.jobs.diagnosis.changes import READ_CUT_TEXT, more_tokens
 from service.jobs.diagnosis.failures import error_lines, slow_or_wrong_grader
-from service.jobs.diagnosis.findings import Compared, DiagnosisFinding, finding, number
+from service.jobs.diagnosis.findings import Change, Compared, DiagnosisFinding, finding, number
 from service.jobs.diagnosis.held_out import MIN_ROWS, evaluations, is_good, reward_fell
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, Span, above
@@ -48,22 +48,23 @@ def same_answer(run: Run) -> DiagnosisFinding | None:
     last, (step, share) = known[-1], shares[-1]
     if share < SAME_ANSWER or last.reward >= SAME_ANSWER:
         return None
-    cause = (
-        f"The model gives {share:.0%} of the held-out rows the same answer, so its held-out reward of "
-        f"{number(last.reward)} does not show that it can do the task."
-    )
+    cause = f"The model gives {share:.0%} of the held-out rows the same answer"
+    if last.reward > 0:
+        cause += f", so its held-out reward of {number(last.reward)} does not show that it can do the task"
+    cause += "."
     advice = (
         "Read the held-out rollouts. A lower learning rate or a higher beta or entropy_coef keeps answers "
         "different; if the model cannot do the task yet, train supervised on right answers first."
     )
+    change: Change = {"field": "training_file"}
     if reward_fell(run):  # the updates broke the policy, which says the same to everything
         advice = "Read the held-out rollouts, then lower the learning rate as the other finding suggests."
+        change = {}
     compared = [
         Compared(label="rows with the same answer", value=share, step=step),
         Compared(label="held-out reward", value=last.reward, step=last.step),
     ]
     evidence = [f"step {step}: most frequent held-out answer {share:.0%} of {last.rows} rows"]
-    change = {"field": "training_file"}
     return finding("same_answer", cause, evidence, advice, change, compared=compared)
 
 

@@ -220,6 +220,14 @@ def test_a_guard_s_finding_says_how_long_its_observation_held(last: int, when: s
     assert finding.cause == f"They differ (limit 0.1) {when}."
 
 
+def test_what_guards_saw_of_a_broken_policy_is_left_to_the_finding_about_its_cause() -> None:
+    codes = ("guard_kl", "guard_no_signal", "guard_truncation", "guard_entropy")
+    guards = [GuardWarning(code, "It is so. Do that.", 40) for code in codes]
+    rows = evaluated(metrics(reward=0.4), (-0.3, -0.1), (-0.3, -0.1))
+    found = diagnose(run(rows, evaluation=BASELINE, guards=guards)).findings
+    assert [finding.code for finding in found] == ["reward_fell"]
+
+
 def test_a_guard_that_saw_what_a_finding_judges_is_not_repeated() -> None:
     guards = [
         GuardWarning("guard_reward_plateau", "It stays.", 40),

@@ -70,7 +70,7 @@ export class Diagnosis {
     return [
       one.evidence.length > 0 && el("ul", { class: "small" }, one.evidence.map((line) => el("li", { class: "text" }, inWords(line)))),
       one.advice && el("p", {}, inWords(one.advice)),
-      one.field && el("p", { class: "small" }, el("span", { title: one.field }, settingLabel(one.field)), change(one)),
+      isSet(one.suggested) && el("p", { class: "small" }, el("span", { title: one.field }, settingLabel(one.field)), change(one)),
       el("div", { class: "row" },
         can.write && one.patch && button(one.field ? "Run again with this change" : "Run again", (event) => this.clone(one, event.target), { kind: "small" }),
         this.form(one),
@@ -101,8 +101,8 @@ export class Diagnosis {
   }
 }
 
-const change = ({ current, suggested }) =>
-  suggested === null || suggested === undefined ? null : ` ${settingValue(current)} → ${settingValue(suggested)}`;
+const isSet = (value) => value !== null && value !== undefined;
+const change = ({ current, suggested }) => ` ${settingValue(current)} → ${settingValue(suggested)}`;
 
 // "held-out 0.862 · training 0.79 at step 40", "entropy, steps 1–20: 0.125"
 const comparedIn = ({ compared = [] }) => compared.map(({ label, value, step }, at) => {

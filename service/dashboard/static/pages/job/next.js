@@ -7,11 +7,12 @@ import { downloadButton } from "../../download_button.js";
 import { downloads } from "./downloads.js";
 import { hasInterval } from "./strip.js";
 
+const BETTER = "Better on held-out rows.";
 const WORSE = "Worse on held-out rows than before training.";
 
 // findings: {count, main}: the number of those that are not errors, and the cause that puts the result in doubt, if one does.
 export function nextStep(job, { count = 0, main } = {}, signal) {
-  const [text, ...links] = adviceFor(job, count, linksOf(job, count, signal));
+  const [text, ...links] = adviceFor(job, Boolean(main), linksOf(job, count, signal));
   return el("p", { class: `next ${toneOf(job, main)}` }, el("strong", {}, headline(job, text, main)), links.filter(Boolean));
 }
 
@@ -54,21 +55,21 @@ function showFindings(event) {
   first.querySelector("summary").focus({ preventScroll: true });
 }
 
-function adviceFor(job, findings, { checkpoints, download, rollouts, edit, reinforce, findings: why, try: talk }) {
+function adviceFor(job, isDoubted, { checkpoints, download, rollouts, edit, reinforce, findings: why, try: talk }) {
   switch (job.status) {
     case "failed": return ["Fix the cause below, then run again.", edit];
     case "cancelled": return [`Cancelled at step ${number(job.progress.step, 7)}. Saved checkpoints stay available.`, checkpoints, edit];
     case "paused": return [`Paused at step ${number(job.progress.step, 7)}. Resume continues from the last checkpoint.`, why, checkpoints];
-    case "succeeded": return finished(job, { checkpoints, download, rollouts, edit, reinforce, why, talk });
+    case "succeeded": return finished(job, isDoubted, { checkpoints, download, rollouts, edit, reinforce, why, talk });
     default: return running(job, why, rollouts);
   }
 }
 
-function finished(job, { checkpoints, download, rollouts, edit, reinforce, why, talk }) {
+function finished(job, isDoubted, { checkpoints, download, rollouts, edit, reinforce, why, talk }) {
   const loss = lossOf(job);
   if (loss) return loss.fell ? [`${loss.text} GRPO can start from this model.`, why, reinforce, talk, download] : [loss.text, why, edit, checkpoints];
   switch (verdictOf(job)) {
-    case "better": return ["Better on held-out rows. Try the model, or download it.", talk, download, why, rollouts];
+    case "better": return isDoubted ? [BETTER, why, rollouts, edit, talk, download] : [`${BETTER} Try the model, or download it.`, talk, download, why, rollouts];
     case "worse": return [`${WORSE} Lower the learning rate, or use a checkpoint from before the fall.`, why, edit, checkpoints];
     case "same": return [`No significant change on held-out rows.${why ? "" : " Train longer, or with more held-out rows."}`, why, edit, rollouts];
     default: return [`Finished. Without held-out rows, ${why ? "read the findings and " : ""}try the model beside the one it was trained from.`, why, talk, download];

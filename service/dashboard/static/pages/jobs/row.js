@@ -25,16 +25,17 @@ export function jobRow(job, { signal, chosen, narrow, tagged, edit, names }) {
   if (can.write) action.append(change);
   let drawn = null;
   let named = null;
-  let doubt; // undefined until the diagnosis is read, then null if there is none
+  let findings = null; // until the diagnosis is read
   const judge = () => {
-    status.replaceChildren(statusBadge(row.job), ...notices(row.job, doubt));
-    heldOut.replaceChildren(changeCell(row.job, doubt === null), ...markOf(doubt));
+    const doubt = findings && doubtIn(findings);
+    status.replaceChildren(statusBadge(row.job), ...notices(row.job, doubt ?? findings?.[0]));
+    heldOut.replaceChildren(changeCell(row.job, findings !== null && !doubt), ...markOf(doubt));
   };
   let isRead = false;
-  const readDoubt = async () => {
-    if (isRead) return; // it reads all metrics
+  const readFindings = async () => {
+    if (isRead) return; // the service reads all metrics for them
     isRead = true;
-    doubt = await doubtOf(row.job, signal);
+    findings = (await get(jobPath(row.job.id, "/diagnosis"), { signal }).catch(() => null))?.findings ?? null;
     judge();
   };
   row.update = (next) => {
@@ -47,7 +48,7 @@ export function jobRow(job, { signal, chosen, narrow, tagged, edit, names }) {
       change.setAttribute("aria-label", `Edit ${jobName(next)}`);
     }
     judge();
-    if (next.status === "succeeded" && (next.attention || changeOf(next)?.tone === "good")) readDoubt();
+    if (next.status === "succeeded" && (next.attention || changeOf(next)?.tone === "good")) readFindings();
     progress.replaceChildren(progressBar(next), el("div", { class: "small faint steps" }, steps(next)));
     created.replaceChildren(ago(next.created_at));
     if (drawn === next.progress.step) return;
@@ -56,12 +57,6 @@ export function jobRow(job, { signal, chosen, narrow, tagged, edit, names }) {
   };
   row.update(job);
   return row;
-}
-
-// The finding that puts the job's result in doubt, or null; undefined if the service does not answer.
-async function doubtOf(job, signal) {
-  const diagnosis = await get(jobPath(job.id, "/diagnosis"), { signal }).catch(() => null);
-  return diagnosis ? doubtIn(diagnosis.findings) ?? null : undefined;
 }
 
 // Why a rise may be no success.
@@ -83,10 +78,10 @@ function nameOf(job, { narrow, tagged, names }) {
   ];
 }
 
-// What happens now, or why the result needs a look: the finding that explains it, before a guard's warning.
-function notices(job, doubt) {
+// What happens now, or why the result needs a look: the finding that explains it rather than a guard's warning.
+function notices(job, finding) {
   const words = doing(job);
-  const why = job.attention && (doubt?.cause ?? job.attention);
+  const why = job.attention && (finding?.cause ?? job.attention);
   return [
     words && el("div", { class: "small faint cut doing", title: words }, words),
     why && el("div", { class: "small attention", title: why }, inWords(why)),

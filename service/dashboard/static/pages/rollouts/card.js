@@ -33,7 +33,13 @@ function facts(one) {
     environment && `environment ${environment}, seed ${seed}`].filter(Boolean);
 }
 
-const text = (content) => (content ? longText(content) : el("p", { class: "faint" }, "empty completion"));
+const text = (content) => (content ? [longText(content), padding(content)] : el("p", { class: "faint" }, "empty completion"));
+
+// Blanks at the end of a text, which nobody sees but a grader may count.
+function padding(content) {
+  const blanks = content.length - content.trimEnd().length;
+  return blanks > 1 && el("p", { class: "small faint" }, `ends with ${number(blanks)} blanks`);
+}
 
 // The score of each part of the grader, or its error; a failed session is shown with its turns.
 function parts(one, after) {
