@@ -8,9 +8,9 @@ from typing import Any
 
 from service.jobs.diagnosis.changes import lower_learning_rate
 from service.jobs.diagnosis.findings import Change, DiagnosisFinding, finding
-from service.jobs.diagnosis.held_out import reward_fell
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.signal import without_signal
+from service.jobs.diagnosis.stability import reward_fell
 from service.jobs.results.manifest import settings_in
 
 SHOWN_LINES = 8

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
-from service.jobs.diagnosis.changes import lower_learning_rate
 from service.jobs.diagnosis.findings import Change, Compared, DiagnosisFinding, finding, number, rounded
 from service.jobs.diagnosis.run import Run
-from service.jobs.diagnosis.training import NUM_ERRORS, SMALL_EFFECT, Gain, gain_at, rise, training_fall
+from service.jobs.diagnosis.training import NUM_ERRORS, SMALL_EFFECT, Gain, gain_at, rise
 from service.jobs.diagnosis.windows import BLOCK_STEPS, error_between, settled
 from service.jobs.results.manifest import settings_in
 
@@ -192,25 +191,6 @@ def _stop_earlier(run: Run) -> Change:
 def held_out_fall(run: Run) -> list[Evaluation]:
     """The evaluations up to the one that confirms a fall from the best one, over however few rows."""
     return _last_confirmed(run, evaluations(run), lambda known: known[-1].falls_from(best_of(known)))
-
-
-def reward_fell(run: Run) -> DiagnosisFinding | None:
-    """The training reward or the held-out reward has fallen from its best."""
-    training, known = training_fall(run), held_out_fall(run)
-    known = known if known and known[-1].rows >= MIN_ROWS else []
-    if not training and not known:
-        return None
-    if training:
-        which, (best, late) = "training", training
-        compared, evidence = [best.compared, late.compared], [str(best), str(late)]
-        ends = [f"{number(one.mean)} ({one.place})" for one in training]
-    else:
-        which, compared = "held-out", [best_of(known).compared, known[-1].compared]
-        evidence = evidence_of([best_of(known), known[-1]])
-        ends = [f"{number(one.reward)} (step {one.step})" for one in (best_of(known), known[-1])]
-    cause = f"The {which} reward fell from {ends[0]} to {ends[1]}: the policy became worse."
-    advice = "Lower the learning rate. A checkpoint that is marked as best has the best held-out reward."
-    return finding("reward_fell", cause, evidence, advice, lower_learning_rate(run), compared=compared)
 
 
 def more_rows(run: Run) -> DiagnosisFinding | None:

@@ -7,8 +7,9 @@ from grpo_engine.config.guards import DEFAULT_THRESHOLDS
 from service.jobs.diagnosis.changes import READ_CUT_TEXT, more_tokens
 from service.jobs.diagnosis.failures import error_lines, slow_or_wrong_grader
 from service.jobs.diagnosis.findings import Change, Compared, DiagnosisFinding, finding, number
-from service.jobs.diagnosis.held_out import MIN_ROWS, evaluations, is_good, reward_fell
+from service.jobs.diagnosis.held_out import MIN_ROWS, evaluations, is_good
 from service.jobs.diagnosis.run import Run
+from service.jobs.diagnosis.stability import reward_fell
 from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, Span, above
 
 FAILED_SESSIONS = 0.1

@@ -25,7 +25,7 @@ MAIN: tuple[Rule, ...] = (
     rewards.paid_for_length,
     held_out.not_held_out,
     stability.broken,
-    held_out.reward_fell,
+    stability.reward_fell,
     signal.solved_before,
     signal.collapsed,
     stability.too_fast,

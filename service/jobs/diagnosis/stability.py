@@ -7,6 +7,7 @@ have many. Boundary: pure rules over a run. A threshold that a guard also has is
 from grpo_engine.config.guards import DEFAULT_THRESHOLDS, START_STEPS
 from service.jobs.diagnosis.changes import HIGHEST_RATE, closer_to_reference, lower_learning_rate
 from service.jobs.diagnosis.findings import Compared, DiagnosisFinding, finding, number
+from service.jobs.diagnosis.held_out import MIN_ROWS, best_of, evidence_of, held_out_fall
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.training import training_fall
 from service.jobs.diagnosis.windows import BLOCK_STEPS, Points, above
@@ -15,6 +16,25 @@ MAX_CLIPPED = 0.3
 """Share of tokens outside the clip range. A few percent is usual; these tokens get no gradient."""
 LOST = 0.1
 """A policy is broken if less than this share of its best reward is left."""
+
+
+def reward_fell(run: Run) -> DiagnosisFinding | None:
+    """The training reward or the held-out reward has fallen from its best."""
+    training, known = training_fall(run), held_out_fall(run)
+    known = known if known and known[-1].rows >= MIN_ROWS else []
+    if not training and not known:
+        return None
+    if training:
+        which, (best, late) = "training", training
+        compared, evidence = [best.compared, late.compared], [str(best), str(late)]
+        ends = [f"{number(one.mean)} ({one.place})" for one in training]
+    else:
+        which, compared = "held-out", [best_of(known).compared, known[-1].compared]
+        evidence = evidence_of([best_of(known), known[-1]])
+        ends = [f"{number(one.reward)} (step {one.step})" for one in (best_of(known), known[-1])]
+    cause = f"The {which} reward fell from {ends[0]} to {ends[1]}: the policy became worse."
+    advice = "Lower the learning rate. A checkpoint that is marked as best has the best held-out reward."
+    return finding("reward_fell", cause, evidence, advice, lower_learning_rate(run), compared=compared)
 
 
 def broken(run: Run) -> DiagnosisFinding | None:
