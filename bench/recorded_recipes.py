@@ -50,7 +50,7 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "easy": ("warning already_solved", "The model already solved this before training"),
     "hard": ("warning few_signals", "Every completion in the newest "),
     "cut": ("warning truncation", "Many completions are cut"),
-    "unstable": ("warning reward_fell", "The training reward fell from "),
+    "unstable": ("warning reward_fell", "The held-out reward fell from "),
     "length": ("warning length_hacking", "The reward grows with length"),
     "broken": ("warning learning_rate_too_high", "The learning rate is too high: the reward rose to "),
     "longer": ("info longer_completions", RISES),

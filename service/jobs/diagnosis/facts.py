@@ -1,6 +1,7 @@
 """Reads the facts about a run from the database."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,10 @@ from service.platform.tables.core import File, JobEvent, Rollout
 
 MAX_GROUPS = 200
 """Only the newest groups are read: enough to compute shares, in bounded time."""
+MAX_ANSWERS = 50
+"""Of an evaluation: enough to find one that nearly all rows get."""
+QUOTED = 40
+"""Characters of a quoted answer or question."""
 FULL_REWARD = 1.0
 """The reward that the engine counts as passed."""
 GUARD = "guard_"
@@ -36,6 +41,7 @@ def _read(session: Session, tenant: str, job_id: str) -> Run:
     state = JobState(job.state)
     newest = select(Rollout.step, Rollout.data).where(Rollout.job_id == job_id, Rollout.split == "train")
     newest = newest.order_by(Rollout.step.desc(), Rollout.position).limit(MAX_GROUPS)
+    groups = [(step, data) for step, data in session.execute(newest)]
     return Run(
         job_id=job_id,
         state=state,
@@ -44,11 +50,38 @@ def _read(session: Session, tenant: str, job_id: str) -> Run:
         total_steps=job.total_steps,
         num_rows=session.scalar(select(File.num_rows).where(File.id == job.training_file)),
         metrics=metrics.metric_rows(session, tenant, job_id),
-        groups=counted([(step, data["completions"]) for step, data in session.execute(newest)]),
+        groups=counted([(step, data["completions"]) for step, data in groups]),
         evaluation=job.evaluation,
         failure=job.failure if state is JobState.FAILED else None,
         guards=guard_warnings(session, job_id),
+        frequent_answer=_frequent_answer(session, job_id),
+        unrewarded=next((_example(data) for _, data in groups if _is_unrewarded(data)), ""),
     )
+
+
+def _frequent_answer(session: Session, job_id: str) -> str:
+    held_out = select(Rollout.data).where(Rollout.job_id == job_id, Rollout.split == "validation")
+    newest = held_out.order_by(Rollout.step.desc(), Rollout.position).limit(MAX_ANSWERS)
+    texts = Counter(one["text"] for data in session.scalars(newest) for one in data["completions"])
+    return _quoted(texts.most_common(1)[0][0]) if texts else ""
+
+
+def _is_unrewarded(group: Mapping[str, Any]) -> bool:
+    rewards = _rewards(group["completions"])
+    return bool(rewards) and max(rewards) <= 0
+
+
+def _example(group: Mapping[str, Any]) -> str:
+    """Its first answer, and the last message of its prompt."""
+    messages, prompt = group.get("messages"), group["prompt"]
+    asked = prompt[messages[-1]["start"] : messages[-1]["end"]] if messages else prompt
+    return f"{_quoted(group['completions'][0]['text'])} for {_quoted(asked)}"
+
+
+def _quoted(text: str) -> str:
+    """On one line, cut if it is long."""
+    line = " ".join(text.split())
+    return f'"{line if len(line) <= QUOTED else line[:QUOTED] + "…"}"'
 
 
 def guard_warnings(session: Session, job_id: str) -> list[GuardWarning]:

@@ -9,9 +9,12 @@ from service.jobs.diagnosis.findings import DiagnosisFinding, finding
 from service.jobs.diagnosis.run import GuardWarning, Run
 
 BROKEN = frozenset({"reward_fell", "learning_rate_too_high"})
+SILENT = frozenset(
+    {"few_signals", "entropy_collapse", "no_signal", "already_solved", "not_held_out", "truncation"}
+)
 JUDGED: dict[str, frozenset[str]] = {
     "guard_kl": BROKEN | {"kl_explosion"},
-    "guard_no_signal": BROKEN | {"few_signals", "entropy_collapse", "no_signal", "already_solved"},
+    "guard_no_signal": BROKEN | SILENT,
     "guard_entropy": BROKEN | {"entropy_collapse"},
     "guard_truncation": BROKEN | {"truncation", "length_hacking"},
     "guard_grader_errors": frozenset({"grader_errors"}),
@@ -47,7 +50,7 @@ def _finding(run: Run, code: str, warnings: Sequence[GuardWarning]) -> Diagnosis
     if held := _held(run, code, warnings[-1].step):
         first, last = held
         when = f"since step {first}" if last == run.last_step else f"in steps {first} to {last}"
-        cause = WHEN.sub(when, cause)
+        cause = WHEN.sub(f"at step {warnings[-1].step}, and past the limit {when}", cause)
     found = finding(code, cause, [], "".join(advice), {}, "info")
     counts = {"count": len(warnings), "first_step": warnings[0].step, "last_step": warnings[-1].step}
     return found.model_copy(update=counts)

@@ -114,19 +114,27 @@ def not_held_out(run: Run) -> DiagnosisFinding | None:
     if gain is None:
         return None
     last, best = known[-1], best_of(known)
-    start = f"fell from {number(best.reward)}" if last.falls_from(best) else f"was {number(known[0].reward)}"
+    was = (
+        f"was {number(known[0].reward)} and is {number(last.reward)} (95% CI of the change {interval(last)})"
+    )
+    fell = f"fell from {number(best.reward)} (step {best.step}) to {number(last.reward)} (step {last.step})"
     cause = (
         f"The training reward rose from {number(gain.early.mean)} to {number(gain.late.mean)}, "
-        f"but the held-out reward {start} and is {number(last.reward)}: {_reason(run)}."
+        f"but the held-out reward {fell if last.falls_from(best) else was}: {_reason(run)}."
     )
     evidence = [*gain.evidence, *evidence_of([best, last]), decoding(run)]
     compared = [gain.late.compared, last.compared]
     if _has_own_grader(run):
-        advice = "Read the best rollouts for what the grader accepts and the eval_grader does not."
+        advice = (
+            "Read the best rollouts for what the grader accepts and the eval_grader does not."
+            f"{best_checkpoint(run)}"
+        )
         change: Change = {"field": f"method.{run.kind}.grader"}
-    else:
-        advice = "Train on more different rows, or stop earlier; use the checkpoint marked as best."
+    elif best.low > 0:  # training helped at first
+        advice = f"Train on more different rows, or stop earlier.{best_checkpoint(run)}"
         change = _stop_earlier(run)
+    else:
+        advice, change = "Train on more different rows.", {"field": "training_file"}
     return finding("not_held_out", cause, evidence, advice, change, compared=compared)
 
 
@@ -179,7 +187,14 @@ def _scale(run: Run, first: Evaluation) -> float:
 def _reason(run: Run) -> str:
     if _has_own_grader(run):
         return "what the grader pays for is not what the eval_grader measures"
-    return "the model memorises the training rows"
+    return f"the model memorises the {f'{run.num_rows} ' if run.num_rows else ''}training rows"
+
+
+def best_checkpoint(run: Run) -> str:
+    """Which checkpoint had the best held-out reward, as a sentence; empty for the start and the newest."""
+    step = (run.evaluation.get("best") or {}).get("step") or 0
+    last = (run.evaluation.get("last") or {}).get("step")
+    return f" The checkpoint of step {step} has the best held-out reward." if 0 < step != last else ""
 
 
 def _stop_earlier(run: Run) -> Change:

@@ -7,7 +7,7 @@ from grpo_engine.config.guards import DEFAULT_THRESHOLDS
 from service.jobs.diagnosis.changes import READ_CUT_TEXT, more_tokens
 from service.jobs.diagnosis.failures import error_lines, slow_or_wrong_grader
 from service.jobs.diagnosis.findings import Change, Compared, DiagnosisFinding, finding, number
-from service.jobs.diagnosis.held_out import MIN_ROWS, evaluations, is_good
+from service.jobs.diagnosis.held_out import MIN_ROWS, evaluations, is_good, not_held_out
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.stability import reward_fell
 from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, Span, above
@@ -49,8 +49,9 @@ def same_answer(run: Run) -> DiagnosisFinding | None:
     last, (step, share) = known[-1], shares[-1]
     if share < SAME_ANSWER or last.reward >= SAME_ANSWER:
         return None
-    cause = f"The model gives {share:.0%} of the held-out rows the same answer"
-    if last.reward > 0:
+    answer = f"the same answer, {run.frequent_answer}" if run.frequent_answer else "the same answer"
+    cause = f"The model gives {share:.0%} of the held-out rows {answer}"
+    if last.reward > known[0].reward:
         cause += f", so its held-out reward of {number(last.reward)} does not show that it can do the task"
     cause += "."
     advice = (
@@ -58,7 +59,9 @@ def same_answer(run: Run) -> DiagnosisFinding | None:
         "different; if the model cannot do the task yet, train supervised on right answers first."
     )
     change: Change = {"field": "training_file"}
-    if reward_fell(run):  # the updates broke the policy, which says the same to everything
+    if not_held_out(run):
+        advice, change = "Read the held-out rollouts: they show what the grader pays for.", {}
+    elif reward_fell(run):  # the updates broke the policy, which says the same to everything
         advice = "Read the held-out rollouts, then lower the learning rate as the other finding suggests."
         change = {}
     compared = [
@@ -97,9 +100,11 @@ def cut(run: Run) -> DiagnosisFinding | None:
     share = run.above("completions/clipped_ratio", limit)
     if share is None:
         return None
-    cause = "Many completions are cut at max_completion_tokens: an answer after the cut is lost."
+    where = f"at max_completion_tokens ({share.mean:.0%} in {share.place})"
+    cause = f"Many completions are cut {where}: an answer after the cut is lost."
     advice = "Allow more tokens, or leave cut completions out of the loss (mask_truncated_completions)."
     if max((reward for _, reward in run.series("reward")), default=0.0) <= 0:
+        cause += " No completion got a reward, so nothing was learned."
         advice = READ_CUT_TEXT
     compared = [share.compared, Compared(label="limit", value=limit)]
     evidence = [f"{share} (limit {limit:g})"]
@@ -123,7 +128,7 @@ def paid_for_length(run: Run) -> DiagnosisFinding | None:
     before, after = (number(each.mean) if each else "?" for each in rewards)
     cause = (
         f"The reward grows with length: completions grew from {number(first.mean)} to {number(late.mean)} "
-        f"tokens, the reward from {before} to {after} (correlation {number(paid.mean)})."
+        f"tokens, the reward from {before} to {after} (correlation {number(paid.mean)} in {paid.place})."
     )
     advice = (
         "Read the longest rollouts, then take length out of the grader. An eval_grader that ignores length "

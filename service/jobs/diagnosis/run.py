@@ -71,6 +71,10 @@ class Run:
     failure: Mapping[str, Any] | None = None
     guards: Sequence[GuardWarning] = ()
     """In order of steps."""
+    frequent_answer: str = ""
+    """The most frequent answer to the newest evaluation's stored rows, quoted; empty without any."""
+    unrewarded: str = ""
+    """An answer of the newest group in which none got a reward: `"39" for "35+4="`; empty without any."""
 
     @property
     def kind(self) -> str:

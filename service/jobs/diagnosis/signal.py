@@ -133,37 +133,34 @@ def without_signal(run: Run) -> Reason:
         return _too_hard(run, evidence)
     if groups.num_right > MAJORITY * groups.num_flat:
         cause = "Already solved: in almost every group all completions are right. Nothing is left to learn."
-        advice = "Use harder rows, or stop here."
-        if groups.num_right == groups.num:
-            return Reason(cause, advice, {"field": "training_file"}, evidence)
-        advice += " Dynamic sampling finds the rows that still give signal."
-    else:
-        cause = ""
-        advice = "Replace groups without signal with new prompts, or use a grader with finer scores."
-    if run.settings.get("dynamic_sampling", ROUNDS) >= ROUNDS:
-        return Reason(cause, advice, {"field": "training_file"}, evidence)
-    return Reason(cause, advice, run.setting("dynamic_sampling", ROUNDS), evidence)
+        return Reason(cause, "Use harder rows, or stop here.", {"field": "training_file"}, evidence)
+    advice = "Replace groups without signal with new prompts, or use a grader with finer scores."
+    change: Change = {"field": "training_file"}
+    if run.settings.get("dynamic_sampling", ROUNDS) < ROUNDS:
+        change = run.setting("dynamic_sampling", ROUNDS)
+    return Reason("", advice, change, evidence)
 
 
 def _too_hard(run: Run, evidence: list[str]) -> Reason:
     cut = run.above("completions/clipped_ratio", DEFAULT_THRESHOLDS["truncation"])
     if cut:
-        cause = "In almost every group all completions are wrong, and most completions are cut."
+        cause = "In almost every group no completion gets a reward, and most completions are cut."
         return Reason(cause, READ_CUT_TEXT, more_tokens(run), [*evidence, str(cut)])
     if is_good(run):
-        wrong = f"In {run.groups.num_wrong} of {run.groups.num} groups all completions are wrong"
+        wrong = f"In {run.groups.num_wrong} of {run.groups.num} groups no completion gets a reward"
         cause = f"{wrong}; such groups give no signal."
         advice = "More completions per prompt find rare correct ones; easier prompts give more signal."
         return Reason(cause, advice, _larger_group(run), evidence)
     why = "the model cannot do this task yet, or the grader rejects right answers"
+    why += f" (for example {run.unrewarded})" if run.unrewarded else ""
     advice = (
         "Test the grader on a right answer. If that earns a reward, start with supervised fine-tuning, use "
         "easier prompts, or reward partial progress."
     )
     if run.groups.num_wrong == run.groups.num:  # larger groups would not find a right one
-        cause = f"Every completion in the newest {run.groups.num} groups is wrong: {why}."
+        cause = f"Every completion in the newest {run.groups.num} groups is without reward: {why}."
         return Reason(cause, advice, {"field": f"method.{run.kind}.grader"}, evidence)
-    cause = f"In almost every group all completions are wrong: {why}."
+    cause = f"In almost every group no completion gets a reward: {why}."
     advice += " More completions per prompt find rare correct ones."
     return Reason(cause, advice, _larger_group(run), evidence)
 

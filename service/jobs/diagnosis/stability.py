@@ -7,7 +7,7 @@ have many. Boundary: pure rules over a run. A threshold that a guard also has is
 from grpo_engine.config.guards import DEFAULT_THRESHOLDS, START_STEPS
 from service.jobs.diagnosis.changes import HIGHEST_RATE, closer_to_reference, lower_learning_rate
 from service.jobs.diagnosis.findings import Compared, DiagnosisFinding, finding, number
-from service.jobs.diagnosis.held_out import MIN_ROWS, best_of, evidence_of, held_out_fall
+from service.jobs.diagnosis.held_out import MIN_ROWS, best_checkpoint, best_of, evidence_of, held_out_fall
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.training import training_fall
 from service.jobs.diagnosis.windows import BLOCK_STEPS, Points, above
@@ -19,21 +19,23 @@ LOST = 0.1
 
 
 def reward_fell(run: Run) -> DiagnosisFinding | None:
-    """The training reward or the held-out reward has fallen from its best."""
+    """The held-out reward or, without enough held-out rows, the training reward has fallen from its best."""
     training, known = training_fall(run), held_out_fall(run)
-    known = known if known and known[-1].rows >= MIN_ROWS else []
-    if not training and not known:
-        return None
-    if training:
-        which, (best, late) = "training", training
-        compared, evidence = [best.compared, late.compared], [str(best), str(late)]
+    if known and known[-1].rows >= MIN_ROWS:
+        which, best, last = "held-out", best_of(known), known[-1]
+        compared, evidence = [best.compared, last.compared], evidence_of([best, last])
+        ends = [f"{number(one.reward)} (step {one.step})" for one in (best, last)]
+    elif training:
+        which, compared = "training", [one.compared for one in training]
+        evidence = [str(one) for one in training]
         ends = [f"{number(one.mean)} ({one.place})" for one in training]
     else:
-        which, compared = "held-out", [best_of(known).compared, known[-1].compared]
-        evidence = evidence_of([best_of(known), known[-1]])
-        ends = [f"{number(one.reward)} (step {one.step})" for one in (best_of(known), known[-1])]
-    cause = f"The {which} reward fell from {ends[0]} to {ends[1]}: the policy became worse."
-    advice = "Lower the learning rate. A checkpoint that is marked as best has the best held-out reward."
+        return None
+    before, after = (one.value for one in compared)
+    sign = (_exploded(run, 1) or _certain(run, 1)) if after <= LOST * before else None
+    why = f"the updates broke the policy ({sign})" if sign else "the policy became worse"
+    cause = f"The {which} reward fell from {ends[0]} to {ends[1]}: {why}."
+    advice = f"Lower the learning rate.{best_checkpoint(run)}"
     return finding("reward_fell", cause, evidence, advice, lower_learning_rate(run), compared=compared)
 
 
@@ -51,7 +53,7 @@ def broken(run: Run) -> DiagnosisFinding | None:
         f"{number(late.mean)}, because the updates broke the policy ({sign})."
     )
     evidence = [str(best), str(late), sign]
-    advice = "Lower the learning rate. The checkpoint marked as best is from before the fall."
+    advice = f"Lower the learning rate.{best_checkpoint(run)}"
     compared = [best.compared, late.compared]
     change = lower_learning_rate(run)
     return finding("learning_rate_too_high", cause, evidence, advice, change, compared=compared)

@@ -138,7 +138,7 @@ POOR: dict[str, tuple[Run, str, Any]] = {
             metrics(reward=rising(0.6, 1.0), frac_reward_zero_std=0.97), group(1, 1), group(1, 1), group(0, 1)
         ),
         "few_signals",
-        {"dynamic_sampling": 3},
+        None,
     ),
     "the held-out rows were solved before training": (
         run(evaluated(metrics(reward=0.97), (-0.01, 0.01), (-0.01, 0.01), start=0.98), evaluation=SOLVED),
@@ -160,7 +160,7 @@ POOR: dict[str, tuple[Run, str, Any]] = {
     "held-out rows gain nothing": (
         run(evaluated(metrics(), (-0.05, 0.03), (-0.04, 0.04)), evaluation=BASELINE),
         "not_held_out",
-        {"early_stopping": {"patience": 3, "min_improvement": 0.0}},
+        None,
     ),
     "held-out rows lose what they had gained": (
         run(evaluated(metrics(), (0.3, 0.4), (0.0, 0.1), (0.0, 0.1)), evaluation=BASELINE),

@@ -217,7 +217,26 @@ def test_a_guard_s_finding_says_how_long_its_observation_held(last: int, when: s
     rows = metrics(**{name: lambda share: 0.2 if 7 <= round(60 * share) <= last else 0.0})
     guards = [GuardWarning("guard_sampler_difference", f"{message}, up to step 11. Raise it.", 11)]
     (finding,) = diagnose(run(rows, guards=guards)).findings
-    assert finding.cause == f"They differ (limit 0.1) {when}."
+    assert finding.cause == f"They differ (limit 0.1) at step 11, and past the limit {when}."
+
+
+def test_a_policy_that_updates_broke_is_called_so_with_its_distance() -> None:
+    rows = evaluated(metrics(reward=0.4), (-0.29, -0.2), (-0.29, -0.2))
+    for row in rows:
+        row |= {"eval/reward": 0.01} if "eval/reward" in row else {}
+        row |= {"kl": 2.0 if row["step"] >= 20 else 0.0, "completions/mean_length": 10.0}
+    finding = the(run(rows, evaluation=BASELINE), "reward_fell")
+    assert finding.cause.endswith(
+        "to 0.01 (step 60): the updates broke the policy (step 60: 20 nats per completion away from the "
+        "reference, limit 10)."
+    )
+
+
+def test_cut_completions_that_never_earn_a_reward_say_that_nothing_was_learned() -> None:
+    rows = [row | {"reward": 0.0} for row in metrics(**{"completions/clipped_ratio": 1.0})]
+    cause = the(run(rows), "truncation").cause
+    assert cause.startswith("Many completions are cut at max_completion_tokens (100% in steps 41–60)")
+    assert cause.endswith("No completion got a reward, so nothing was learned.")
 
 
 def test_what_guards_saw_of_a_broken_policy_is_left_to_the_finding_about_its_cause() -> None:

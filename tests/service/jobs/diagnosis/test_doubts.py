@@ -7,7 +7,7 @@ import pytest
 from service.jobs.diagnosis.rules import diagnose
 from service.jobs.diagnosis.run import Run
 from service.jobs.model.states import JobState
-from tests.service.job_samples import expanded
+from tests.service.job_samples import GRADER, expanded
 from tests.service.jobs.diagnosis.runs import (
     BASELINE,
     SOLVED,
@@ -62,6 +62,20 @@ def test_a_fallen_reward_names_the_learning_rate_also_beside_the_same_answer() -
     assert (first.code, changed(first)) == ("reward_fell", {"learning_rate": 3.3e-06})
     assert (second.code, second.patch) == ("same_answer", None)
     assert "lower the learning rate" in second.advice
+
+
+def test_one_answer_that_a_way_round_the_grader_pays_for_is_named_and_no_matter_of_the_learning_rate() -> (
+    None
+):
+    rows = evaluated(metrics(), (0.3, 0.4), (-0.2, -0.1), (-0.2, -0.1))
+    rows[-1]["eval/most_frequent_answer"] = 0.96
+    method = expanded()
+    method["reinforcement"]["eval_grader"] = GRADER
+    found = diagnose(run(rows, evaluation=BASELINE, method=method, frequent_answer='"?"')).findings
+    first, second = found[:2]
+    assert (first.code, second.code, second.patch) == ("not_held_out", "same_answer", None)
+    assert second.cause == 'The model gives 96% of the held-out rows the same answer, "?".'
+    assert "learning rate" not in first.advice + second.advice
 
 
 @pytest.mark.parametrize(("share", "reward"), [(0.89, 0.45), (1.0, 0.95)])
@@ -153,7 +167,7 @@ def test_groups_without_signal_do_not_say_that_an_improved_model_cannot_do_its_t
     groups = [group(0.0, 0.0)] * 7 + [group(0.0, 1.0)] * 3
     (finding,) = diagnose(run(rows, *groups, evaluation=BASELINE)).findings
     assert (finding.code, finding.severity) == ("few_signals", "info")
-    assert finding.cause == "In 7 of 10 groups all completions are wrong; such groups give no signal."
+    assert finding.cause == "In 7 of 10 groups no completion gets a reward; such groups give no signal."
 
 
 def test_the_last_steps_of_a_short_run_are_compared_without_its_first() -> None:
@@ -265,7 +279,7 @@ def test_length_is_paid_for_although_completions_soon_have_their_limit() -> None
     )
     assert finding.cause == (
         "The reward grows with length: completions grew from 30 to 90 tokens, "
-        "the reward from 0.215 to 0.701 (correlation 0.9)."
+        "the reward from 0.215 to 0.701 (correlation 0.9 in steps 1–10)."
     )
 
 

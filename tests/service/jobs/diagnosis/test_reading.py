@@ -42,8 +42,8 @@ def test_a_failed_job_is_diagnosed_and_cloned_with_a_fix(
     assert first["code"] == "no_signal"
     assert (
         first["cause"]
-        == "In almost every group all completions are wrong: the model cannot do this task yet, or the "
-        "grader rejects right answers."
+        == "In almost every group no completion gets a reward: the model cannot do this task yet, or the "
+        'grader rejects right answers (for example "5" for "p").'
     )
     assert first["evidence"][1] == (
         "steps 59–60: of 2 stored groups 1 had no signal (1 all wrong, 0 all right, 0 between)"
