@@ -144,6 +144,7 @@ class LearningEngine(fake_engine.FakeEngine):
             rows=8,
         )
         metrics = {"reward": reward, "reward_std": 0.3, "num_rows": 8.0}
+        metrics |= {f"rewards/{part}/mean": reward for part in PARTS}
         is_final = self.step == self.total_steps
         self._emit(Evaluated(step=self.step, metrics=metrics, verdict=verdict, is_final=is_final))
 

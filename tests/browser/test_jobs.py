@@ -155,12 +155,12 @@ def test_a_guard_s_warning_gives_way_to_the_finding_that_explains_the_run(
     page.route(f"**{path}", lambda route: route.fulfill(json={"findings": [doubt]}))
     page.goto("/#/jobs")
     status = row(page, "first-try").locator(".status")
-    expect(status.locator(".attention")).to_have_text("The model memorises the rows.")
+    expect(status.locator(".why")).to_have_text("The model memorises the rows.")
     page.unroute(f"**{path}")
     harmless = {"code": "few_signals", "severity": "info", "cause": "Already solved."}
     page.route(f"**{path}", lambda route: route.fulfill(json={"findings": [harmless]}))
     page.reload()
-    expect(status.locator(".attention")).to_have_text("Already solved.")
+    expect(status.locator(".why")).to_have_text("Already solved.")
 
 
 def test_the_held_out_change_of_a_supervised_job_is_that_of_its_loss(

@@ -50,9 +50,11 @@ function band(means, deviations, count) {
 }
 
 // One part alone is the reward, drawn already.
-function parts(rows, names) {
+function parts(rows, names, evaluated) {
   const found = lines(/^rewards\/.+\/mean$/, middle)(rows, names);
-  return found.length > 1 ? found : [];
+  const held = matching(names, /^eval\/rewards\/.+\/mean$/).map((name) => name.slice("eval/".length)).flatMap((name) =>
+    heldOut(rows, names, name, evaluated).map((line) => ({ ...line, name: `${middle(name)}, held-out`, color: undefined })));
+  return found.length > 1 ? [...found, ...held] : [];
 }
 
 // Completions of a step, if the request says how many.
@@ -67,7 +69,8 @@ function rewards(rows, names, evaluated, job) {
   const spread = seriesOf(rows, "reward_std").y;
   const count = completionsOf(job);
   if (spread.length === line.y.length && count > 0) Object.assign(line, band(line.y, spread, count));
-  const held = heldOut(rows, names, "reward", evaluated);
+  const grader = job.method[job.method.type].eval_grader ? ", evaluation grader" : "";
+  const held = heldOut(rows, names, "reward", evaluated).map((line) => ({ ...line, name: `${line.name}${grader}` }));
   return [{ ...line, name: held.length ? "Training" : "Reward" }, ...held];
 }
 
@@ -101,7 +104,7 @@ const share = { format: percent, fromZero: true, yaxis: { tickformat: ".2~%" } }
 // In the order of the page; the first one with values is the large one. `series(rows, names, job.eval, job)`; `hint`: how to read it.
 export const CHARTS = [
   { title: "Reward", series: rewards, format: decimals,
-    hint: "Mean per step. The band is ± one standard error of that mean. Training samples its answers and held-out answers may be greedy: compare changes, not levels." },
+    hint: "Mean per step. The band is ± one standard error of that mean. Training samples its answers; held-out answers are decoded as their name says: compare changes, not levels." },
   { title: "Reward by grader", series: parts, format: decimals },
   { title: "Loss", series: losses, ...tiny },
   { title: "KL divergence to the reference", series: one("kl"), fromZero: true, ...tiny },

@@ -57,6 +57,9 @@ def test_each_graders_part_is_a_line(finished: Page, deployment: Deployment) -> 
     traces = drawn(finished, "Reward by grader")
     for part in ("correct", "format"):
         assert points(traces[part]) == measured(deployment, "first", f"rewards/{part}/mean")
+        held_out = measured(deployment, "first", f"eval/rewards/{part}/mean")
+        assert held_out
+        assert points(traces[f"{part}, held-out"]) == held_out
 
 
 def test_the_time_by_phase_is_stacked_bars(finished: Page, deployment: Deployment) -> None:

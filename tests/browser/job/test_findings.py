@@ -57,6 +57,18 @@ def test_a_finding_is_one_line_with_its_numbers_and_opens_on_a_click(
     expect(page.get_by_text("9 of 16 groups", exact=True)).to_be_visible()
 
 
+def test_a_share_is_compared_in_percent(page: Page, deployment: Deployment) -> None:
+    compared = [{"label": "frac_reward_zero_std, steps 41–60", "value": 1}, {"label": "limit", "value": 0.8}]
+    path = f"{JOBS}/{deployment.jobs['first']}/diagnosis"
+    answer = {"findings": [repeated(compared=compared)]}
+    page.route(f"**{path}", lambda route: route.fulfill(json=answer))
+    page.goto(f"/#/jobs/{deployment.jobs['first']}")
+    shown = page.get_by_role("region", name="Findings").locator(".compared")
+    expect(shown.first).to_have_text(
+        re.compile(r"^Groups without signal, steps 41–60: 100\s%.* · limit 80\s%")
+    )
+
+
 def test_repeated_warnings_are_one_line_with_their_number(page: Page, deployment: Deployment) -> None:
     job = deployment.job("guarded")
     job["warnings"] = [{"code": "skipped", "message": f"far at {step}", "step": step} for step in (3, 9)]

@@ -3,9 +3,10 @@
 
 import { can } from "../../access.js";
 import { get, jobPath, post } from "../../api.js";
-import { announce, button, confirmed, el, failed, number, section } from "../../dom.js";
+import { announce, button, confirmed, el, failed, number, percent, section } from "../../dom.js";
 import { doubtIn } from "../../findings.js";
 import { inWords, metricLabel, settingLabel, settingValue } from "../../labels.js";
+import { formatOf } from "../../metric_names.js";
 
 const KINDS = { error: "bad", warning: "warn", info: "" }; // the most severe first
 
@@ -81,7 +82,7 @@ export class Diagnosis {
   form({ field, patch }) {
     if (!can.write || (!field && !patch)) return null;
     const query = new URLSearchParams({ from: this.id, ...(field && patch && { patch: JSON.stringify(patch) }) });
-    return el("a", { class: "small", href: `#/new?${query}` }, query.has("patch") ? "Change more in the form" : "Edit in the form");
+    return el("a", { class: "small", href: `#/new?${query}` }, query.has("patch") ? "Change more in the form" : `Edit ${placeOf(field)} in the form`);
   }
 
   async clone(one, pressed) {
@@ -101,16 +102,23 @@ export class Diagnosis {
   }
 }
 
+// "method.reinforcement.grader" → "the grader"
+const placeOf = (field) => {
+  const label = settingLabel(field);
+  return `the ${/[A-Z]/.test(label[1]) ? label : label[0].toLowerCase() + label.slice(1)}`;
+};
 const isSet = (value) => value !== null && value !== undefined;
 const change = ({ current, suggested }) => ` ${settingValue(current)} → ${settingValue(suggested)}`;
 
 // "held-out 0.862 · training 0.79 at step 40", "entropy, steps 1–20: 0.125"
 const comparedIn = ({ compared = [] }) => compared.map(({ label, value, step }, at) => {
+  const isShare = isShareNamed(label === "limit" ? compared[0].label : label);
   const hasSteps = /, steps? [\d–]+$/.test(label);
   const atStep = !hasSteps && step !== undefined && step !== null && ` at step ${number(step, 7)}`;
-  return [at > 0 && " · ", `${labelled(label)}${hasSteps ? ": " : " "}`, el("b", {}, number(value, 3)), atStep];
+  return [at > 0 && " · ", `${labelled(label)}${hasSteps ? ": " : " "}`, el("b", {}, isShare ? percent(value) : number(value, 3)), atStep];
 });
 
+const isShareNamed = (label) => /^(failed sessions|rows with the same answer)/.test(label) || formatOf(label.split(",")[0]) === percent;
 const labelled = (text) => inWords(text.replace(/^(reward|entropy|kl)\b/, metricLabel));
 
 function times({ count, first_step: first, last_step: last, cause }) {

@@ -45,7 +45,9 @@ function heldOut(baseline, last, best, verdict, isTrusted) {
   const name = heldOutName(last, `Held-out ${measure}`);
   if (last[measure] === undefined) return cell(name, "–", "No row could be scored", "wide");
   const isFirst = last.step === 0;
-  const peak = best?.step !== last.step && best?.step > 0 && decimals(best[measure]) !== decimals(last[measure]) && `Best: ${decimals(best[measure])} at step ${number(best.step)}`;
+  const noise = verdict && hasInterval(verdict) ? (verdict.high - verdict.low) / 2 : 0.0005;
+  const hasPeak = best?.step > 0 && best.step !== last.step && Math.abs(best[measure] - last[measure]) > noise;
+  const peak = hasPeak && `Best: ${decimals(best[measure])} at step ${number(best.step)}`;
   const about = isFirst ? ["Before training"] : [verdict && change(verdict, isTrusted), peak];
   return cell(name, arrow(isFirst ? [last[measure]] : [baseline[measure], last[measure]]), about, "wide held-out");
 }
@@ -54,6 +56,7 @@ function heldOut(baseline, last, best, verdict, isTrusted) {
 function change(verdict, isTrusted) {
   if (!hasInterval(verdict)) return verdict.text;
   const { difference, low, high, rows } = verdict;
+  if (low === high && !difference) return `No change on ${number(rows)} rows`;
   const text = `${signed(difference)} (95% CI ${decimals(low)} to ${decimals(high)})`;
   const isSignificant = low > 0 || high < 0;
   const tone = !isSignificant || (low > 0 && !isTrusted) ? "" : low > 0 ? "good" : "bad";

@@ -29,7 +29,8 @@ export function jobRow(job, { signal, chosen, narrow, tagged, edit, names }) {
   const judge = () => {
     const doubt = findings && doubtIn(findings);
     status.replaceChildren(statusBadge(row.job), ...notices(row.job, doubt ?? findings?.[0]));
-    heldOut.replaceChildren(changeCell(row.job, findings !== null && !doubt), ...markOf(doubt));
+    const isRise = changeOf(row.job)?.tone === "good";
+    heldOut.replaceChildren(changeCell(row.job, findings !== null && !doubt), ...markOf(isRise && doubt));
   };
   let isRead = false;
   const readFindings = async () => {
@@ -82,9 +83,10 @@ function nameOf(job, { narrow, tagged, names }) {
 function notices(job, finding) {
   const words = doing(job);
   const why = job.attention && (finding?.cause ?? job.attention);
+  const tone = finding?.severity === "info" ? "faint" : "attention";
   return [
     words && el("div", { class: "small faint cut doing", title: words }, words),
-    why && el("div", { class: "small attention", title: why }, inWords(why)),
+    why && el("div", { class: `small why ${tone}`, title: why }, inWords(why)),
   ].filter(Boolean);
 }
 

@@ -29,7 +29,7 @@ function figure(name, value, after) {
 function facts(one) {
   const found = [`${number(one.num_tokens)} tokens`, ENDS[one.finish_reason] ?? one.finish_reason];
   const { environment, seed } = one.episode ?? {};
-  return [...found, `policy ${one.policy_version}`, one.turns > 1 && `${one.turns} turns`,
+  return [...found, `sampled after ${number(one.policy_version)} update${one.policy_version === 1 ? "" : "s"}`, one.turns > 1 && `${one.turns} turns`,
     environment && `environment ${environment}, seed ${seed}`].filter(Boolean);
 }
 

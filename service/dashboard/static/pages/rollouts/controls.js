@@ -123,7 +123,7 @@ export class Controls {
         this.number, this.shown, this.newest, el("span", { class: "row" }, this.all, el("label", { for: "all" }, "All steps"))),
       el("div", { class: "row choices" },
         labelled("Split", this.splits), labelled("Show", this.filter),
-        parts.length > 1 && labelled("Fired", this.fired), parts.length > 1 && labelled("Did not fire", this.notFired)));
+        parts.length > 1 && labelled("Rewarded by", this.fired), parts.length > 1 && labelled("Not rewarded by", this.notFired)));
     this.paint();
   }
 
