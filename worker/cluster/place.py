@@ -1,4 +1,4 @@
-"""The worker's side of an attempt on Ray: its driver process, and the run directories of the ranks' hosts.
+"""The worker's side of an attempt on Ray: its driver process and the started run.
 
     with cluster_place(plan) as place:      the ranks end with the block
 
@@ -10,18 +10,18 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from worker.cluster.files import ClusterFiles
 from worker.cluster.plan import LOST, Call, ClusterLost, Plan, Reply, Status
 from worker.launchers.local import EngineProcess
 from worker.launchers.run_directory import clean_up, run_directory
-from worker.launchers.run_files import RunFiles, Stored
+from worker.launchers.run_files import RunFiles
 
 DRIVER = "worker.cluster.driver"
 PREFIX = "grpo-ray-"
@@ -29,8 +29,6 @@ PREFIX = "grpo-ray-"
 POLL_SECONDS = 0.05
 LEAVE_SECONDS = 20.0
 """Maximum time for the driver to end the ranks and delete their directories."""
-ON_ALL_HOSTS = {"write", "download", "download_folder", "download_checkpoint"}
-"""Operations on files that run on each host."""
 KEPT_FROM_DRIVER = ("GRPO_DATABASE_URL", "GRPO_BROKER_URL", "GRPO_MODE")
 
 
@@ -81,7 +79,7 @@ class ClusterPlace:
 
     @property
     def files(self) -> RunFiles:
-        return cast(RunFiles, ClusterFiles(self))
+        return ClusterFiles(self.call)
 
     def waiting_for(self) -> str | None:
         """The missing resources, or None. Raises ClusterLost."""
@@ -168,20 +166,3 @@ class ClusterRun:
         except ClusterLost as error:
             return Status(LOST, str(error))
         return status
-
-
-@dataclass(frozen=True)
-class ClusterFiles:
-    """The run directories, with the methods of `RunFiles`. Files for the engine are written on each host.
-
-    Files from the engine are the first rank's, except for the shards of a checkpoint.
-    """
-
-    place: ClusterPlace
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        return partial(self.place.call, "files_everywhere" if method in ON_ALL_HOSTS else "files", method)
-
-    def upload_all(self, keys: Mapping[str, str]) -> list[Stored]:
-        of_hosts = self.place.call("files_everywhere", "upload_all", keys)
-        return [stored for of_host in of_hosts for stored in of_host]
