@@ -8,7 +8,15 @@ from typing import BinaryIO
 from service.jobs.model.dataset import MAX_LINE_BYTES, RowError, parse_line
 from service.platform.errors import InvalidRequest
 
-PARQUET = b"PAR1"
+UNSUPPORTED = "unsupported_file_format"
+NOT_JSONL = (
+    (b"PAR1", "Parquet files are converted by the CLI: grpo files upload data.parquet", UNSUPPORTED),
+    (b"\x1f\x8b", "it is a gzip archive. Unpack it", UNSUPPORTED),
+    (b"PK\x03\x04", "it is a ZIP archive or an Excel workbook. Unpack it, or save it as CSV", UNSUPPORTED),
+    (codecs.BOM_UTF16_LE, "it is encoded in UTF-16. Save it as UTF-8", "file_not_utf8"),
+    (codecs.BOM_UTF16_BE, "it is encoded in UTF-16. Save it as UTF-8", "file_not_utf8"),
+)
+"""First bytes of other files, the reason that they are refused for, and its code."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +32,7 @@ def check_dataset(file: BinaryIO, *, max_rows: int) -> DatasetDigest:
     Blank lines are limited to `max_rows` too: reading half a gigabyte of line feeds takes minutes.
     Raises InvalidRequest naming the line.
     """
-    file.seek(0)
-    if file.read(len(PARQUET)) == PARQUET:
-        reason = "Parquet files are converted by the CLI: grpo files upload data.parquet"
-        raise _refused(reason, "unsupported_file_format")
-    file.seek(0)
+    _check_format(file)
     digest, num_bytes, num_rows, number = hashlib.sha256(), 0, 0, 0
     while line := file.readline(MAX_LINE_BYTES + 2):
         number += 1
@@ -43,6 +47,15 @@ def check_dataset(file: BinaryIO, *, max_rows: int) -> DatasetDigest:
     if num_rows == 0:
         raise _refused("the file is empty", "file_empty")
     return DatasetDigest(num_bytes, num_rows, digest.hexdigest())
+
+
+def _check_format(file: BinaryIO) -> None:
+    file.seek(0)
+    start = file.read(4)
+    file.seek(0)
+    for first_bytes, reason, code in NOT_JSONL:
+        if start.startswith(first_bytes):
+            raise _refused(reason, code)
 
 
 def _check_line(line: bytes, number: int) -> None:
@@ -66,10 +79,10 @@ def _check_row(line: bytes, number: int, *, is_first: bool) -> None:
         start = line.lstrip()[:1]
         if is_first and start == b"[":
             reason = "it is a JSON list, not JSONL; the CLI converts it: grpo files upload data.json"
-            raise _refused(reason, "unsupported_file_format") from fault
+            raise _refused(reason, UNSUPPORTED) from fault
         if is_first and start != b"{" and (b"," in line or b"\t" in line or b";" in line):
             reason = "it looks like CSV, not JSONL; the CLI converts it: grpo files upload data.csv"
-            raise _refused(f"line {number} is not JSON: {reason}", "unsupported_file_format") from fault
+            raise _refused(f"line {number} is not JSON: {reason}", UNSUPPORTED) from fault
         reason = f"line {number} {fault.reason}; each line must be one JSON object"
         raise _refused(reason, "invalid_jsonl") from fault
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 MAX_PROBLEMS = 100
 MAX_LINE_BYTES = 8 * 2**20
 MAX_DEPTH = 64
+TOO_LARGE = "contains a number that is too large"
 _LINE, _NUMBER = re.compile(r"\[\d+\]"), re.compile(r"\b\d[\d,.]*\b")
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 ENDS = {"user": "reinforcement", "assistant": "supervised"}
@@ -145,10 +146,8 @@ def parse_line(line: bytes) -> dict[str, Any]:
         raise RowError("", f"is not UTF-8 (byte {error.start + 1} of the line)") from error
     except RecursionError as error:
         raise RowError("", f"is nested deeper than {MAX_DEPTH} levels") from error
-    except json.JSONDecodeError as error:
-        raise RowError("", f"is not JSON: {error.msg} at character {error.colno}") from error
     except ValueError as error:
-        raise RowError("", f"is not JSON: {error}") from error
+        raise RowError("", _syntax_fault(error)) from error
     if not isinstance(value, dict):
         raise RowError("", "is not a JSON object")
     if fault := _unusable(value, MAX_DEPTH):
@@ -222,6 +221,15 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _syntax_fault(error: ValueError) -> str:
+    """Why Python's JSON parser failed."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"is not JSON: {error.msg.removesuffix(' at')} at character {error.colno}"
+    if "integer string conversion" in str(error):
+        return TOO_LARGE
+    return f"is not JSON: {error}"
+
+
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
@@ -231,7 +239,7 @@ def _unusable(value: Any, levels: int) -> str | None:
     if isinstance(value, str) and (odd := _UNSTORABLE.search(value)):
         return "contains a NUL character" if odd[0] == "\0" else "contains half of a surrogate pair"
     if isinstance(value, float) and not math.isfinite(value):
-        return "contains a number that is too large"
+        return TOO_LARGE
     if not isinstance(value, list | dict):
         return None
     if levels == 0:

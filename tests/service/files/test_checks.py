@@ -1,5 +1,6 @@
 """What an upload may hold: refusals name the field and the line, and nothing stays behind."""
 
+import gzip
 import re
 import tracemalloc
 from pathlib import Path
@@ -38,10 +39,28 @@ from tests.service.files.file_samples import ROWS, expires_after, refusal, store
         (b'[{"a": 1},\n{"a": 2}]\n', "unsupported_file_format", "JSON list, not JSONL; .*upload data.json"),
         (b"question,answer\n2+2?,4\n", "unsupported_file_format", "line 1 .* looks like CSV.*data.csv"),
         (b'"question";"answer"\n', "unsupported_file_format", "line 1 .* looks like CSV"),
+        (
+            b'{"a": ' + b"9" * 5000 + b"}\n",
+            "invalid_jsonl",
+            "line 1 contains a number that is too large; each",
+        ),
+        (
+            b'{"a": 1}\n{"a": "b',
+            "invalid_jsonl",
+            "line 2 is not JSON: Unterminated string starting at character 7;",
+        ),
+        (gzip.compress(b'{"a": 1}\n'), "unsupported_file_format", "gzip archive. Unpack it."),
+        (
+            b"PK\x03\x04\x14",
+            "unsupported_file_format",
+            "ZIP archive or an Excel workbook. Unpack it.*as CSV.",
+        ),
+        ('{"a": 1}\n'.encode("utf-16"), "file_not_utf8", "UTF-16. Save it as UTF-8."),
     ],
     ids=[
         *("empty", "blank", "latin-1", "nul", "bom", "parquet", "long-line", "comma", "list-row", "indented"),
         *("nan", "joined", "text", "json-list", "csv", "semicolons"),
+        *("huge-integer", "cut-off", "gzip", "zip", "utf-16"),
     ],
 )
 def test_bytes_no_job_could_read_are_refused(
