@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from fastapi import Request
 
 from service.platform.errors import InvalidRequest, PayloadTooLarge
-from service.web.validation import invalid_json
+from service.web.validation import field_path, invalid_json, syntax_reason
 
 MAX_DEPTH = 100
 MAX_JSON_BYTES = 2**20
@@ -58,7 +58,7 @@ def unreadable_reason(error: BaseException | None) -> str:
         case UnicodeDecodeError():
             return f"byte {error.start + 1} is not UTF-8"
         case json.JSONDecodeError():
-            return f"{error.msg} at character {error.pos}"
+            return syntax_reason(error.msg, error.pos)
         case ValueError() if "integer string conversion" in str(error):
             return "a number is too large"
         case _:
@@ -88,16 +88,16 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _refuse_odd(root: Any) -> None:
-    pending: list[tuple[Any, tuple[str, ...]]] = [(root, ())]
+    pending: list[tuple[Any, tuple[str | int, ...]]] = [(root, ())]
     while pending:
         value, path = pending.pop()
         if len(path) > MAX_DEPTH:
             raise invalid_json(f"it is nested more than {MAX_DEPTH} deep")
         if isinstance(value, str) and _UNSTORABLE.search(value):
-            where = ".".join(path)
+            where = field_path(("body", *path), root)
             raise InvalidRequest(f"{where}: NUL characters and lone surrogates are not allowed.", param=where)
         if isinstance(value, dict):
             pending += [(name, path) for name in value]
             pending += [(inner, (*path, name)) for name, inner in value.items()]
         if isinstance(value, list):
-            pending += [(inner, (*path, str(index))) for index, inner in enumerate(value)]
+            pending += [(inner, (*path, index)) for index, inner in enumerate(value)]

@@ -40,7 +40,7 @@ class RequestBody(Described):
 def invalid_request(errors: Sequence[Mapping[str, Any]], body: Any) -> InvalidRequest:
     """The first problem (the deepest of a union's branches) with its field; the others by name."""
     if errors[0]["type"] == "json_invalid":
-        return invalid_json(f"{errors[0]['ctx']['error']} at character {errors[0]['loc'][-1]}")
+        return invalid_json(syntax_reason(errors[0]["ctx"]["error"], errors[0]["loc"][-1]))
     problems: dict[str, list[Mapping[str, Any]]] = {}
     for error in errors:
         location = (*error["loc"], *error.get("ctx", {}).get("place", ()))
@@ -60,6 +60,11 @@ def invalid_request(errors: Sequence[Mapping[str, Any]], body: Any) -> InvalidRe
 
 def invalid_json(reason: str) -> InvalidRequest:
     return InvalidRequest(f"The body is not valid JSON: {reason}.", code="invalid_json")
+
+
+def syntax_reason(message: str, character: int | str) -> str:
+    """A message of Python's JSON parser, of which some end with "at", with its place."""
+    return f"{message.removesuffix(' at')} at character {character}"
 
 
 def field_path(location: Location, body: Any, kind: str = "") -> str:
