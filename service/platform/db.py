@@ -1,6 +1,7 @@
 """Engine, sessions and locks: one synchronous stack for the API and the worker, on SQLite and PostgreSQL."""
 
 import hashlib
+import sqlite3
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ IDLE_SECONDS = 20
 worker can take over its job."""
 LOCK_SECONDS = 10
 """How long a statement on PostgreSQL waits for a lock."""
+POSTGRESQL_DISK_FULL = "53100"
 _LOCK = text("SELECT pg_advisory_xact_lock(:number)")
 _READING: dict[str, dict[str, Any]] = {
     "sqlite": {"grpo_read_only": True},
@@ -80,6 +82,13 @@ def is_postgresql(executor: Executor) -> bool:
 def insert_for(executor: Executor) -> Any:
     """The dialect's `insert`, which supports ON CONFLICT."""
     return postgresql.insert if is_postgresql(executor) else sqlite.insert
+
+
+def is_disk_full(error: Exception) -> bool:
+    """Whether a database error says that the disk of the database is full."""
+    cause = getattr(error, "orig", None)
+    is_full_sqlite = getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return is_full_sqlite or getattr(cause, "sqlstate", None) == POSTGRESQL_DISK_FULL
 
 
 class Database:

@@ -93,7 +93,7 @@ class TooManyRequests(ServiceError, status=429, type="rate_limit_error", code="q
 
 
 class Unavailable(ServiceError, status=503, type="server_error", code="unavailable"):
-    """The database or the storage does not respond, or the model catalogue cannot be read; try again."""
+    """Database or storage does not respond or has a full disk, or the model catalogue cannot be read."""
 
 
 class InsufficientStorage(ServiceError, status=507, type="server_error", code="insufficient_storage"):

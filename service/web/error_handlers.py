@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from service.platform.catalog import CatalogError
+from service.platform.db import is_disk_full
 from service.platform.errors import (
     InsufficientStorage,
     InvalidRequest,
@@ -118,6 +119,8 @@ def _disconnected(_request: Request, _error: ClientDisconnect) -> ServiceError:
 def _database_error(_request: Request, error: Exception) -> ServiceError:
     # the exception's own text also contains the statement's parameters
     log.error("database unavailable", error=str(getattr(error, "orig", None) or error))
+    if is_disk_full(error):
+        return Unavailable("The disk of the database is full. Its operator must free space.")
     return Unavailable("The database does not respond. Try again later.", headers=RETRY_LATER)
 
 

@@ -8,10 +8,13 @@ import pytest
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 from fastapi.testclient import TestClient
+from psycopg.errors import DiskFull, LockNotAvailable
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 
 from service.app import create_app
 from service.platform import logs
-from service.platform.db import Database
+from service.platform.db import Database, is_disk_full
 from service.platform.storage import StorageError, StorageFull
 from service.settings import Settings
 from tests.conftest import on_postgresql, on_sqlite
@@ -128,6 +131,25 @@ def test_storage_errors_have_their_own_statuses(
 
     app.add_api_route("/fail", fail)
     assert error_of(client.get("/fail"), status)["code"] == code
+
+
+@on_sqlite
+def test_a_full_disk_of_the_database_is_named(app: FastAPI, client: TestClient, database: Database) -> None:
+    def fill() -> None:
+        with database.transaction() as session:
+            session.execute(text("PRAGMA max_page_count = 1"))  # SQLite takes its present size instead
+            session.execute(text("CREATE TABLE filler AS SELECT zeroblob(1000000)"))
+
+    app.add_api_route("/fill", fill)
+    error = error_of(client.get("/fill"), 503)
+    assert error["code"] == "unavailable"
+    assert error["message"] == "The disk of the database is full. Its operator must free space."
+
+
+def test_a_full_disk_of_postgresql_is_recognised() -> None:
+    full = OperationalError("INSERT", {}, DiskFull("could not extend file"))
+    locked = OperationalError("INSERT", {}, LockNotAvailable("canceling statement"))
+    assert (is_disk_full(full), is_disk_full(locked)) == (True, False)
 
 
 @on_postgresql
