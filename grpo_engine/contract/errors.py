@@ -136,7 +136,9 @@ class DiskFullError(EngineError):
     """A checkpoint cannot be written."""
 
     code = "disk_full"
-    hint = "Free space on the worker's disk; the previous checkpoint is intact."
+    hint = (
+        "Free space on the worker's disk and submit the job again; checkpoints of earlier steps are intact."
+    )
 
 
 class RanksDisagreeError(EngineError):
