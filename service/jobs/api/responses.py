@@ -78,7 +78,7 @@ def _job_read(job: Job, facts: _Facts) -> JobRead:
     """The whole response."""
     queue, results, now, best, reward, (dataset, validation_dataset) = facts
     state = JobState(job.state)
-    seconds = _seconds_remaining(job, now)
+    seconds = _seconds_remaining(job)
     ordered = sorted(results, key=lambda pair: _RESULT_ORDER.index(pair[0].kind))
     failure = FailureRead.model_validate(job.failure) if state is JobState.FAILED and job.failure else None
     return JobRead(
@@ -174,12 +174,12 @@ def checkpoint_read(checkpoint: Checkpoint, job: Job, evaluated: Mapping[str, fl
     )
 
 
-def _seconds_remaining(job: Job, now: float) -> float | None:
-    """At the mean rate since the first start. None if no step is done or no worker holds the job."""
-    if JobState(job.state) not in HELD or not job.step or job.started_at is None:
+def _seconds_remaining(job: Job) -> float | None:
+    """At the mean pace of the steps so far. None if no step is done or no worker holds the job."""
+    seconds = costs.seconds_per_step(job.actual)
+    if seconds is None or JobState(job.state) not in HELD:
         return None
-    rate = (now - job.started_at) / job.step
-    return round(max(0.0, rate * (job.total_steps - job.step)), 1)
+    return round(seconds * max(0, job.total_steps - job.step), 1)
 
 
 def _evaluation(job: Job, checkpoint: str | None) -> EvalRead:

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from grpo_engine.contract.events import Started
+from grpo_engine.contract.events import Started, StepFinished, StepSkipped
 from service.jobs.model.names import base_of
 from service.jobs.model.states import TERMINAL
 from service.platform.tables.core import Job
@@ -28,13 +28,19 @@ def with_start(known: Mapping[str, Any] | None, event: Started) -> Cost:
         "machine": event.machine,
         "num_parameters": event.num_parameters,
         "computation": how,
+        "last_event_at": event.at,
     }
 
 
-def with_step(known: Mapping[str, Any] | None, metrics: Mapping[str, float]) -> Cost:
-    """The cost with one more step: its tokens, their seconds, and the highest memory so far."""
-    before = {**(known or {})}
-    found = {"steps": before.get("steps", 0) + 1}
+def with_step(known: Mapping[str, Any] | None, event: StepFinished | StepSkipped) -> Cost:
+    """The cost with one more step: its tokens, their seconds, and the highest memory so far.
+
+    `running_seconds` are those since the attempt's start or its step before: a pause does not count.
+    """
+    before, metrics = {**(known or {})}, event.metrics
+    seconds = max(0.0, event.at - before.get("last_event_at", event.at))
+    found = {"steps": before.get("steps", 0) + 1, "last_event_at": event.at}
+    found["running_seconds"] = round(before.get("running_seconds", 0.0) + seconds, 3)
     for what, phase in (("sampled", "sample"), ("trained", "train")):
         seconds = metrics.get(f"timing/{phase}_seconds", 0.0)
         tokens = round(metrics.get(f"perf/{what}_tokens_per_second", 0.0) * seconds)
@@ -45,6 +51,13 @@ def with_step(known: Mapping[str, Any] | None, metrics: Mapping[str, float]) -> 
     peak = int(metrics.get("memory/peak_bytes", 0))
     found["peak_memory_bytes"] = max(before.get("peak_memory_bytes", 0), peak)
     return before | found
+
+
+def seconds_per_step(cost: Mapping[str, Any] | None) -> float | None:
+    """Mean running time of a step so far; None if no step is done."""
+    if not cost or "running_seconds" not in cost:
+        return None
+    return float(cost["running_seconds"]) / int(cost["steps"])
 
 
 def shown(job: Job) -> Cost | None:

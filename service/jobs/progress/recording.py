@@ -159,7 +159,7 @@ class _Batch:
     def _step(self, event: engine.StepFinished | engine.StepSkipped) -> None:
         self.values["step"] = max(event.step, self.values.get("step", self.job.step))
         self.metrics.append((event.step, event.metrics))
-        self.values["actual"] = costs.with_step(self._actual, event.metrics)
+        self.values["actual"] = costs.with_step(self._actual, event)
         data: dict[str, Any] = {"step": event.step, "total_steps": self.total_steps, **event.metrics}
         data |= evaluations.in_openai_names(event.metrics, "train")
         if isinstance(event, engine.StepSkipped):

@@ -1,4 +1,4 @@
-"""What a job will probably cost, of known rows, a known model and known past jobs; and what it did cost."""
+"""What a job will probably cost, of known rows, a known model and known past jobs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +8,8 @@ import pytest
 
 from examples.tiny_model import make_model
 from grpo_engine.config.job import Runtime
-from grpo_engine.contract.events import Computation, Started
 from service.jobs.intake.checks.method import check_lora_targets
-from service.jobs.intake.costs import Past, past_of, with_start, with_step
+from service.jobs.intake.costs import Past
 from service.jobs.intake.estimate import RowTokens, Subject, estimate
 from service.jobs.intake.model_size import Matrix, ModelShape, UnknownShape, model_shape, shape_of
 from service.jobs.model.dataset import Problems
@@ -256,39 +255,3 @@ def test_a_folder_with_a_broken_file_has_no_shape(tmp_path: Path, header: bytes)
     (tmp_path / "model.safetensors").write_bytes(header)
     with pytest.raises(UnknownShape):
         model_shape(tmp_path)
-
-
-STEP = {
-    "timing/sample_seconds": 2.0,
-    "timing/train_seconds": 1.0,
-    "perf/sampled_tokens_per_second": 50.0,
-    "perf/trained_tokens_per_second": 100.0,
-    "completions/mean_length": 20.0,
-    "memory/peak_bytes": 7.0,
-}
-
-
-def test_steps_add_up_to_what_a_job_cost() -> None:
-    started = Started(
-        total_steps=2,
-        device="cpu",
-        machine="m",
-        dtype="float32",
-        sampler="torch",
-        num_parameters=5,
-        num_trainable_parameters=1,
-        num_rows=8,
-        versions={},
-        computation=Computation(forward="packed", head="frozen", slower_because={"forward": "x"}),
-    )
-    known = with_step(with_start(None, started), STEP)
-    cost = with_start(with_step(known, STEP | {"memory/peak_bytes": 5.0}), started)
-    past = past_of("ft:base:org:x:1", cost, wall_seconds=10.0)
-    assert past == Past("base", "m", 5, 2, 200, 4.0, 200, 2.0, 4.0, 20.0)
-    assert cost["peak_memory_bytes"] == 7
-    how = {"forward": "packed", "decoder": "none", "head": "frozen", "slower_because": {"forward": "x"}}
-    assert cost["computation"] == how
-
-
-def test_a_job_without_a_step_is_no_measure() -> None:
-    assert past_of("base", {"machine": "m"}, 10.0) is None

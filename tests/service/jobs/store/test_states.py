@@ -1,5 +1,6 @@
 """Jobs in every state: their responses, their list, and the requests that they accept."""
 
+from time import time
 from typing import Any
 
 import pytest
@@ -60,13 +61,22 @@ def test_a_request_to_a_running_job_becomes_its_phase(
 
 
 def test_a_running_job_estimates_its_remaining_time(client: TestClient, database: Database) -> None:
-    answer = read(client, add_job(database, JobState.RUNNING))
+    actual = {"steps": 4, "running_seconds": 20.0}
+    answer = read(client, add_job(database, JobState.RUNNING, actual=actual))
     assert answer["phase"] == "training"
     assert answer["queue"] == {"position": None, "reason": None}
     progress = answer["progress"]
     assert (progress["step"], progress["total_steps"]) == (4, 10)
-    assert progress["seconds_remaining"] == pytest.approx(30, abs=5)  # 4 steps took 20 s, 6 are left
+    assert progress["seconds_remaining"] == 30  # 4 steps took 20 s, 6 are left
     assert answer["estimated_finish"] - answer["started_at"] == pytest.approx(50, abs=6)
+
+
+def test_a_pause_of_a_night_does_not_lengthen_the_remaining_time(
+    client: TestClient, database: Database
+) -> None:
+    actual = {"steps": 4, "running_seconds": 20.0}
+    job_id = add_job(database, JobState.RUNNING, started_at=time() - 40_000, actual=actual)
+    assert read(client, job_id)["progress"]["seconds_remaining"] == 30
 
 
 def test_a_failed_job_shows_the_reason(client: TestClient, database: Database) -> None:

@@ -1,0 +1,62 @@
+"""What a job costs, from its engine's events."""
+
+from grpo_engine.contract.events import Computation, Started, StepFinished
+from service.jobs.intake.costs import Past, past_of, seconds_per_step, with_start, with_step
+
+STEP = {
+    "timing/sample_seconds": 2.0,
+    "timing/train_seconds": 1.0,
+    "perf/sampled_tokens_per_second": 50.0,
+    "perf/trained_tokens_per_second": 100.0,
+    "completions/mean_length": 20.0,
+    "memory/peak_bytes": 7.0,
+}
+
+
+def started(at: float) -> Started:
+    return Started(
+        total_steps=2,
+        device="cpu",
+        machine="m",
+        dtype="float32",
+        sampler="torch",
+        num_parameters=5,
+        num_trainable_parameters=1,
+        num_rows=8,
+        versions={},
+        computation=Computation(forward="packed", head="frozen", slower_because={"forward": "x"}),
+        at=at,
+    )
+
+
+def step(number: int, at: float, **metrics: float) -> StepFinished:
+    return StepFinished(step=number, metrics=STEP | metrics, at=at)
+
+
+def test_steps_add_up_to_what_a_job_cost() -> None:
+    known = with_step(with_start(None, started(at=0.0)), step(1, at=4.0))
+    cost = with_start(with_step(known, step(2, at=9.0, **{"memory/peak_bytes": 5.0})), started(at=9.0))
+    past = past_of("ft:base:org:x:1", cost, wall_seconds=10.0)
+    assert past == Past("base", "m", 5, 2, 200, 4.0, 200, 2.0, 4.0, 20.0)
+    assert cost["peak_memory_bytes"] == 7
+    how = {"forward": "packed", "decoder": "none", "head": "frozen", "slower_because": {"forward": "x"}}
+    assert cost["computation"] == how
+
+
+def test_the_time_between_two_attempts_is_not_running_time() -> None:
+    cost = with_step(with_start(None, started(at=100.0)), step(1, at=104.0))
+    resumed = with_start(cost, started(at=90_000.0))
+    assert seconds_per_step(with_step(resumed, step(2, at=90_006.0))) == 5
+
+
+def test_a_clock_that_is_set_back_makes_no_negative_time() -> None:
+    cost = with_step(with_start(None, started(at=100.0)), step(1, at=104.0))
+    assert seconds_per_step(with_step(cost, step(2, at=50.0))) == 2
+
+
+def test_without_a_step_no_pace_is_known() -> None:
+    assert seconds_per_step(with_start(None, started(at=100.0))) is None
+
+
+def test_a_job_without_a_step_is_no_measure() -> None:
+    assert past_of("base", {"machine": "m"}, 10.0) is None
