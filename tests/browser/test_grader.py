@@ -7,7 +7,7 @@ from collections.abc import Callable
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import TOO_WIDE
-from tests.browser.deployment import Deployment
+from tests.browser.deployment import JOBS, Deployment
 
 EXAMPLES = {
     "Number": "1",
@@ -44,9 +44,23 @@ def test_a_result_out_of_view_is_scrolled_into_view(page: Page) -> None:
     expect(result.get_by_role("heading", name="Scored")).to_be_in_viewport()
 
 
-def test_a_job_s_own_rule_is_tried_on_the_first_row_of_its_dataset(
+def test_a_job_s_own_rule_is_tried_on_a_completion_of_its_last_step(
     page: Page, deployment: Deployment
 ) -> None:
+    path = f"{JOBS}/{deployment.jobs['first']}"
+    group = deployment.get(f"{path}/rollouts", split="train", step=40, limit=1)["data"][0]
+    page.goto(f"/#/grader?job={deployment.jobs['first']}")
+    asked = re.escape(group["messages"][-1]["content"][:40])
+    expect(page.get_by_label("Start from")).to_have_text(re.compile(f"^The job first-try: {asked}"))
+    expect(page.get_by_label("Model answer")).to_have_value(group["completions"][0]["text"])
+    item = json.loads(page.get_by_label("Dataset row (JSON)").input_value())
+    assert item == group["reference"]
+
+
+def test_without_rollouts_a_job_s_rule_is_tried_on_the_first_row_of_its_dataset(
+    page: Page, deployment: Deployment
+) -> None:
+    page.route("**/rollouts?*", lambda route: route.fulfill(json={"data": [], "has_more": False}))
     page.goto(f"/#/grader?job={deployment.jobs['first']}")
     expect(page.get_by_label("Start from")).to_have_text(re.compile("^The job first-try"))
     page.get_by_label("Model answer").fill("<answer>0</answer>")

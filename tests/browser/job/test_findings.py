@@ -69,6 +69,16 @@ def test_a_share_is_compared_in_percent(page: Page, deployment: Deployment) -> N
     )
 
 
+def test_a_finding_without_a_value_leads_to_its_field_in_the_form(page: Page, deployment: Deployment) -> None:
+    path = f"{JOBS}/{deployment.jobs['first']}/diagnosis"
+    answer = {"findings": [repeated(field="method.reinforcement.grader")]}
+    page.route(f"**{path}", lambda route: route.fulfill(json=answer))
+    page.goto(f"/#/jobs/{deployment.jobs['first']}")
+    page.get_by_role("region", name="Findings").locator("summary").first.click()
+    page.get_by_role("link", name="Edit the grader in the form").click()
+    expect(page.locator("#new-method-reinforcement-grader-type")).to_be_focused()
+
+
 def test_repeated_warnings_are_one_line_with_their_number(page: Page, deployment: Deployment) -> None:
     job = deployment.job("guarded")
     job["warnings"] = [{"code": "skipped", "message": f"far at {step}", "step": step} for step in (3, 9)]

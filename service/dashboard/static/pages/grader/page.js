@@ -1,5 +1,5 @@
 // The grader bench: a reward rule, an answer and a row; its score and its problems.
-// `#/grader?job=<id>` starts with that job's rule and the first row of its dataset.
+// `#/grader?job=<id>` starts with that job's rule and its newest completion, or the first row of its dataset.
 
 import { styled } from "../../address.js";
 import { firstRow, get, jobPath, post } from "../../api.js";
@@ -10,6 +10,7 @@ import { EXAMPLES } from "./examples.js";
 import { scored } from "./result.js";
 import { ownMethod } from "../new/draft.js";
 
+const ASKED = 60; // characters of the question
 const GRADERS = "/v1/fine_tuning/alpha/graders";
 
 export async function show(root, params, signal) {
@@ -26,12 +27,24 @@ export async function show(root, params, signal) {
   bench.choose(examples[0]);
 }
 
-// A job's own grader with the first row of its dataset, if that can be shown.
+// A job's own grader with a completion of its last step or, without one, the first row of its dataset.
 async function exampleOf(id, signal) {
   const job = await get(jobPath(id), { signal });
   const { type, ...method } = ownMethod(job.method);
+  const grader = method[type].grader ?? {};
+  const group = await newestGroup(job, signal);
+  if (group) {
+    const asked = group.messages.at(-1)?.content ?? group.prompt;
+    return { name: `The job ${jobName(job)}: ${asked.slice(0, ASKED)}`, grader, sample: group.completions[0].text, item: group.reference };
+  }
   const { messages, tools, ...item } = await firstRow(job.training_file, { signal }).catch(() => ({}));
-  return { name: `The job ${jobName(job)}`, grader: method[type].grader ?? {}, sample: "", item };
+  return { name: `The job ${jobName(job)}`, grader, sample: "", item };
+}
+
+async function newestGroup({ id, progress }, signal) {
+  const query = { split: "train", step: progress.step, limit: 1 };
+  const { data } = await get(jobPath(id, "/rollouts"), { query, signal }).catch(() => ({ data: [] }));
+  return data[0];
 }
 
 class Bench {

@@ -81,7 +81,7 @@ export class Diagnosis {
 
   form({ field, patch }) {
     if (!can.write || (!field && !patch)) return null;
-    const query = new URLSearchParams({ from: this.id, ...(field && patch && { patch: JSON.stringify(patch) }) });
+    const query = new URLSearchParams({ from: this.id, ...(field && (patch ? { patch: JSON.stringify(patch) } : { field })) });
     return el("a", { class: "small", href: `#/new?${query}` }, query.has("patch") ? "Change more in the form" : `Edit ${placeOf(field)} in the form`);
   }
 

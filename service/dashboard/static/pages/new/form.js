@@ -86,6 +86,8 @@ export function methodParts(draft, models, signal) {
   return box;
 }
 
+// A grader is focused at its type.
 export function focusField(param) {
-  document.getElementById(idOf(param))?.focus();
+  const shown = document.getElementById(idOf(`${param}.type`)) ?? document.getElementById(idOf(param));
+  shown?.focus();
 }

@@ -12,7 +12,7 @@ import { leaves, settingLabel, settingValue } from "../../labels.js";
 import { actions } from "./actions.js";
 import { waysToAdd } from "../models/adding.js";
 import { blank, changed, continuationOf, draftOf, keptDraft, requestOf } from "./draft.js";
-import { dataPart, methodParts, modelPart } from "./form.js";
+import { dataPart, focusField, methodParts, modelPart } from "./form.js";
 import { holdOut } from "./held_out.js";
 import { counterpartIn } from "./rows.js";
 
@@ -51,6 +51,7 @@ export async function show(root, params, signal) {
   box.replaceChildren(form, actions(draft, form, signal));
   box.className = "new-job";
   reset.hidden = false;
+  if (params.query.has("field")) focusField(params.query.get("field"));
 }
 
 function changesIn(patch) {
