@@ -64,7 +64,7 @@ def test_a_job_runs_through_celery_and_its_adapter_can_be_downloaded(client: Cli
 def test_the_next_worker_finishes_the_job_of_a_stopped_celery_worker(
     deployment: Production, client: Client, tmp_path: Path
 ) -> None:
-    rows = write_rows(tmp_path / "rows.jsonl", faults={"step_seconds": 0.05})
+    rows = write_rows(tmp_path / "rows.jsonl", faults={"step_seconds": 0.1})
     job_id = submit(client, rows, steps=60)
     wait_until(lambda: client.get(f"{JOBS}/{job_id}")["progress"]["step"] > 5, 30)
     assert deployment.stop("worker") == 0
