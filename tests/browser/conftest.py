@@ -110,10 +110,17 @@ class Tab:
         assert not unexpected, unexpected
 
 
+def new_tab(context: BrowserContext) -> Tab:
+    """A tab at no page's address."""
+    tab = Tab(context.new_page())
+    tab.reset()
+    return tab
+
+
 @pytest.fixture(scope="package")
 def shared_tab(context: BrowserContext) -> Tab:
     """The one of all tests: a new one would compile the charts' library again, for 1.5 s of a core."""
-    return Tab(context.new_page())
+    return new_tab(context)
 
 
 @pytest.fixture
@@ -122,7 +129,6 @@ def page(shared_tab: Tab, expected_errors: list[str]) -> Iterator[Page]:
 
     It may have shown other pages before. For tests that touch neither the key nor the theme.
     """
-    shared_tab.reset()
     yield shared_tab.page
     shared_tab.reset()
     shared_tab.check(expected_errors)

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from service.importing.dataset_formats import as_jsonl
 from service.platform.migrate import upgrade
-from tests.browser.conftest import Tab, log_in, profile
+from tests.browser.conftest import Tab, log_in, new_tab, profile
 from tests.browser.deployment import Deployment, questions, reinforcement
 from tests.conftest import settings_for
 from tests.e2e.api import api_process
@@ -49,7 +49,7 @@ def context(browser: Browser, deployment: Deployment) -> Iterator[BrowserContext
 
 @pytest.fixture
 def shared_tab(context: BrowserContext) -> Tab:
-    return Tab(context.new_page())
+    return new_tab(context)
 
 
 def files(deployment: Deployment) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext
 
 from service.platform.migrate import upgrade
-from tests.browser.conftest import Tab, log_in, profile
+from tests.browser.conftest import Tab, log_in, new_tab, profile
 from tests.browser.deployment import Deployment, questions
 from tests.conftest import settings_for
 from tests.e2e.api import api_process
@@ -46,7 +46,7 @@ def context(browser: Browser, deployment: Deployment) -> Iterator[BrowserContext
 
 @pytest.fixture(scope="package")
 def shared_tab(context: BrowserContext) -> Tab:
-    return Tab(context.new_page())
+    return new_tab(context)
 
 
 @pytest.fixture
