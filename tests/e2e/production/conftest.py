@@ -8,7 +8,7 @@ import pytest
 
 from examples.tiny_model import make_model
 from service.cli.http.client import JOBS, Client
-from tests.e2e.production.deployment import Production, empty_database, production
+from tests.e2e.production.deployment import ForkedProduction, Production, empty_database, production
 from tests.service.embedded import grpo_job, processes_of, write_rows
 from tests.support.moto import Moto
 from tests.support.s3 import Bucket, new_bucket
@@ -49,7 +49,7 @@ def running(
     settings = {**SETTINGS, "GRPO_STORAGE_URL": s3.location}
     with (
         empty_database(postgres_server, "production") as url,
-        production(home, model, url, redis_server, **settings) as running,
+        production(home, model, url, redis_server, ForkedProduction, **settings) as running,
     ):
         yield running
         if "worker" not in running.running:

@@ -12,13 +12,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
 from grpo_engine.process.parent_death import dies_with_this_process
 from service.cli.http.client import Client
 from tests.service.embedded import ROOT, call_grpo, environment
+from tests.support.api_process import Process
+from tests.support.forking import client as forking
 from tests.support.servers import Postgres, Redis, answer_of, free_port, wait_until
 
 SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
@@ -32,7 +34,7 @@ class Production:
     home: Path
     port: int
     environment: dict[str, str] = field(repr=False)
-    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    running: dict[str, Process] = field(default_factory=dict)
     log_starts: dict[str, int] = field(default_factory=dict)
     """Name → size of its log when it was started last."""
 
@@ -46,19 +48,23 @@ class Production:
         `alias`: the name of a second one.
         """
         here = {"--host=0.0.0.0": "--host=127.0.0.1", "--port=8000": f"--port={self.port}"}
-        program, *arguments = (here.get(word, word) for word in SERVICES[name]["command"])
+        command = [here.get(word, word) for word in SERVICES[name]["command"]]
         with self.log(alias or name).open("ab") as log:
             self.log_starts[alias or name] = os.fstat(log.fileno()).st_size
-            self.running[alias or name] = subprocess.Popen(
-                [str(Path(sys.executable).with_name(program)), *arguments],
-                env=self.environment,
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=dies_with_this_process(signal.SIGKILL),
-            )
+            self.running[alias or name] = self._start(command, log)
+
+    def _start(self, command: list[str], log: BinaryIO) -> Process:
+        program, *arguments = command
+        return subprocess.Popen(
+            [str(Path(sys.executable).with_name(program)), *arguments],
+            env=self.environment,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=dies_with_this_process(signal.SIGKILL),
+        )
 
     def log(self, name: str) -> Path:
         return self.home / f"{name}.log"
@@ -104,8 +110,24 @@ class Production:
         return Client(self.url, self.key())
 
 
+class ForkedProduction(Production):
+    """Its processes are forked from ones that have imported their modules; their helpers are not."""
+
+    def _start(self, command: list[str], log: BinaryIO) -> Process:
+        module = command[2:] if command[:2] == ["python", "-m"] else command
+        return forking.start(module, self.environment, log.fileno(), own_session=True)
+
+
 @contextmanager
-def production(home: Path, model: Path, postgres_url: str, redis: Redis, **more: str) -> Iterator[Production]:
+def production(
+    home: Path,
+    model: Path,
+    postgres_url: str,
+    redis: Redis,
+    kind: type[Production] = Production,
+    /,
+    **more: str,
+) -> Iterator[Production]:
     """A migrated deployment with running API, worker and maintenance; all end with the block."""
     home.mkdir(parents=True)
     catalogue = home / "catalogue.json"
@@ -120,7 +142,7 @@ def production(home: Path, model: Path, postgres_url: str, redis: Redis, **more:
     env = environment(home, **(usual | more))
     migrated = call_grpo(*SERVICES["migrate"]["command"][1:], environment=env)
     assert migrated.returncode == 0, migrated.stderr
-    deployment = Production(home, free_port(), env)
+    deployment = kind(home, free_port(), env)
     with ExitStack() as stack:
         stack.callback(deployment.stop_all)
         for name in ("api", "worker", "maintenance"):
