@@ -1,7 +1,9 @@
 """The first events: the device, libraries and model that a run uses, how it computes, and its warnings."""
 
+import functools
+import importlib.metadata
 import platform
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +16,9 @@ from grpo_engine.models.lora import largest_rank
 from grpo_engine.models.lora_targets import left_out
 from grpo_engine.models.policy import Policy
 from grpo_engine.training.method import Method
+
+version = functools.cache(importlib.metadata.version)
+"""Each checkpoint has the versions, and importlib parses a package's whole description for one."""
 
 
 def started(method: Method, step: int) -> Started:
@@ -93,6 +98,7 @@ def library_versions() -> dict[str, str]:
     }
 
 
+@functools.cache  # each parses a file of up to 100 kB
 def _version(name: str) -> str:
     """A package's version; the engine also runs from its sources, without installation."""
     try:
