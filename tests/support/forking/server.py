@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 from grpo_engine.process import fault_points
 from grpo_engine.process.fault_points import Faults, parse_faults
 from grpo_engine.process.parent_death import end_with_parent
-from grpo_engine.process.setup import set_library_defaults
+from grpo_engine.process.setup import set_library_defaults, without_garbage_collector
 from grpo_engine.run.prestart import LOADED_AHEAD
 
 DATABASES = ("psycopg", "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.dialects.sqlite")
@@ -170,6 +170,14 @@ def import_tests(arguments: Sequence[str]) -> None:
 
 def import_program(program: str) -> None:
     set_library_defaults()
+    with without_garbage_collector():
+        import_modules(program)
+    from grpo_engine.sandbox import self_test
+
+    self_test()  # cached
+
+
+def import_modules(program: str) -> None:
     for name in MODULES[program]:
         importlib.import_module(name)
     if program == "engine" and find_spec("vllm") is not None:
@@ -178,9 +186,6 @@ def import_program(program: str) -> None:
         with vllm_environment():
             for name in VLLM:
                 importlib.import_module(name)
-    from grpo_engine.sandbox import self_test
-
-    self_test()  # cached
 
 
 def main() -> None:
