@@ -25,7 +25,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -37,6 +36,7 @@ from grpo_engine.process.parent_death import end_with_parent
 from grpo_engine.process.setup import set_library_defaults, without_garbage_collector
 from grpo_engine.run.prestart import LOADED_AHEAD
 from tests.support.forking.huge_pages import use_huge_pages
+from tests.support.forking.process import Process
 
 DATABASES = ("psycopg", "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.dialects.sqlite")
 SERVICE = (
@@ -83,51 +83,80 @@ FREE_DESCRIPTOR = 500
 """Higher than every descriptor of this program and its processes."""
 
 
+class Server:
+    """Forks a process for each connection until the process `run` has ended."""
+
+    def __init__(self, path: Path, run: int) -> None:
+        self._run = run
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(f"{path}.new")
+        self._listener.listen()
+        os.rename(f"{path}.new", path)
+        self._connections: list[socket.socket] = []
+        """Those without a request so far."""
+        self._processes: list[Process] = []
+
+    def serve(self) -> list[str] | None:
+        """Returns in each requested process its arguments; None at the end."""
+        while self._run not in (ready := self._ready()):
+            for process in list(self._processes):
+                self._attend(process, ready)
+            for connection in [each for each in self._connections if each.fileno() in ready]:
+                self._connections.remove(connection)
+                if (arguments := self._fork(connection)) is not None:
+                    return arguments
+            if self._listener.fileno() in ready:
+                self._connections.append(self._listener.accept()[0])
+        return None
+
+    def _ready(self) -> set[int]:
+        files = [self._run, self._listener.fileno(), *(each.fileno() for each in self._connections)]
+        for process in self._processes:
+            files += process.files
+        return set(select.select(files, [], [])[0])
+
+    def _attend(self, process: Process, ready: set[int]) -> None:
+        if process.ended in ready:
+            self._processes.remove(process)
+            process.reap()
+        elif ready.intersection(process.files):
+            process.kill()
+
+    def _fork(self, connection: socket.socket) -> list[str] | None:
+        """Fork the process that the connection requests. Returns its arguments, in it."""
+        content, descriptors, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, MAX_DESCRIPTORS)
+        if not content:  # it was closed before its request
+            connection.close()
+            return None
+        request, server = json.loads(content), os.getpid()
+        if (pid := os.fork()) == 0:
+            connection.close()
+            self._close()
+            become(request, server, descriptors)
+            arguments: list[str] = request["arguments"]
+            return arguments
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._processes.append(Process(pid, connection, ends_alone=request["ends_alone"]))
+        return None
+
+    def _close(self) -> None:
+        """Close all its files, in a forked process."""
+        self._listener.close()
+        os.close(self._run)
+        for each in (*self._connections, *self._processes):
+            each.close()
+
+
 def serve(path: Path, run: int) -> list[str]:
     """Fork for each connection until `run` has ended. Returns in the requested process: its arguments."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the keepers
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(f"{path}.new")
-    listener.listen()
-    os.rename(f"{path}.new", path)
+    server = Server(path, run)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the one who waits reads an end of file
-    while run not in select.select([listener, run], [], [])[0]:
-        connection, _ = listener.accept()
-        server = os.getpid()
-        if os.fork() == 0:
-            end_with_parent(server, signal.SIGKILL)
-            listener.close()
-            os.close(run)
-            return keep(connection)
-        connection.close()
-    shutil.rmtree(path.parent)
-    os._exit(0)
-
-
-def keep(connection: socket.socket) -> list[str]:
-    """Fork the process and wait for its end or that of the connection. Returns in the process."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    content, descriptors, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, MAX_DESCRIPTORS)
-    request, keeper = json.loads(content), os.getpid()
-    if (pid := os.fork()) == 0:
-        connection.close()
-        become(request, keeper, descriptors)
-        arguments: list[str] = request["arguments"]
-        return arguments
-    for descriptor in descriptors:
-        os.close(descriptor)
-    connection.send(str(pid).encode())
-    kill = os.kill if request["ends_alone"] else os.killpg
-    ended = os.pidfd_open(pid)
-    if ended not in select.select([connection.fileno(), ended], [], [])[0]:
-        kill(pid, signal.SIGKILL)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    if not request["ends_alone"]:
-        os.killpg(pid, signal.SIGKILL)  # what it has left running
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    with suppress(OSError):
-        connection.send(str(code).encode())
-    os._exit(0)
+    arguments = server.serve()
+    if arguments is None:
+        shutil.rmtree(path.parent)
+        os._exit(0)
+    return arguments
 
 
 def become(request: Mapping[str, Any], parent: int, descriptors: Sequence[int]) -> None:
