@@ -98,7 +98,6 @@ def library_versions() -> dict[str, str]:
     }
 
 
-@functools.cache  # each parses a file of up to 100 kB
 def _version(name: str) -> str:
     """A package's version; the engine also runs from its sources, without installation."""
     try:
