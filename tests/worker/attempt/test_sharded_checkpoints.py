@@ -30,7 +30,7 @@ from worker.attempt import publish
 from worker.attempt.attempt import Attempt, Worker
 from worker.attempt.lease import Lease
 from worker.attempt.prepare import _fetch_checkpoint
-from worker.cluster.place import ClusterFiles
+from worker.cluster.files import ClusterFiles
 from worker.launchers.run_files import LocalRunFiles
 
 SHARDS = [f"rank-0000{rank}-of-00003.safetensors" for rank in range(3)]
@@ -47,7 +47,7 @@ class Hosts:
 
     @property
     def files(self) -> ClusterFiles:
-        return ClusterFiles(self)  # type: ignore[arg-type]
+        return ClusterFiles(self.call)
 
     def call(self, target: str, method: str, *arguments: Any) -> Any:
         hosts = [LocalRunFiles(folder, self.storage) for folder in self.folders]
