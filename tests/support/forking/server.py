@@ -35,7 +35,6 @@ from grpo_engine.process.fault_points import Faults, parse_faults
 from grpo_engine.process.parent_death import end_with_parent
 from grpo_engine.process.setup import set_library_defaults, without_garbage_collector
 from grpo_engine.run.prestart import LOADED_AHEAD
-from tests.support.forking.huge_pages import use_huge_pages
 from tests.support.forking.process import Process
 
 DATABASES = ("psycopg", "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.dialects.sqlite")
@@ -224,7 +223,6 @@ def main() -> None:
     import_tests(sys.argv[4:]) if is_tests else import_program(program)
     gc.collect()
     gc.freeze()
-    use_huge_pages()
     arguments = serve(path, run)
     try:
         run_code(*arguments) if is_tests else run_module(*arguments)
