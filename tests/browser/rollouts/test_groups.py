@@ -188,3 +188,12 @@ def test_another_grader_is_tried_and_its_rewards_are_marked(
     expect(changes).to_contain_text(str(reported["summary"]["num_sign_changes"]))
     expect(page.locator(".column .rescored")).to_have_count(len(reported["data"][0]["completions"]))
     shots(page, "rollouts-rescore")
+
+
+def test_whitespace_at_the_end_of_a_completion_is_counted(page: Page, deployment: Deployment) -> None:
+    job_id = deployment.jobs["first"]
+    answer = deployment.get(f"{JOBS}/{job_id}/rollouts", step=3)
+    answer["data"][0]["completions"][0]["text"] = "39" + 17 * " "
+    page.route("**/rollouts?*", lambda route: route.fulfill(json=answer))
+    open_page(page, job_id, "?step=3")
+    expect(page.get_by_role("article").first).to_contain_text("ends with 17 spaces or line breaks")

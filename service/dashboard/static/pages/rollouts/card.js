@@ -35,10 +35,10 @@ function facts(one) {
 
 const text = (content) => (content ? [longText(content), padding(content)] : el("p", { class: "faint" }, "empty completion"));
 
-// Blanks at the end of a text, which nobody sees but a grader may count.
+// Whitespace at the end of a text is invisible, but a grader may score it.
 function padding(content) {
-  const blanks = content.length - content.trimEnd().length;
-  return blanks > 1 && el("p", { class: "small faint" }, `ends with ${number(blanks)} blanks`);
+  const length = content.length - content.trimEnd().length;
+  return length > 1 && el("p", { class: "small faint" }, `ends with ${number(length)} spaces or line breaks`);
 }
 
 // The score of each part of the grader, or its error; a failed session is shown with its turns.
