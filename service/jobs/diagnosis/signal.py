@@ -36,6 +36,8 @@ SIGNAL = "frac_reward_zero_std"
 SIGNAL_LIMIT = DEFAULT_THRESHOLDS["no_signal"]
 MIN_GROUPS = 10
 """Fewest groups that are judged in a run too short for trends."""
+LUCKY = 0.05
+"""Share of the groups in which a model that cannot do the task may earn a reward by chance."""
 MUCH = 0.5
 """A gain is large above this share of the first rewards' standard deviation (Cohen's "medium effect")."""
 SOLVED = 0.95
@@ -115,11 +117,11 @@ def few_signals(run: Run) -> DiagnosisFinding | None:
 
 
 def unrewarded(run: Run) -> DiagnosisFinding | None:
-    """No completion of a run that ended too early for `few_signals` earned a reward."""
+    """A run that ended too early for `few_signals` earned a reward in at most `LUCKY` of its groups."""
     groups = run.groups
     if not run.is_over or len(run.series("reward")) >= MIN_STEPS or groups.num < MIN_GROUPS:
         return None
-    if groups.num_wrong < groups.num:
+    if groups.num - groups.num_wrong > LUCKY * groups.num:
         return None
     reason = _too_hard(run, [groups.text()])
     return finding("few_signals", reason.cause, reason.evidence, reason.advice, reason.change)

@@ -140,11 +140,8 @@ def test_a_short_run_without_any_reward_is_advised_about_its_task_and_not_to_tra
     wrong = [group(0.0, 0.0, step=step) for step in range(1, 11)]
     found = run(metrics(8), *wrong)
     (finding,) = diagnose(found).findings
-    assert (finding.code, finding.field, finding.patch) == (
-        "few_signals",
-        "method.reinforcement.grader",
-        None,
-    )
+    assert (finding.code, finding.field) == ("few_signals", "method.reinforcement.grader")
+    assert finding.patch is None
     assert finding.advice == (
         "Test the grader on a right answer. If that earns a reward, start with supervised fine-tuning, use "
         "easier prompts, or reward partial progress."
@@ -152,6 +149,13 @@ def test_a_short_run_without_any_reward_is_advised_about_its_task_and_not_to_tra
     assert finding.cause.endswith("the model cannot do this task yet, or the grader rejects right answers.")
     for other in (run(metrics(8), *wrong[:9]), run(metrics(8), *wrong, group(0.0, 1.0))):
         assert [one.code for one in diagnose(other).findings] == ["too_few_steps"]
+
+
+def test_one_lucky_answer_in_a_short_run_does_not_make_longer_training_the_advice() -> None:
+    groups = [group(0.0, 0.0, step=step) for step in range(1, 20)]
+    (finding,) = diagnose(run(metrics(8), *groups, group(0.0, 1.0))).findings
+    assert finding.code == "few_signals"
+    assert finding.cause.startswith("In almost every group no completion gets a reward: the model cannot do")
 
 
 def test_cut_completions_that_are_all_wrong_are_read_before_they_get_longer() -> None:
