@@ -135,6 +135,7 @@ def test_a_shared_run_is_read_without_a_way_to_anything_else(
     shots(blank, "shared")
     for tab in ("Metrics", "Checkpoints", "Configuration", "History", "Rollouts"):
         blank.get_by_role("link", name=tab, exact=True).first.click()
+        heading(blank, "Rollouts" if tab == "Rollouts" else "first-try")
         expect(blank.locator("main .busy")).to_have_count(0)
         assert controls(blank) == []
         others = [one.get_attribute("href") or "" for one in links(blank)]
