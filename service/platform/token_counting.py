@@ -45,7 +45,8 @@ class ModelText:
     """Tokenizer and chat template of one model, which turn rows into tokens."""
 
     tokenizer: Tokenizer
-    template: Template | None
+    template: Template | str
+    """The chat template, or why there is none."""
     special_tokens: Mapping[str, str]
     context_tokens: int | None
     """The model's context length, for prompt and completion; None if its config has no limit."""
@@ -61,10 +62,10 @@ class ModelText:
     ) -> str:
         """The conversation as text, with the beginning of an assistant's turn if a completion follows.
 
-        Raises RenderError if the model has no template or its template refuses the conversation.
+        Raises RenderError if the model has no readable template or its template refuses the conversation.
         """
-        if self.template is None:
-            raise RenderError("the model has no chat template")
+        if isinstance(self.template, str):
+            raise RenderError(self.template)
         try:
             return self.template.render(
                 messages=[{**message, "content": joined(message)} for message in messages],
@@ -147,10 +148,9 @@ def _load(folder: Path, _stamp: tuple[int, ...]) -> ModelText:
         raise ModelTextError(f"{folder.name} has no tokenizer.json")
     settings = _read_json(folder / "tokenizer_config.json")
     try:
-        source = _template_source(folder, settings)
+        template = _template(_template_source(folder, settings))
         tokenizer = Tokenizer.from_str(tokenizer_file.read_text("utf-8"))
-        template = _environment().from_string(source) if source else None
-    except (TemplateError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise ModelTextError(f"the template of {folder.name} cannot be read: {error}") from error
     except Exception as error:  # tokenizers raises nothing narrower
         raise ModelTextError(f"the tokenizer of {folder.name} cannot be read: {error}") from error
@@ -179,6 +179,16 @@ def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
         named = [each for each in source if isinstance(each, dict) and each.get("name") == "default"]
         source = named[-1].get("template") if named else None
     return source if isinstance(source, str) else None
+
+
+def _template(source: str | None) -> Template | str:
+    """The parsed template, or why there is none: rows that are plain prompts need none."""
+    if not source:
+        return "the model has no chat template"
+    try:
+        return _environment().from_string(source)
+    except _REFUSALS as error:
+        return f"the model's chat template cannot be read: {error}"
 
 
 def _token_text(token: Any) -> str | None:

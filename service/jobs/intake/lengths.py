@@ -58,9 +58,9 @@ class LengthCheck:
         self._report_long_rows()
 
     def _add(self, row: Row) -> None:
-        if row.messages is not None and self.text.template is None:
+        if row.messages is not None and isinstance(self.text.template, str):
             if not self._lacks_template:
-                reason = 'the model has no chat template: send {"prompt": …} rows'
+                reason = f'{self.text.template}. Send {{"prompt": …}} rows'
                 self.problems.add(f"{self.file}[{row.line}].messages", reason)
             self._lacks_template = True
             return

@@ -237,21 +237,21 @@ def test_a_supervised_row_over_max_tokens_names_its_row(
     assert "has 21 tokens, more than max_tokens = 20" in error["message"]
 
 
-def test_messages_need_a_chat_template(client: TestClient, settings: Settings, database: Database) -> None:
-    make_model(settings.home, "bare", template=None)
-    error = refused(client, database, request(upload(client), model="bare"))
-    assert error["param"] == "training_file[1].messages"
-    assert "the model has no chat template" in error["message"]
-    assert len(error["problems"]) == 1
-
-
-def test_a_template_that_refuses_a_row_is_reported(
-    client: TestClient, settings: Settings, database: Database
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (None, 'the model has no chat template. Send {"prompt": …} rows'),
+        ("{% if %}", "the model's chat template cannot be read: Expected an expression"),
+        ("{{ raise_exception('roles must alternate') }}", "template refuses it: roles must alternate"),
+    ],
+)
+def test_messages_need_a_chat_template_that_takes_them(
+    client: TestClient, settings: Settings, database: Database, template: str | None, reason: str
 ) -> None:
-    make_model(settings.home, "strict", template="{{ raise_exception('roles must alternate') }}")
-    error = refused(client, database, request(upload(client, jsonl(row())), model="strict"))
+    make_model(settings.home, "other", template=template)
+    error = refused(client, database, request(upload(client, jsonl(row())), model="other"))
     assert error["param"] == "training_file[1].messages"
-    assert error["message"].endswith("the model's chat template refuses it: roles must alternate")
+    assert reason in error["message"]
 
 
 def validated(client: TestClient, body: dict[str, Any]) -> dict[str, Any]:

@@ -131,6 +131,14 @@ def test_a_model_without_template_cannot_render(tmp_path: Path) -> None:
         text.render(MESSAGES, None, for_completion=True)
 
 
+@pytest.mark.parametrize("template", ["{% if %}", "{{ messages", "{% unknown %}", "{{ " + "(" * 5_000])
+def test_a_template_that_jinja_cannot_parse_refuses_every_conversation(tmp_path: Path, template: str) -> None:
+    text = load_model_text(make_model(tmp_path, template=template))
+    with pytest.raises(RenderError, match="the model's chat template cannot be read: "):
+        text.render(MESSAGES, None, for_completion=True)
+    assert text.lengths(["one two"], rendered=False) == [2]
+
+
 def test_a_broken_tokenizer_is_reported(tmp_path: Path) -> None:
     folder = make_model(tmp_path)
     (folder / "tokenizer.json").write_text("{}")
