@@ -97,8 +97,9 @@ def sweep_until(
             cluster.beat()
 
     run_rounds(stopping, Heartbeat(database, settings, SWEEPER), sweep, settings.sweep_seconds)
-    if cluster is not None:
-        cluster.leave()
+    for helper in expected_helpers(settings, has_worker=has_worker):
+        # each removes its own row as well, but not one that is stopped while it starts
+        Heartbeat(database, settings, helper).leave()
 
 
 def maintenance(

@@ -70,13 +70,19 @@ def children(pid: int, module: str) -> list[int]:
     return found
 
 
+def only_child(pid: int, module: str) -> int | None:
+    """Its id; None while it starts (a program that starts another one has no command line for a moment)."""
+    found = children(pid, module)
+    return found[0] if len(found) == 1 else None
+
+
 def kill_helper(main: int, module: str, *, spared: str) -> None:
     """Kill one helper of a Celery worker and wait until it is restarted; the other one must not restart."""
-    wait_until(lambda: len(children(main, module)) == len(children(main, spared)) == 1, 60)
-    (pid,), others = children(main, module), children(main, spared)
+    pid = wait_until(lambda: only_child(main, module), 60)
+    other = wait_until(lambda: only_child(main, spared), 60)
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: children(main, module) not in ([], [pid]), 30, f"{module} is restarted")
-    assert children(main, spared) == others
+    wait_until(lambda: only_child(main, module) not in (None, pid), 30, f"{module} is restarted")
+    assert wait_until(lambda: only_child(main, spared)) == other
 
 
 def helpers_recorded(database: Database) -> set[str]:
