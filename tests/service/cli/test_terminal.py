@@ -152,8 +152,9 @@ def completion_context(url: str, key: str | None) -> SimpleNamespace:
 
 
 def test_files_and_models_are_completed_with_a_description(
-    server_url: str, api_key: str, client: TestClient, settings: Settings
+    server_url: str, api_key: str, client: TestClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(options, "COMPLETION_SECONDS", 60.0)  # a busy machine may take longer than a person
     make_model(settings.home)
     file_id, context = upload(client), completion_context(server_url, api_key)
     assert options.complete_files(context, file_id[:8]) == [(file_id, "train.jsonl")]  # type: ignore[arg-type]
