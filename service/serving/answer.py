@@ -144,21 +144,26 @@ class OpenAnswer(Subscriber[Positioned]):
         self._inbox.put_nowait(last)
 
     async def _copy(self, server: ServerState, model: WantedModel, path: str, body: str) -> bool:
-        """Copy the server's answer. False: the server was unloaded meanwhile. Raises ServiceError."""
+        """Copy the server's answer. False: its server was unloaded before that. Raises ServiceError."""
         headers = {"authorization": f"Bearer {server.secret}", "content-type": "application/json"}
         sending = self.http.stream("POST", f"{server.address}{path}", content=body, headers=headers)
+        has_begun = False
         try:
             async with sending as response:
                 if response.status_code != httpx.codes.OK:
                     raise error_of(_refusal(response.status_code, await response.aread()))
                 async for piece in response.aiter_raw():
+                    has_begun = True
                     self._inbox.put_nowait(piece)
         except (httpx.ConnectError, httpx.ConnectTimeout):
             if await _reason(model, server, UNREACHABLE) == UNREACHABLE:
                 raise error_of(UNREACHABLE) from None
             return False
         except httpx.TransportError:
-            raise error_of(await _reason(model, server, LOST)) from None
+            reason = await _reason(model, server, LOST)
+            if reason is None and not has_begun:
+                return False
+            raise error_of(reason or DIED) from None
         return True
 
     async def _server(self, model: WantedModel) -> ServerState:
@@ -182,14 +187,18 @@ class OpenAnswer(Subscriber[Positioned]):
         return found
 
 
-async def _reason(model: WantedModel, server: ServerState, otherwise: Refusal) -> Refusal:
-    """Why a server has ended, which its worker writes; `otherwise` if it does not."""
+async def _reason(model: WantedModel, server: ServerState, otherwise: Refusal) -> Refusal | None:
+    """Why a server has ended, which its worker writes; `otherwise` if it does not.
+
+    None: an idle model was unloaded for another one, perhaps before its worker knew of the request.
+    """
     until = time.monotonic() + REASON_SECONDS
     while time.monotonic() < until:
         found = await run_in_threadpool(model.server)
-        if found is None or (found.fence, found.address) != (server.fence, server.address):
-            is_reason = found is not None and found.fence == server.fence and found.refusal is not None
-            return Refusal.model_validate(found.refusal) if found and is_reason else DIED
+        if found is None or found.fence != server.fence:
+            return DIED
+        if found.address != server.address:
+            return None if found.refusal is None else Refusal.model_validate(found.refusal)
         await asyncio.sleep(LOADING_SECONDS)
     return otherwise
 

@@ -1,7 +1,9 @@
 """How the API reaches a model's server, and what users and operators see if it does not."""
 
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -13,7 +15,7 @@ from service.ops.doctor.findings import Level
 from service.ops.doctor.serving import model_servers
 from service.platform.db import Database
 from service.platform.tables.serving import ModelServer
-from service.serving import answer
+from service.serving import answer, repository
 from service.settings import Settings
 from tests.conftest import settings_for
 from tests.service.job_samples import make_model
@@ -95,6 +97,36 @@ def test_a_request_for_which_no_model_slot_gets_free_times_out(
             assert refused.headers["x-should-retry"] == "false"
         monkeypatch.setattr(answer, "CLAIM_SECONDS", 60.0)
         assert http.post(CHAT, json=body("hello", "other")).status_code == 200
+
+
+@contextmanager
+def unloaded_by_the_first_request(database: Database) -> Iterator[str]:
+    """Address of a server that its worker unloads, as an idle one, when a request arrives."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def unload() -> None:
+            connection, _ = listener.accept()
+            with connection, database.transaction() as session:
+                assert connection.recv(1)
+                held = session.execute(select(ModelServer.key, ModelServer.fence)).one()
+                repository.end(session, *held)
+
+        thread = threading.Thread(target=unload)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+@pytest.mark.usefixtures("answered")
+def test_a_request_to_a_model_that_is_just_being_unloaded_is_answered_by_its_next_server(
+    client: TestClient, database: Database
+) -> None:
+    assert client.post(CHAT, json=body()).status_code == 200
+    with unloaded_by_the_first_request(database) as address:
+        change(database, address=address)
+        answered = client.post(CHAT, json=body("again"))
+    assert answered.json()["choices"][0]["message"]["content"] == "Base: again"
 
 
 def test_a_worker_registers_the_name_at_which_the_api_reaches_it(
