@@ -10,11 +10,16 @@ from service.platform.db import Database
 from service.serving import repository
 from service.settings import Settings
 from tests.service.embedded import ROOT
+from tests.support.forking import client as forking
 from tests.support.servers import wait_until
 from worker.attempt.attempt import Worker
 from worker.serving.chat import answer_until
 
-FAKE = {"chat_module": "tests.support.fake_serving", "poll_seconds": 0.02}
+
+def faked(settings: Settings) -> Settings:
+    """The settings with the fake serving engine."""
+    fake = {"chat_module": "tests.support.fake_serving", "engine_python": forking.engine_python()}
+    return settings.model_copy(update={**fake, "poll_seconds": 0.02})
 
 
 @contextmanager
@@ -28,7 +33,7 @@ def answering(settings: Settings, name: str = "chat-worker") -> Iterator[Worker]
 
 @contextmanager
 def _thread(settings: Settings, name: str) -> Iterator[Worker]:
-    worker = Worker.open(settings.model_copy(update=FAKE), name)
+    worker = Worker.open(faked(settings), name)
     thread = threading.Thread(target=answer_until, args=(worker.draining, worker))
     thread.start()
     try:

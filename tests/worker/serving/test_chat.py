@@ -21,7 +21,7 @@ from service.serving import repository
 from service.settings import Settings
 from service.web.auth import create_key
 from tests.conftest import on_sqlite
-from tests.service.serving.answering import FAKE, answering, num_workers
+from tests.service.serving.answering import answering, faked, num_workers
 from tests.service.serving.processes import serving
 from tests.support.servers import wait_until
 from tests.support.waiting import is_alive, talking_engines
@@ -37,7 +37,7 @@ def settings(settings: Settings) -> Settings:
     for name in ("other", "broken", "changed"):
         (settings.home / "models" / name).mkdir()
         (settings.home / "models" / name / "config.json").write_text("{}")
-    return settings.model_copy(update={**FAKE, "chat_models": 2})
+    return faked(settings).model_copy(update={"chat_models": 2})
 
 
 @contextmanager
