@@ -61,7 +61,8 @@ def diagnose(run: Run) -> Diagnosis:
         found += _applied(run, OF_REINFORCEMENT)
         if not found and not is_good(run):
             found = _applied(run, (training.more_steps,))
-        found += [*_applied(run, (few_training_rows,))]
+        if not any(one.code == "not_held_out" for one in found):  # few rows are part of that cause
+            found += _applied(run, (few_training_rows,))
         found += guard_findings(run, {one.code for one in found})
     found.sort(key=lambda one: (get_args(Severity).index(one.severity), one.code not in QUESTIONS))
     return Diagnosis(

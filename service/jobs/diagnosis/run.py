@@ -48,7 +48,8 @@ class Groups:
     def text(self) -> str:
         return (
             f"steps {self.first_step}–{self.last_step}: of {self.num} stored groups {self.num_flat} had no "
-            f"signal ({self.num_wrong} all wrong, {self.num_right} all right, {self.num_between} between)"
+            f"signal ({self.num_wrong} all wrong, {self.num_right} all right, {self.num_between} with equal "
+            "partial rewards)"
         )
 
 

@@ -280,10 +280,19 @@ def test_groups_are_counted_by_what_they_earned() -> None:
     text = run(
         metrics(), group(0, 0, step=3), group(1, 1), group(0.5, 0.5), group(0, 1, step=2)
     ).groups.text()
-    assert text == "steps 2–3: of 4 stored groups 3 had no signal (1 all wrong, 1 all right, 1 between)"
+    assert text == (
+        "steps 2–3: of 4 stored groups 3 had no signal "
+        "(1 all wrong, 1 all right, 1 with equal partial rewards)"
+    )
 
 
 def test_with_a_settled_group_size_only_other_data_help() -> None:
     method = expanded(group_size=64)
     hard = run(metrics(frac_reward_zero_std=1.0), group(0, 0), method=method)
     assert the(hard, "few_signals").field == "training_file"
+
+
+def test_rows_that_are_memorised_are_not_also_said_to_be_few() -> None:
+    rows = evaluated(metrics(), (-0.05, 0.03), (-0.04, 0.04))
+    found = diagnose(run(rows, evaluation=BASELINE, num_rows=24)).findings
+    assert [finding.code for finding in found] == ["not_held_out"]

@@ -46,7 +46,8 @@ def test_a_failed_job_is_diagnosed_and_cloned_with_a_fix(
         'grader rejects right answers (for example "5" for "p").'
     )
     assert first["evidence"][1] == (
-        "steps 59–60: of 2 stored groups 1 had no signal (1 all wrong, 0 all right, 0 between)"
+        "steps 59–60: of 2 stored groups 1 had no signal "
+        "(1 all wrong, 0 all right, 0 with equal partial rewards)"
     )
     again = client.post(f"{JOBS}/{job_id}/clone", json=first["patch"]).json()
     assert again["method"]["reinforcement"]["hyperparameters"]["group_size"] == first["suggested"] == 16
