@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from grpo_engine.contract.events import Started, StepFinished, StepSkipped
 from service.jobs.model.names import base_of
-from service.jobs.model.states import TERMINAL
+from service.jobs.model.states import TERMINAL, JobState
 from service.platform.tables.core import Job
 
 Cost = dict[str, Any]
@@ -21,9 +21,13 @@ LOOKED_AT = 200
 
 
 def with_start(known: Mapping[str, Any] | None, event: Started) -> Cost:
-    """The cost with the machine, the model's size and the computation of the newest attempt."""
+    """The cost with the machine, the model's size and the computation of the newest attempt.
+
+    `loaded_at` is the time at which the first attempt had loaded its model.
+    """
     how = event.computation.model_dump(mode="json") if event.computation else None
     return {
+        "loaded_at": event.at,
         **(known or {}),
         "machine": event.machine,
         "num_parameters": event.num_parameters,
@@ -102,8 +106,8 @@ class Past:
         return tokens / seconds * (self.num_parameters / size if size and self.num_parameters else 1.0)
 
 
-def past_of(model: str, cost: Mapping[str, Any], wall_seconds: float) -> Past | None:
-    """The measurements of a job with this cost; None if it did not finish a step."""
+def past_of(model: str, cost: Mapping[str, Any], seconds: float) -> Past | None:
+    """The measurements of a job that ran for `seconds`; None if it did not finish a step."""
     steps = cost.get("steps", 0)
     if not steps:
         return None
@@ -117,9 +121,22 @@ def past_of(model: str, cost: Mapping[str, Any], wall_seconds: float) -> Past | 
         sample_seconds=sample,
         trained_tokens=cost["trained_tokens"],
         train_seconds=train,
-        other_seconds=max(0.0, wall_seconds - sample - train),
+        other_seconds=max(0.0, seconds - sample - train),
         mean_completion_tokens=cost["length_sum"] / steps,
     )
+
+
+def seconds_of_attempts(
+    cost: Mapping[str, Any], started_at: float, finished_at: float, *, has_succeeded: bool
+) -> float:
+    """From a job's first start to its end, without the time between its attempts: a pause may take days.
+
+    The worker's clock, which has stamped the cost, may differ from the database's.
+    """
+    loading = max(0.0, cost.get("loaded_at", started_at) - started_at)
+    saving = max(0.0, finished_at - cost.get("last_event_at", finished_at)) if has_succeeded else 0.0
+    seconds = loading + cost.get("running_seconds", 0.0) + saving
+    return float(min(seconds, finished_at - started_at))
 
 
 def read_past(session: Session, tenant: str) -> list[Past]:
@@ -127,9 +144,12 @@ def read_past(session: Session, tenant: str) -> list[Past]:
     columns = (Job.model, Job.actual, Job.state, Job.finished_at, Job.started_at, Job.created_at)
     newest = select(*columns).where(Job.tenant == tenant).order_by(Job.created_at.desc(), Job.id.desc())
     rows = session.execute(newest.limit(LOOKED_AT)).all()
-    found = [
-        past_of(row.model, row.actual, (row.finished_at or 0.0) - (row.started_at or 0.0))
-        for row in rows
-        if row.actual and row.state in TERMINAL
-    ]
+    found = [_past(row) for row in rows if row.actual and row.state in TERMINAL]
     return [each for each in found if each is not None]
+
+
+def _past(row: Any) -> Past | None:
+    started, finished = row.started_at or 0.0, row.finished_at or 0.0
+    has_succeeded = row.state == JobState.SUCCEEDED
+    seconds = seconds_of_attempts(row.actual, started, finished, has_succeeded=has_succeeded)
+    return past_of(row.model, row.actual, seconds)
