@@ -15,8 +15,6 @@ from grpo_engine.sandbox.launch import unprivileged_reader_prefix
 from service.suites.models import ReasoningGymDataset, SuiteError
 
 LIMIT_SECONDS = 60
-_CACHE_BYTES = 2**20
-"""Limit of files while tasks are listed; a library of the suite writes a cache when it is imported."""
 _listing = threading.Lock()
 _PASSED_ON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 _FIXED = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -43,7 +41,7 @@ def list_tasks() -> Sequence[dict[str, Any]]:
 @cache
 def _listed_tasks() -> Sequence[dict[str, Any]]:
     with tempfile.TemporaryFile() as nothing:
-        tasks: list[dict[str, Any]] = _report({"dataset": None, "max_bytes": _CACHE_BYTES}, nothing)["tasks"]
+        tasks: list[dict[str, Any]] = _report({"dataset": None, "max_bytes": 0}, nothing)["tasks"]
     return tasks
 
 

@@ -117,6 +117,11 @@ def test_a_wrong_dataset_is_refused_at_its_field(tmp_path: Path) -> None:
         assert reason in message
 
 
+def test_a_task_of_the_library_whose_plots_are_left_out_has_right_answers() -> None:
+    rows, report = generated("game_of_life", size=2, seed=0)
+    assert (len(rows), report) == (2, {"checked": 2, "wrong": 0})
+
+
 def test_an_option_that_names_a_file_reads_none_of_the_machine() -> None:
     assert (
         "not allowed" in refused("spell_backward", config={"data_file": "../../../../../../../etc/passwd"})[1]
