@@ -24,6 +24,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 Perform = Callable[..., tuple[bytes, str]]
@@ -45,6 +46,7 @@ def serve() -> None:
     if settings["packages"]:
         os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # threads do not survive a fork
         sys.path += settings["packages"]
+    sys.modules.update({name: ModuleType(name) for name in settings["left_out"]})
     for name in settings["preload"]:
         importlib.import_module(name)
     if not settings["alone"]:

@@ -48,6 +48,8 @@ class Limits:
     """Limit of standard output and error together; more output is an error of the call."""
     value_bytes: int = 2**20
     preload: Sequence[str] = ("collections", "functools", "itertools", "math", "re", "typing")
+    left_out: Sequence[str] = ()
+    """Modules that are empty inside: preloaded libraries import them, and nothing uses them."""
     packages: Sequence[str] = ()
     """Folders of installed packages that may be imported (`launch.package_folders`)."""
     start_seconds: float = 10.0

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any, TextIO
 
+from grpo_engine.graders.suites.reasoning_gym import PLOTS
 from grpo_engine.sandbox.launch import package_folders
 from service.suites.child_process import LIMIT_SECONDS
 from service.suites.models import INSTALL, SEED_STEP, ReasoningGymDataset, SuiteError
@@ -27,11 +28,6 @@ MAX_MEMORY_BYTES = 2 * 2**30
 MAX_CHECKED = 200
 """Number of rows whose own answers are scored."""
 NUM_CLOSEST = 3
-PLOTTING = (
-    *("matplotlib", "matplotlib.animation", "matplotlib.collections", "matplotlib.pyplot"),
-    *("mpl_toolkits", "mpl_toolkits.mplot3d"),
-)
-"""Modules that a library of the suite imports for plots."""
 _REFUSED = re.compile(r"(subprocess|socket|ctypes)\.|os\.(exec|fork|posix_spawn|spawn|system)")
 """Audit events of what a generator never needs."""
 
@@ -43,6 +39,8 @@ def main() -> None:
     for descriptor in (1, 2):  # generators print
         os.dup2(nowhere, descriptor)
     limit(given["max_bytes"])
+    # importing them would also leave a folder of fonts in /tmp
+    sys.modules.update({name: ModuleType(name) for name in PLOTS})
     try:
         if given["dataset"] is None:
             found: dict[str, Any] = {"tasks": list_tasks()}
@@ -93,22 +91,12 @@ def confine() -> None:
 
 def _suite() -> Any:
     """The module with the tasks. Raises SuiteError if the package is missing."""
-    _leave_out_plots()
     try:
         from grpo_engine.graders.suites import reasoning_gym_tasks
     except ImportError as error:
         reason = f"Reasoning Gym is missing ({error}); install it where the API runs: {INSTALL}"
         raise SuiteError("", reason, "reasoning_gym_missing") from error
     return reasoning_gym_tasks
-
-
-def _leave_out_plots() -> None:
-    """Put empty modules in the place of PLOTTING, because no task draws.
-
-    Importing them takes nearly half of this process's time, and leaves a folder of fonts in /tmp.
-    """
-    sys.modules.update({name: ModuleType(name) for name in PLOTTING})
-    vars(sys.modules["mpl_toolkits.mplot3d"])["Axes3D"] = None
 
 
 def list_tasks() -> list[dict[str, Any]]:

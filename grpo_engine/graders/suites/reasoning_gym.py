@@ -22,6 +22,11 @@ from grpo_engine.sandbox import Limits, PythonServer, SandboxUnavailable
 from grpo_engine.sandbox.launch import package_folders
 
 SCORE_SECONDS = 10.0
+PLOTS = (
+    *("matplotlib", "matplotlib.animation", "matplotlib.collections", "matplotlib.pyplot"),
+    *("mpl_toolkits", "mpl_toolkits.mplot3d", "mpl_toolkits.mplot3d.Axes3D"),
+)
+"""What a library of the suite imports for plots, nearly half of the time of all imports. No task draws."""
 START_SECONDS = 60.0
 """Reasoning Gym and sympy are imported once for each sandbox."""
 
@@ -75,7 +80,12 @@ class ReasoningGym(RewardGrader):
 @cache
 def _server(pid: int) -> PythonServer:
     """This process's sandbox with the suite; a forked process does not use its parent's."""
-    limits = Limits(preload=("reasoning_gym",), packages=package_folders(), start_seconds=START_SECONDS)
+    limits = Limits(
+        preload=("reasoning_gym",),
+        left_out=PLOTS,
+        packages=package_folders(),
+        start_seconds=START_SECONDS,
+    )
     source = Path(__file__).with_name("reasoning_gym_tasks.py").read_text(encoding="utf-8")
     server = PythonServer(source, limits, filename="<reasoning_gym>")
     atexit.register(lambda: server.close() if os.getpid() == pid else None)

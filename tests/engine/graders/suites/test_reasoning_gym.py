@@ -36,7 +36,15 @@ def score(text: str, item: dict[str, Any], **fields: Any) -> Score:
 
 @pytest.mark.parametrize(
     "task",
-    ["chain_sum", "countdown", "arc_agi", "zebra_puzzles", "spell_backward", "time_intervals", "n_queens"],
+    [
+        "chain_sum",
+        "countdown",
+        "arc_agi",
+        "zebra_puzzles",
+        "spell_backward",
+        "time_intervals",
+        "game_of_life",
+    ],
 )
 def test_the_suites_own_answer_gets_the_full_score_and_nonsense_does_not(task: str) -> None:
     item = items(task)[0]
