@@ -43,6 +43,7 @@ def score(text: str, item: dict[str, Any], **fields: Any) -> Score:
         "zebra_puzzles",
         "spell_backward",
         "time_intervals",
+        "n_queens",
         "game_of_life",
     ],
 )
