@@ -13,6 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, WithJsonSchema
 
+from grpo_engine.config.messages import plain
+
 
 def _checked(value: float) -> float:
     if 0 < value < 1:
@@ -43,7 +45,7 @@ def prompt_digest(row: Mapping[str, Any]) -> bytes:
     messages = row.get("messages")
     if messages and messages[-1].get("role") == "assistant":
         messages = messages[:-1]
-    prompt = row.get("prompt") if messages is None else [_plain(message) for message in messages]
+    prompt = row.get("prompt") if messages is None else [plain(message) for message in messages]
     return hashlib.blake2b(json.dumps(prompt, sort_keys=True).encode(), digest_size=16).digest()
 
 
@@ -60,11 +62,3 @@ def held_out_rows(prompts: Sequence[bytes], split: float, seed: int) -> frozense
             chosen.add(prompt)
             wanted -= repeats[prompt]
     return frozenset(index for index, prompt in enumerate(prompts) if prompt in chosen)
-
-
-def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with its text parts joined, so that both spellings give the same prompt."""
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(str(part.get("text", "")) for part in content)
-    return {**message, "content": content}

@@ -4,7 +4,7 @@ The service checks every row at submit; this module rejects only what requires t
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +14,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from grpo_engine.config.job import RunConfig
+from grpo_engine.config.messages import plain, shown_tools, text_of
 from grpo_engine.config.validation_split import held_out_rows, prompt_digest
 from grpo_engine.contract.errors import DatasetError
 from grpo_engine.objective.types import Prompt
@@ -159,8 +160,8 @@ class RowReader:
     def _render(self, index: int, row: dict[str, Any], *, generate: bool) -> str:
         try:
             text = self.tokenizer.apply_chat_template(
-                [{**message, "content": joined(message.get("content"))} for message in row["messages"]],
-                tools=self._shown_tools(row) or None,
+                [plain(message) for message in row["messages"]],
+                tools=shown_tools(self.tools, row.get("tools") or ()) or None,
                 tokenize=False,
                 add_generation_prompt=generate,
                 strftime_now=self.created.strftime,
@@ -169,26 +170,5 @@ class RowReader:
             raise DatasetError(f"row {index + 1}: the model's chat template refuses it: {error}") from error
         return cast(str, text)
 
-    def _shown_tools(self, row: Mapping[str, Any]) -> list[dict[Any, Any] | Callable[..., Any]]:
-        names = {_function_name(tool) for tool in self.tools}
-        own = [tool for tool in row.get("tools") or () if _function_name(tool) not in names]
-        return [*self.tools, *own]
-
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
-
-
-def _function_name(tool: Mapping[str, Any]) -> Any:
-    function = tool.get("function")
-    return function.get("name") if isinstance(function, Mapping) else tool.get("name")
-
-
-def text_of(message: Mapping[str, Any]) -> str:
-    return str(joined(message.get("content")) or "")
-
-
-def joined(content: Any) -> Any:
-    """A message's content with its text parts joined: templates of text models accept only strings."""
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content)
-    return content

@@ -8,10 +8,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from grpo_engine.config.messages import text_of
 from grpo_engine.contract.events import RolloutsRecorded, Split
 from grpo_engine.contract.records import CompletionRecord, Episode, GroupRecord, PromptMessage, ToolTurn
 from grpo_engine.objective.types import Completion, Prompt, ScoredGroup
-from grpo_engine.rollout.dataset import text_of
 
 EVENT_BYTES = 4 * 2**20
 """Maximum bytes of a rollouts event, unless its first group alone is larger; well below `MAX_LINE_BYTES`."""

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from grpo_engine.config.job import RunConfig
+from grpo_engine.config.messages import text_of
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Group, Prompt
-from grpo_engine.rollout.dataset import RowReader, text_of
+from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from grpo_engine.training_free.model_client import OnRow, failed_reply

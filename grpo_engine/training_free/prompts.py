@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from grpo_engine.config.messages import text_of
 from grpo_engine.config.training_free import PLACEHOLDER
-from grpo_engine.rollout.dataset import text_of
 from grpo_engine.training_free.library import Experience, Operation
 
 Row = dict[str, Any]

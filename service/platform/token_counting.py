@@ -19,6 +19,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from grpo_engine.config.messages import plain
+
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _REFUSALS = (
     *(TemplateError, TypeError, ValueError, LookupError),
@@ -68,7 +70,7 @@ class ModelText:
             raise RenderError(self.template)
         try:
             return self.template.render(
-                messages=[{**message, "content": joined(message)} for message in messages],
+                messages=[plain(message) for message in messages],
                 tools=tools or None,
                 documents=None,
                 add_generation_prompt=for_completion,
@@ -203,14 +205,6 @@ def context_of(config: Mapping[str, Any]) -> int | None:
             if isinstance(part, Mapping) and isinstance(part.get(name), int):
                 return int(part[name])
     return None
-
-
-def joined(message: Mapping[str, Any]) -> Any:
-    """The message's content with its text parts joined: templates of text models accept only strings."""
-    content = message.get("content")
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content)
-    return content
 
 
 class _Generation(Extension):

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json
 
 from grpo_engine.chat.protocol import FunctionCall, Refused
+from grpo_engine.config.messages import text_of
 from grpo_engine.contract.errors import DatasetError
 from grpo_engine.objective.types import Completion
-from grpo_engine.rollout.dataset import RowReader, text_of
+from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.sampler.turns import Tokens
 from grpo_engine.rollout.tools.rendering import UNKNOWN_TOOL, AnswerRenderer
 

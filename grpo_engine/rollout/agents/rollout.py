@@ -7,12 +7,12 @@ from typing import Any
 
 from grpo_engine.chat.protocol import Answer, FunctionCall, Generate
 from grpo_engine.config.environments import AgentEnvironment
+from grpo_engine.config.messages import text_of
 from grpo_engine.contract.records import Episode, EpisodeTurn, FinishReason
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Prompt
 from grpo_engine.rollout.agents.dialogue import Dialogue, Message, Row
 from grpo_engine.rollout.agents.shared_prompt import joined
-from grpo_engine.rollout.dataset import text_of
 from grpo_engine.rollout.environments.sampler import MAX_SHOWN_CHARACTERS
 
 

@@ -1,14 +1,15 @@
 """Checks that every row fits the model: rendered with its chat template, counted with its tokenizer."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_engine.config.job import Method, Supervised
+from grpo_engine.config.messages import plain, shown_tools
 from service.jobs.intake.estimate import RowTokens
 from service.jobs.model.dataset import Problems, Row
 from service.jobs.model.methods import sampling_of
-from service.platform.token_counting import ModelText, RenderError, joined
+from service.platform.token_counting import ModelText, RenderError
 
 BATCH_ROWS = 256
 BATCH_CHARACTERS = 2**21
@@ -81,7 +82,9 @@ class LengthCheck:
             return _Texts(row, self.text.render(row.messages, tools, for_completion=True), None)
         prompt = self.text.render(row.messages[:-1], row.tools, for_completion=True)
         whole = self.text.render(row.messages, row.tools, for_completion=False)
-        target = whole.removeprefix(prompt) if whole.startswith(prompt) else joined(row.messages[-1])
+        target = (
+            whole.removeprefix(prompt) if whole.startswith(prompt) else plain(row.messages[-1])["content"]
+        )
         return _Texts(row, prompt, target)
 
     def _count(self) -> None:
@@ -144,14 +147,3 @@ class LengthCheck:
         )
         if all(problem.param != where for problem in self.problems.found):
             self.problems.add(where, reason, code="invalid_value")
-
-
-def shown_tools(own: Sequence[dict[str, Any]], of_row: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The tools that a prompt shows: the job's, then the row's tools that have other names."""
-    names = {_function_name(tool) for tool in own}
-    return [*own, *(tool for tool in of_row if _function_name(tool) not in names)]
-
-
-def _function_name(tool: dict[str, Any]) -> Any:
-    function = tool.get("function")
-    return function.get("name") if isinstance(function, dict) else tool.get("name")
