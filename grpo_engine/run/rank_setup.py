@@ -13,7 +13,7 @@ Left out: tensor parallelism.
 import copy
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -34,10 +34,9 @@ from grpo_engine.models.loading import load_policy
 from grpo_engine.models.policy import Policy
 from grpo_engine.models.proof import Choice
 from grpo_engine.models.shared_prompt_attention import recompute
-from grpo_engine.objective.types import Group, Prompt
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.parallel.shards import from_first, gathered_weights, sharded_modules
-from grpo_engine.rollout.sampler.base import AroundSampler, OnGroup, Sampler, Sampling, unwrapped
+from grpo_engine.rollout.sampler.base import ContextSampler, Sampler, unwrapped
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from grpo_engine.run.devices import choose_device
 
@@ -227,26 +226,8 @@ class ShardedPolicy(Policy):
         return run_with_root_weights(model, partial(super()._logprobs, model, *arguments, **named))
 
 
-class GatheringSampler(AroundSampler):
-    """Gathers the weights while a sampler computes with the trained model."""
-
-    def __init__(self, inner: Sampler, model: torch.nn.Module) -> None:
-        super().__init__(inner)
-        self.model = model
-
-    def generate(
-        self,
-        prompts_P: Sequence[Prompt],
-        group_size: int,
-        sampling: Sampling,
-        on_group: OnGroup | None = None,
-    ) -> list[Group]:
-        with gathered_weights(self.model):
-            return self.inner.generate(prompts_P, group_size, sampling, on_group)
-
-
 def with_gathered_weights(sampler: Sampler, policy: Policy) -> Sampler:
-    """A torch sampler, wrapped in a `GatheringSampler` if its weights are sharded."""
+    """The sampler; if it computes with sharded weights, they are gathered while it samples."""
     is_sharded = isinstance(policy.model, FSDPModule)
     own = isinstance(unwrapped(sampler), TorchSampler)
-    return GatheringSampler(sampler, policy.model) if is_sharded and own else sampler
+    return ContextSampler(sampler, partial(gathered_weights, policy.model)) if is_sharded and own else sampler

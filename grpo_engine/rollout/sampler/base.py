@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -203,6 +204,24 @@ class AroundSampler:
 
     def rest(self) -> dict[str, float]:
         return self.inner.rest()
+
+
+class ContextSampler(AroundSampler):
+    """Samples each time inside the block of a new context."""
+
+    def __init__(self, inner: Sampler, context: Callable[[], AbstractContextManager[object]]) -> None:
+        super().__init__(inner)
+        self.context = context
+
+    def generate(
+        self,
+        prompts_P: Sequence[Prompt],
+        group_size: int,
+        sampling: Sampling,
+        on_group: OnGroup | None = None,
+    ) -> list[Group]:
+        with self.context():
+            return self.inner.generate(prompts_P, group_size, sampling, on_group)
 
 
 def unwrapped(sampler: Sampler) -> Sampler:

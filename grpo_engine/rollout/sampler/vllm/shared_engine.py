@@ -8,15 +8,14 @@ without tensor parallelism. Groups are consecutive ranks. Left out: groups over 
 """
 
 import warnings
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from grpo_engine.objective.types import Group, Prompt
-from grpo_engine.rollout.sampler.base import AroundSampler, OnGroup, Sampler, Sampling, unwrapped
+from grpo_engine.rollout.sampler.base import ContextSampler, Sampler, unwrapped
 from grpo_engine.rollout.sampler.vllm.engine import VllmCompletion, VllmEngine, vllm_environment
 
 T = TypeVar("T")
@@ -51,14 +50,18 @@ class SharedEngine(VllmEngine):
         own, self._own = self._own, []
         yield from self._round(self._gather(own))
 
-    def answer_others(self) -> bool:
-        """Take part in the other ranks' next round; False if no rank of the group needs another round."""
+    @contextmanager
+    def until_all_finish(self) -> Iterator[None]:
+        """After the block, take part in the rounds of the other ranks until all of them have finished theirs.
+
+        So each rank may call vLLM a different number of times inside it, as turns with tools do.
+        """
+        yield
         requests_R = self._gather(None)
-        if all(requests is None for requests in requests_R):
-            return False
-        for _ in self._round(requests_R):
-            pass
-        return True
+        while any(requests is not None for requests in requests_R):
+            for _ in self._round(requests_R):
+                pass
+            requests_R = self._gather(None)
 
     def agreed(self, condition: bool) -> bool:
         return all(self._gather(condition))
@@ -85,33 +88,10 @@ class SharedEngine(VllmEngine):
         return found
 
 
-class LockstepSampler(AroundSampler):
-    """A sampler for turns with tools, in which each rank calls vLLM a different number of times.
-
-    A rank that has finished takes part in the rounds of the others until all have.
-    """
-
-    def __init__(self, inner: Sampler, engine: SharedEngine) -> None:
-        super().__init__(inner)
-        self.engine = engine
-
-    def generate(
-        self,
-        prompts_P: Sequence[Prompt],
-        group_size: int,
-        sampling: Sampling,
-        on_group: OnGroup | None = None,
-    ) -> list[Group]:
-        groups = self.inner.generate(prompts_P, group_size, sampling, on_group)
-        while self.engine.answer_others():
-            pass
-        return groups
-
-
 def in_lockstep(sampler: Sampler) -> Sampler:
-    """The sampler, wrapped in a `LockstepSampler` if its innermost sampler shares vLLM with other ranks."""
+    """The sampler; if it shares vLLM with other ranks, each of its calls ends when theirs do."""
     engine = getattr(unwrapped(sampler), "engine", None)
-    return LockstepSampler(sampler, engine) if isinstance(engine, SharedEngine) else sampler
+    return ContextSampler(sampler, engine.until_all_finish) if isinstance(engine, SharedEngine) else sampler
 
 
 def _communicate_by_torch() -> None:
