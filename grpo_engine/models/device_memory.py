@@ -22,6 +22,13 @@ def feed_forward_width(config: PreTrainedConfig) -> int:
     return int(max(width) if isinstance(width, list | tuple) else width)
 
 
+def cached_heads(config: PreTrainedConfig) -> tuple[int, int]:
+    """Number and size of the heads whose keys and values a cache holds."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(heads), int(size)
+
+
 def free_bytes(device: torch.device) -> int | None:
     """Bytes that this process can still allocate; None on a CPU, whose memory all processes share."""
     if device.type != "cuda":

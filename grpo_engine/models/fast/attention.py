@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 from transformers import PreTrainedModel
 
+from grpo_engine.models.device_memory import cached_heads
 from grpo_engine.models.fast.operations import at_least_single, scores_of
 from grpo_engine.models.fast.varlen import VarlenLayout, supports
 from grpo_engine.models.shared_prompt_attention import Attention, Block, PackedLayout, blocks_of
@@ -39,8 +40,7 @@ def attention_for(
 def packed_attention(spans: Sequence[GroupSpan], model: PreTrainedModel, dtype: torch.dtype) -> Attention:
     """torch's kernel for sequences of any length if the GPU has it, otherwise the one with masks."""
     config = model.config.get_text_config()
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if supports(model.device, dtype, head):
+    if supports(model.device, dtype, cached_heads(config)[1]):
         return VarlenLayout(spans, model.device)
     return PackedLayout(spans, model.device)
 

@@ -6,7 +6,7 @@ from typing import Self
 import torch
 from transformers import PreTrainedConfig
 
-from grpo_engine.models.device_memory import feed_forward_width
+from grpo_engine.models.device_memory import cached_heads, feed_forward_width
 
 USABLE = 0.9
 """Share of the free memory to plan for; fragments and workspaces take the rest."""
@@ -30,8 +30,7 @@ class DecodingMemory:
 
     @classmethod
     def of(cls, config: PreTrainedConfig, dtype: torch.dtype) -> Self:
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        heads, head_size = cached_heads(config)
         return cls(
             cached_token=2 * config.num_hidden_layers * heads * head_size * dtype.itemsize,
             prompt_token=(8 * config.hidden_size + 3 * feed_forward_width(config)) * dtype.itemsize,

@@ -2,15 +2,15 @@
 
 import os
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from peft import LoraConfig
 
 from grpo_engine.config.job import Runtime
 from grpo_engine.config.reinforcement import ReinforcementHyperparameters
 from grpo_engine.contract.errors import ConfigError
-from grpo_engine.models.lora import TRAINED
+from grpo_engine.models.device_memory import cached_heads
+from grpo_engine.models.lora import largest_rank
 from grpo_engine.models.policy import Policy
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.rollout.sampler.vllm.engine import vllm_environment
@@ -56,8 +56,7 @@ def engine_arguments(policy: Policy, runtime: Runtime, context_tokens: int) -> d
         needed = arguments["max_num_seqs"] * cache_bytes(policy, context_tokens, runtime.tensor_parallel)
         arguments |= {"block_size": CPU_BLOCK_TOKENS, "kv_cache_memory_bytes": min(needed, share)}
     if policy.peft_model is not None:
-        adapter = cast(LoraConfig, policy.peft_model.peft_config[TRAINED])
-        rank = max([adapter.r, *adapter.rank_pattern.values()])
+        rank = largest_rank(policy.peft_model)
         padded = next(size for size in ADAPTER_RANKS if size >= rank)
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": padded}
     if Ranks.current().world > 1:
@@ -94,11 +93,10 @@ def refuse_uneven_groups(runtime: Runtime) -> None:
 def cache_bytes(policy: Policy, num_tokens: int, num_shares: int = 1) -> int:
     """Bytes of one sequence's keys and values, in whole pages, on each of the ranks that share them."""
     config = policy.model.config
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads, size = cached_heads(config)
     pages, own_heads = -(-num_tokens // CPU_BLOCK_TOKENS), -(-heads // num_shares)
     per_token = 2 * config.num_hidden_layers * own_heads * size * policy.compute_dtype.itemsize
-    return int(pages * CPU_BLOCK_TOKENS * per_token)
+    return pages * CPU_BLOCK_TOKENS * per_token
 
 
 def why_unsupported(policy: Policy, hyperparameters: ReinforcementHyperparameters) -> str | None:
