@@ -27,9 +27,9 @@ from service.web.request_metrics import route_of
 SCOPES = frozenset({"read", "write", "admin"})
 PUBLIC_ID_LENGTH = 16
 SECRET_LENGTH = 43
+"""Letters and digits: 256 bits."""
 OLD_KEY_HOURS, MAX_OLD_KEY_HOURS = 24, 720
 """How long a key works after its rotation, by default and at most."""
-"""Letters and digits: 256 bits."""
 KEY_PATTERN = re.compile(rf"grpo_([0-9A-Za-z]{{{PUBLIC_ID_LENGTH}}})_([0-9A-Za-z]{{{SECRET_LENGTH}}})")
 TENANT_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_NAME_LENGTH = 128
