@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import structlog
-
 from grpo_engine.contract.events import (
     CheckpointSaved,
     Event,
@@ -33,7 +31,6 @@ SHORT_WAIT_SECONDS = 5.0
 """Waits for GPUs that are shorter than this get no entry in the job's history."""
 StopRequest = Literal["cancel", "pause", "drain"]
 Success = Finished | Probed | Exported
-logger = structlog.get_logger()
 
 
 @dataclass
