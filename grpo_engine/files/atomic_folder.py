@@ -49,7 +49,7 @@ def new_checkpoint(folder: Path, step: int, wait: Callable[[], None] | None = No
     fault_point("checkpoint.sealed")
     with suppress(FileNotFoundError):  # another rank of this host has renamed it
         temporary.rename(final)
-    _fsync(folder)
+    fsync(folder)
     fault_point("checkpoint.renamed")
     together()
 
@@ -57,18 +57,19 @@ def new_checkpoint(folder: Path, step: int, wait: Callable[[], None] | None = No
 def seal(folder: Path, facts: Mapping[str, Any], shards: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Fsync all files, then the manifest with these facts and the entries of `shards`, then the folders."""
     sync(folder)
-    _fsync(manifest.write(folder, facts, shards))
-    _fsync(folder)
+    fsync(manifest.write(folder, facts, shards))
+    fsync(folder)
 
 
 def sync(folder: Path) -> None:
     """Fsync all files, then the folders."""
     paths = list(folder.rglob("*"))
     for path in (*filter(Path.is_file, paths), *filter(Path.is_dir, paths), folder):
-        _fsync(path)
+        fsync(path)
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -6,7 +6,6 @@ key and the reason, never the store's full response, which may contain credentia
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -20,6 +19,7 @@ import structlog
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import LocalStore, ObjectStore, from_url
 
+from grpo_engine.files.atomic_folder import fsync
 from grpo_engine.process.fault_points import fault_point
 
 if TYPE_CHECKING:
@@ -205,12 +205,6 @@ def _denial(storage: Storage) -> StorageDenied | None:
     return None
 
 
-def sha256_file(path: Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def split_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Pieces of any size → lines without their line feeds; the last one needs none."""
     rest = bytearray()
@@ -258,8 +252,4 @@ def _reason(error: Exception) -> str:
 def _sync(path: Path) -> None:
     """Flush to disk before the row is committed, so that no row refers to bytes that a crash loses."""
     for target in (path, path.parent):
-        descriptor = os.open(target, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        fsync(target)

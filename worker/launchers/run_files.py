@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from grpo_engine.contract import manifest
-from grpo_engine.contract.manifest import DamagedCheckpoint
+from grpo_engine.contract.manifest import DamagedCheckpoint, sha256_of
 from service.platform.archives import BadArchive, pack, unpack
-from service.platform.storage import ObjectMissing, Storage, StorageError, sha256_file
+from service.platform.storage import ObjectMissing, Storage, StorageError
 
 DOWNLOAD_TRIES = 2
 OUTBOX = "outbox"
@@ -99,7 +99,7 @@ class LocalRunFiles:
         target = self.folder / name
         for _ in range(DOWNLOAD_TRIES):
             self.storage.download(key, target)
-            if sha256_file(target) == sha256:
+            if sha256_of(target) == sha256:
                 return
         raise DamagedObject("the stored object has the wrong sha256")
 
@@ -148,7 +148,7 @@ class LocalRunFiles:
         self.storage.put(key, path)
         if self.storage.size(key) != num_bytes:
             raise StorageError(f"{key} was stored with the wrong size")
-        return Stored(key, sha256_file(path), num_bytes)
+        return Stored(key, sha256_of(path), num_bytes)
 
     def upload_all(self, keys: Mapping[str, str]) -> list[Stored]:
         return [self.upload(name, key) for name, key in keys.items() if (self.folder / name).is_file()]

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from grpo_engine.contract.manifest import sha256_of
 from service.cli.commands.jobs import create_job, read_job
 from service.cli.http.client import JOBS, Client
 from service.cli.http.upload import prepared
@@ -65,13 +66,11 @@ def _read(client: Client, job: str) -> dict[str, Any]:
 
 def _file_ids(client: Client, manifest: dict[str, Any], sources: list[str]) -> dict[str, str]:
     """SHA-256 → id of a stored file with that content. Raises CommandError if there is none."""
-    from service.platform.storage import sha256_file
-
     wanted = {file["sha256"]: name for name, file in manifest["data"].items()}
     found = {}
     for source in sources:
         with prepared(source) as path:
-            if sha256_file(path) in wanted:
+            if sha256_of(path) in wanted:
                 file = client.upload(path)
                 found[file["sha256"]] = file["id"]
     if wanted.keys() - found.keys():

@@ -7,14 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from service.platform.storage import (
-    ObjectMissing,
-    Storage,
-    StorageError,
-    open_storage,
-    sha256_file,
-    split_lines,
-)
+from grpo_engine.contract.manifest import sha256_of
+from service.platform.storage import ObjectMissing, Storage, StorageError, open_storage, split_lines
 
 CONTENT = bytes(range(256)) * 40_000
 """Three pieces; two parts of an upload."""
@@ -141,4 +135,4 @@ def test_a_folder_has_an_absolute_path() -> None:
 def test_the_digest_is_sha256(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(CONTENT)
-    assert sha256_file(path) == hashlib.sha256(CONTENT).hexdigest()
+    assert sha256_of(path) == hashlib.sha256(CONTENT).hexdigest()

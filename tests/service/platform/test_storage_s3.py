@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_engine.contract.manifest import sha256_of
 from service.platform.storage import (
     RETRIES,
     ObjectMissing,
@@ -16,7 +17,6 @@ from service.platform.storage import (
     StorageFull,
     open_storage,
     open_usable_storage,
-    sha256_file,
 )
 from tests.support.s3 import SECRET, SESSION_TOKEN, Bucket
 from tests.support.s3_proxy import CUT, CUT_ANSWER, HANG, KEY_ID, pass_all, strike
@@ -40,7 +40,7 @@ def test_a_large_file_goes_in_parts_and_comes_back_whole(
     source.write_bytes(LARGE)
     storage.put("x", source)
     storage.download("x", target)
-    assert sha256_file(target) == hashlib.sha256(LARGE).hexdigest()
+    assert sha256_of(target) == hashlib.sha256(LARGE).hexdigest()
     assert sum("partNumber=" in request for request in bucket.proxy.seen) == 3
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from grpo_engine.contract.manifest import sha256_of
 from grpo_engine.files.fingerprint import fingerprint
 from service.jobs.model import names
 from service.jobs.model.states import JobState
@@ -17,7 +18,7 @@ from service.jobs.store.transitions import IS_EXPORT
 from service.platform.archives import pack, unpack
 from service.platform.db import Database
 from service.platform.ids import new_id
-from service.platform.storage import Storage, sha256_file
+from service.platform.storage import Storage
 from service.platform.tables.core import Artifact, File, Job
 from service.settings import Settings
 from tests.engine.run.export_samples import logits, make_adapter, make_base
@@ -65,7 +66,7 @@ def export_id(database: Database, storage: Storage, adapter: Path) -> Iterator[s
         session.add(Artifact(id=file_id, job_id=job_id, kind="adapter", step=10, fence=1))
         job = session.get_one(Job, job_id)
         model = job.fine_tuned_model = names.model_of(job)
-    about = {"job_id": job_id, "format": "merged", "step": 10, "sha256": sha256_file(archive)}
+    about = {"job_id": job_id, "format": "merged", "step": 10, "sha256": sha256_of(archive)}
     export_id = insert_job(database, model=model, training_file="", export=about)
     yield export_id
     assert audit_job(database, storage, export_id) == []
@@ -88,7 +89,7 @@ def test_an_archive_exported_after_an_engine_died_is_verified_and_loads_without_
     assert (read_job(database, export_id).state, read_job(database, export_id).attempt) == ("succeeded", 2)
     file = archive_of(database, export_id)
     storage.download(file.storage_key, tmp_path / "merged.tar")
-    assert sha256_file(tmp_path / "merged.tar") == file.sha256
+    assert sha256_of(tmp_path / "merged.tar") == file.sha256
     assert (tmp_path / "merged.tar").stat().st_size == file.num_bytes
     folder = tmp_path / "merged"
     unpack(tmp_path / "merged.tar", folder)
