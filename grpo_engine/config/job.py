@@ -11,38 +11,18 @@ from typing import Annotated, Any, Literal, Self, overload
 from pydantic import ConfigDict, Field, model_validator
 
 from grpo_engine.config.environments import Environment, EnvironmentName
-from grpo_engine.config.hyperparameters import Hyperparameters, Lora, SupervisedHyperparameters
+from grpo_engine.config.hyperparameters import Hyperparameters, SupervisedHyperparameters
 from grpo_engine.config.recipes import problem_at
 from grpo_engine.config.reinforcement import ReinforcementHyperparameters
 from grpo_engine.config.runtime import Runtime
 from grpo_engine.config.tools import Tool
-from grpo_engine.config.training_free import TrainingFree, TrainingFreeHyperparameters, TrainingFreeMethod
+from grpo_engine.config.training_free import TrainingFree, TrainingFreeHyperparameters
 from grpo_engine.config.validation_split import ValidationSplit
 from grpo_engine.contract.events import VALIDATION
 from grpo_engine.contract.records import Input, Listed, Record, filled_in
 from grpo_engine.graders import Grader
 from grpo_engine.graders.rules.endpoint import EnvironmentReward
 from grpo_engine.graders.rules.multi import Multi
-
-__all__ = [
-    "Hyperparameters",
-    "Lora",
-    "ModelSource",
-    "ProbeSize",
-    "Reinforcement",
-    "ReinforcementHyperparameters",
-    "ReinforcementMethod",
-    "RetentionSet",
-    "RunConfig",
-    "Runtime",
-    "Supervised",
-    "SupervisedHyperparameters",
-    "SupervisedMethod",
-    "TrainingFree",
-    "TrainingFreeHyperparameters",
-    "TrainingFreeMethod",
-    "hyperparameters_of",
-]
 
 
 class RetentionSet(Input):

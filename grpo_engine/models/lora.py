@@ -18,7 +18,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from grpo_engine.config.job import Hyperparameters, Lora, ModelSource
+from grpo_engine.config.hyperparameters import Lora
+from grpo_engine.config.job import Hyperparameters, ModelSource
 from grpo_engine.contract.errors import ConfigError
 from grpo_engine.models.language_part import with_whole_names
 from grpo_engine.models.lora_targets import adapter_shape

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from grpo_engine.config.job import Lora
+from grpo_engine.config.hyperparameters import Lora
 from grpo_engine.contract.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from grpo_engine.config.job import Lora
+from grpo_engine.config.hyperparameters import Lora
 from grpo_engine.contract.events import Computation, Started, Warned
 from grpo_engine.models.fast.operations import compiled_version
 from grpo_engine.models.lora import largest_rank

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from examples.tiny_model import make_model
-from grpo_engine.config.job import Lora, ModelSource, RunConfig, SupervisedHyperparameters
+from grpo_engine.config.hyperparameters import Lora
+from grpo_engine.config.job import ModelSource, RunConfig, SupervisedHyperparameters
 from grpo_engine.models.fast import native
 from grpo_engine.models.fast.products import has_onednn
 from grpo_engine.models.loading import load_policy

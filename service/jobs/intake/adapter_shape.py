@@ -4,7 +4,8 @@ A job on a catalogue model, or on another job's whole weights, starts a new adap
 cannot be continued: it has lessons and no weights.
 """
 
-from grpo_engine.config.job import Lora, Method, TrainingFree, hyperparameters_of
+from grpo_engine.config.hyperparameters import Lora
+from grpo_engine.config.job import Method, TrainingFree, hyperparameters_of
 from service.jobs.model.dataset import Problems
 from service.jobs.model.methods import lora_of, with_settings
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from grpo_engine.config.job import Lora, Method, Reinforcement, Runtime, TrainingFree
+from grpo_engine.config.hyperparameters import Lora
+from grpo_engine.config.job import Method, Reinforcement, Runtime, TrainingFree
 from service.jobs.intake.costs import Past
 from service.jobs.intake.likely_time import likely_seconds
 from service.jobs.intake.model_size import ModelShape

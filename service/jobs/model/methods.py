@@ -6,9 +6,8 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from grpo_engine.config.hyperparameters import Quantization
+from grpo_engine.config.hyperparameters import Lora, Quantization
 from grpo_engine.config.job import (
-    Lora,
     Method,
     Reinforcement,
     ReinforcementHyperparameters,
@@ -17,10 +16,10 @@ from grpo_engine.config.job import (
     SupervisedMethod,
     TrainingFree,
     TrainingFreeHyperparameters,
-    TrainingFreeMethod,
     hyperparameters_of,
 )
 from grpo_engine.config.tools import Tool
+from grpo_engine.config.training_free import TrainingFreeMethod
 from grpo_engine.graders import Grader
 from grpo_engine.graders.base import GraderBase
 from grpo_engine.graders.rules.multi import Multi

@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, FalconH1Config, Llama4TextConfig
 
-from grpo_engine.config.job import Lora
+from grpo_engine.config.hyperparameters import Lora
 from grpo_engine.contract.errors import ConfigError
 from grpo_engine.contract.events import Warned
 from grpo_engine.models import lora

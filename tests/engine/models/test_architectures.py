@@ -12,7 +12,8 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from examples.tiny_model import make_tokenizer
-from grpo_engine.config.job import Lora, ModelSource, SupervisedHyperparameters
+from grpo_engine.config.hyperparameters import Lora
+from grpo_engine.config.job import ModelSource, SupervisedHyperparameters
 from grpo_engine.contract.errors import ModelError
 from grpo_engine.models.loading import load_policy
 from grpo_engine.models.policy import Policy

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from grpo_engine.config.job import Lora
+from grpo_engine.config.hyperparameters import Lora
 from grpo_engine.contract.errors import ModelError
 from grpo_engine.models.fast import model as fast_model
 from grpo_engine.models.lora import save_adapter

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_engine.config.job import Lora, ModelSource, Runtime, SupervisedHyperparameters
+from grpo_engine.config.hyperparameters import Lora
+from grpo_engine.config.job import ModelSource, Runtime, SupervisedHyperparameters
 from grpo_engine.models.loading import load_policy
 from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.sampler.vllm.engine import VllmEngine

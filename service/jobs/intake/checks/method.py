@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from grpo_engine.config.job import Lora, Method, Reinforcement, Supervised
+from grpo_engine.config.hyperparameters import Lora
+from grpo_engine.config.job import Method, Reinforcement, Supervised
 from grpo_engine.config.tool_formats import HERMES, QUESTION, UnreadableFormat, find_format
 from grpo_engine.config.tools import HttpTool, Tool, function_schemas
 from grpo_engine.graders import Grader

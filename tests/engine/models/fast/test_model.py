@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from examples.tiny_model import make_tokenizer
-from grpo_engine.config.job import Lora, ModelSource, SupervisedHyperparameters
+from grpo_engine.config.hyperparameters import Lora
+from grpo_engine.config.job import ModelSource, SupervisedHyperparameters
 from grpo_engine.models import lora
 from grpo_engine.models.fast.model import KNOWN_POSITIONS, FastModel
 from grpo_engine.models.loading import load_policy

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_engine.config.job import Lora, ModelSource, SupervisedHyperparameters
+from grpo_engine.config.hyperparameters import Lora
+from grpo_engine.config.job import ModelSource, SupervisedHyperparameters
 from grpo_engine.config.tools import HttpTool
 from grpo_engine.contract.errors import ConfigError
 from grpo_engine.contract.records import FinishReason

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from grpo_engine.config.job import Lora, ModelSource, RunConfig, SupervisedHyperparameters
+from grpo_engine.config.hyperparameters import Lora
+from grpo_engine.config.job import ModelSource, RunConfig, SupervisedHyperparameters
 from grpo_engine.models.loading import load_policy
 from grpo_engine.models.lora import save_adapter
 from tests.engine.conftest import cut

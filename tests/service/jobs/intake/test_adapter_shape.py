@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from grpo_engine.config.job import Lora, Supervised, hyperparameters_of
+from grpo_engine.config.hyperparameters import Lora
+from grpo_engine.config.job import Supervised, hyperparameters_of
 from service.jobs.intake.adapter_shape import with_adapter_shape
 from service.jobs.intake.checks.method import check_quantization
 from service.jobs.intake.model_size import Matrix, ModelShape
