@@ -47,7 +47,6 @@ def plan_of(attempt: Attempt) -> Plan:
         folder=attempt.folder,
         first_sequence=attempt.job.engine_sequence + 1,
         settings=host_settings(settings, is_private=is_private),
-        environment={},
         address=None if is_private else os.environ.get("RAY_ADDRESS", "auto"),
         temporary=Path(),
         gpus=gpus.names if gpus.are_real else (),

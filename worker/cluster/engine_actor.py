@@ -78,7 +78,7 @@ class EngineActor:
         wanted = EngineCommand.of(self._settings)
         unwanted = {*SET_BY_RAY, *([] if self._has_real_gpu else [VISIBLE_DEVICES])}
         environment = {name: value for name, value in wanted.environment.items() if name not in unwanted}
-        environment |= {**variables, **self._plan.environment}
+        environment |= variables
         if self._plan.gpus:
             environment[VISIBLE_DEVICES] = self._plan.gpus[gpu]
         command = [*wanted.command, *engine_arguments(self._folder), *arguments]

@@ -36,8 +36,6 @@ class Plan:
     """Number of the first event."""
     settings: Mapping[str, Any]
     """Settings that the hosts do not take from their own environment."""
-    environment: Mapping[str, str]
-    """Additional variables of the engines."""
     address: str | None
     """Address of the Ray cluster; None: a private one on this machine."""
     temporary: Path
