@@ -20,7 +20,7 @@ from grpo_engine.contract.events import Failed
 from grpo_engine.files.event_log import Journal
 from worker.cluster.plan import LAST_SECONDS, LOST, SILENCE_SECONDS, Plan, Status
 from worker.cluster.rank import Location, Report, log_of
-from worker.cluster.sampler import SamplerGroup
+from worker.cluster.sampler import SamplerGroup, end_actors
 from worker.launchers.base import EVENTS
 from worker.launchers.local import append
 
@@ -46,8 +46,8 @@ class Ranks:
 
         No call is still running when this returns or raises, because a second one would write the same files.
         """
-        hosts = self._hosts() if everywhere else self._hosts()[:1]
-        calls = [actor.files.remote(method, *arguments) for _, actor in hosts]
+        first_ranks = sorted(set(self._first_of_host)) if everywhere else [0]
+        calls = [self._actors[rank].files.remote(method, *arguments) for rank in first_ranks]
         ray.wait(calls, num_returns=len(calls))
         results: list[Any] = ray.get(calls)
         return results
@@ -62,19 +62,13 @@ class Ranks:
             actor.stop.remote(grace_seconds)
 
     def kill(self) -> None:
-        """Kill all engines; those of unreachable hosts end themselves."""
+        """Kill all engines."""
         self._killed |= set(range(len(self._actors)))
-        killing = [actor.kill.remote() for actor in self._actors]
-        ray.wait(killing, num_returns=len(killing), timeout=LAST_SECONDS)
+        end_actors(self._actors, "kill")
 
     def leave(self) -> None:
         """Kill all engines, and delete their run directories."""
-        leaving = [actor.leave.remote() for actor in self._actors]
-        ray.wait(leaving, num_returns=len(leaving), timeout=LAST_SECONDS)
-
-    def _hosts(self) -> list[tuple[int, Any]]:
-        """The first rank of each host."""
-        return [(rank, self._actors[rank]) for rank in sorted(set(self._first_of_host))]
+        end_actors(self._actors, "leave")
 
     def _watch(self) -> None:
         """Request reports from each rank until the driver ends."""

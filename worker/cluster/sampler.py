@@ -129,9 +129,14 @@ class SamplerGroup:
             actor.prepare.remote(self.files)
 
     def end(self, method: str) -> None:
-        """Call `kill` or `leave` (`method`) on all actors; those of unreachable hosts end themselves."""
-        if ending := [getattr(actor, method).remote() for actor in self.actors]:
-            ray.wait(ending, num_returns=len(ending), timeout=LAST_SECONDS)
+        """Call `kill` or `leave` (`method`) on all actors."""
+        end_actors(self.actors, method)
+
+
+def end_actors(actors: Sequence[Any], method: str) -> None:
+    """Call `kill` or `leave` (`method`) on actors; those of unreachable hosts end themselves."""
+    if ending := [getattr(actor, method).remote() for actor in actors]:
+        ray.wait(ending, num_returns=len(ending), timeout=LAST_SECONDS)
 
 
 def _ping(actor: Any) -> None:
