@@ -47,7 +47,7 @@ def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
 class EngineProcess:
     """One engine. The thread that starts it must outlive it; the kernel kills it when the thread ends.
 
-    Without a run directory it waits for `hand_over`, or it serves a model (`serving/model_processes.py`).
+    Without a run directory it waits for `hand_over`, or it serves a model (`serving/model_process.py`).
     `environment`: by default, the allowed variables of this worker. `descriptors` stay open in the engine.
     `log_name`: file of its output in the run directory.
     """
