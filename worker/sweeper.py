@@ -13,16 +13,7 @@ from sqlalchemy.orm import Session
 
 from grpo_engine.process.fault_points import fault_point
 from service.jobs.store import sweeping
-from service.jobs.store.machines import (
-    Machine,
-    announce,
-    gpu_memory_gb,
-    gpus_for_a_job,
-    installed_sinks,
-    log_sandbox_state,
-    of_this_machine,
-    offered_to,
-)
+from service.jobs.store.machines import announce, installed_sinks, log_sandbox_state, offered_to, this_machine
 from service.jobs.store.wakeups import Wakeups
 from service.ops import helper_heartbeats
 from service.ops.helper_heartbeats import CHAT, CLUSTER, SINKS, SWEEPER, WEBHOOKS, Heartbeat
@@ -70,7 +61,7 @@ def expected_helpers(settings: Settings, *, has_worker: bool) -> list[str]:
 
 
 def _announce(session: Session, settings: Settings) -> None:
-    found = cluster_machine(settings) if settings.launcher == "ray" else _this_machine(settings)
+    found = cluster_machine(settings) if settings.launcher == "ray" else this_machine(settings)
     if found is None:
         return
     offered = offered_to(session, found.capabilities)
@@ -78,11 +69,6 @@ def _announce(session: Session, settings: Settings) -> None:
         logger.error("UNSAFE: GRPO_UNSAFE_GRADERS requires a single tenant; no capabilities are offered")
     machine = replace(found, capabilities=offered | installed_sinks() | cluster_hosts(settings))
     announce(session, helper_heartbeats.this_host(), settings.pool, machine)
-
-
-def _this_machine(settings: Settings) -> Machine:
-    offered = of_this_machine(unsafe_allowed=settings.allows_unsafe, engine_python=settings.engine_python)
-    return Machine(offered, gpus_for_a_job(settings), gpu_memory_gb(settings))
 
 
 def sweep_until(

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import select
 
 from grpo_engine.sandbox.unsafe import VARIABLE
-from service.jobs.store.machines import PYTHON_GRADERS, SANDBOX, UNSAFE, UNSAFE_WARNING
+from service.jobs.store.machines import PYTHON_GRADERS, SANDBOX, UNSAFE, UNSAFE_WARNING, Machine
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import JobEvent
@@ -67,7 +67,7 @@ def test_an_unsafe_worker_claims_nothing_with_a_second_tenant(
 def test_an_unsafe_worker_offers_nothing_with_a_second_tenant(
     unsafe: Worker, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweeper, "of_this_machine", lambda **_: unsafe.capabilities)
+    monkeypatch.setattr(sweeper, "this_machine", lambda _settings: Machine(unsafe.capabilities))
 
     def offered() -> set[str]:
         sweep_once(database, unsafe.wakeups, unsafe.settings)

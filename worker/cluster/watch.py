@@ -17,8 +17,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from grpo_engine.process.gpus import count_visible_gpus, smallest_memory_gb
-from service.jobs.store.machines import of_this_machine
+from service.jobs.store.machines import this_machine
 from service.platform import logs
 from service.settings import Settings
 from worker.cluster.capacity import Capacity, write_capacity
@@ -29,10 +28,8 @@ WRITE_SECONDS = 2.0
 
 def describe_host() -> dict[str, Any]:
     """Memory and capabilities of a host; runs on every host."""
-    settings = Settings(**HOSTS_OWN)
-    memory = smallest_memory_gb(os.environ) if count_visible_gpus(os.environ) else 0
-    offered = of_this_machine(unsafe_allowed=settings.allows_unsafe, engine_python=settings.engine_python)
-    return {"memory": settings.gpu_memory_gb or memory, "capabilities": offered}
+    machine = this_machine(Settings(**HOSTS_OWN))
+    return {"memory": machine.gpu_memory_gb, "capabilities": machine.capabilities}
 
 
 class Watch:

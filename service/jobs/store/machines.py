@@ -124,6 +124,12 @@ def gpu_memory_gb(settings: Settings) -> int:
     return _listed_gpu_memory_gb() if settings.gpu_memory_gb is None else settings.gpu_memory_gb
 
 
+def this_machine(settings: Settings) -> Machine:
+    """What a job can use of this machine, without the sinks."""
+    offered = of_this_machine(unsafe_allowed=settings.allows_unsafe, engine_python=settings.engine_python)
+    return Machine(offered, gpus_for_a_job(settings), gpu_memory_gb(settings))
+
+
 def offered_to(session: Session, offered: Capabilities) -> Capabilities:
     """The capabilities that jobs may use: none if there are several tenants and no sandbox."""
     num_tenants = select(func.count(distinct(ApiKey.tenant))).where(ApiKey.revoked_at.is_(None))
@@ -187,9 +193,8 @@ def known_machines(session: Session, settings: Settings) -> list[Machine]:
     """Machines that may run a job; in embedded mode, this one. If there is none, the job waits for one."""
     found = recent_machines(session, settings.pool)
     if settings.mode == "embedded" and settings.launcher == "local":
-        own = of_this_machine(unsafe_allowed=settings.allows_unsafe, engine_python=settings.engine_python)
-        offered = own | installed_sinks()
-        found = [Machine(offered, gpus_for_a_job(settings), gpu_memory_gb(settings))]
+        own = this_machine(settings)
+        found = [replace(own, capabilities=own.capabilities | installed_sinks())]
     return [replace(machine, capabilities=offered_to(session, machine.capabilities)) for machine in found]
 
 
