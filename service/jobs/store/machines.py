@@ -72,6 +72,11 @@ class Machine:
     gpu_memory_gb: int = 0
     """Memory of its smallest GPU, in units of 10^9 bytes."""
 
+    @classmethod
+    def of_row(cls, capabilities: str, gpus: int, gpu_memory_gb: int) -> Self:
+        """The machine that a row of `jobs` or `worker_hosts` requires or offers."""
+        return cls(frozenset(capabilities.split()), gpus, gpu_memory_gb)
+
     @property
     def hosts(self) -> int:
         """Number of hosts among which a job's GPUs can be divided."""
@@ -173,7 +178,7 @@ def announce(session: Session, host: str, pool: str, machine: Machine) -> None:
 def recent_machines(session: Session, pool: str) -> list[Machine]:
     """The machines of a pool that reported within the last hour."""
     rows = session.scalars(_RECENT, {"of_pool": pool})
-    return [Machine(frozenset(row.capabilities.split()), row.gpus, row.gpu_memory_gb) for row in rows]
+    return [Machine.of_row(row.capabilities, row.gpus, row.gpu_memory_gb) for row in rows]
 
 
 def record_unsafe_run(session: Session, job_id: str, fence: int) -> bool:

@@ -183,7 +183,7 @@ _REQUIRED = (Job.required_capabilities, Job.required_gpus, Job.required_gpu_memo
 _WAITING = (
     select(*_REQUIRED, _SINCE.label("since"))
     .where(IS_QUEUED, Job.pool == bindparam("of_pool"))
-    .order_by(Job.priority.desc(), Job.created_at)
+    .order_by(*_ORDER)
     .limit(MAX_PLACE)
     .subquery()
 )
@@ -208,7 +208,7 @@ def pool_reports(session: Session, sweep_seconds: float) -> list[PoolReport]:
     hosts: defaultdict[str, list[Host]] = defaultdict(list)
     recent = session.execute(_HOSTS.where(_SILENT_SECONDS <= KNOWN_SECONDS))
     for pool, name, capabilities, gpus, memory, seconds in recent:
-        machine = _machine(capabilities, gpus, memory)
+        machine = Machine.of_row(capabilities, gpus, memory)
         hosts[pool].append(Host(name, machine, seconds, seconds <= live_seconds))
     held = dict(session.execute(_NUM_HELD_OF_POOLS).all())
     return [
@@ -220,9 +220,5 @@ def pool_reports(session: Session, sweep_seconds: float) -> list[PoolReport]:
 def _needs(session: Session, pool: str) -> tuple[Need, ...]:
     rows = session.execute(_NEEDS, {"of_pool": pool})
     return tuple(
-        Need(_machine(*required), num_jobs, max(0.0, seconds)) for *required, num_jobs, seconds in rows
+        Need(Machine.of_row(*required), num_jobs, max(0.0, seconds)) for *required, num_jobs, seconds in rows
     )
-
-
-def _machine(capabilities: str, gpus: int, gpu_memory_gb: int) -> Machine:
-    return Machine(frozenset(capabilities.split()), gpus, gpu_memory_gb)
