@@ -13,6 +13,8 @@ Auto = Literal["auto"]
 Quantization = Literal["nf4", "int8"]
 PositiveInt = Annotated[int, Field(ge=1)]
 StepCount = Annotated[int, Field(ge=1, le=1_000_000)]
+VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks of adapters that vLLM's kernels support; it pads other adapters to the next larger one."""
 
 
 class Lora(Input):

@@ -5,13 +5,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_engine.config.hyperparameters import Lora
+from grpo_engine.config.hyperparameters import VLLM_RANKS, Lora
 from service.jobs.results.manifest import settings_in
 
 MERGED = "merged"
 """Value of `weights` in the manifest of an adapter that was merged into its base model."""
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Allowed values of `--max-lora-rank`."""
 
 
 def serve_line(manifest: Mapping[str, Any], *, name: str, path: str) -> str:
@@ -25,7 +23,7 @@ def serve_line(manifest: Mapping[str, Any], *, name: str, path: str) -> str:
     if holds_whole_model(manifest):
         return f"vllm serve {shlex.quote(path)} --served-model-name {shlex.quote(name)}"
     trained = manifest["engine"].get("adapter_rank") or (lora["rank"] if lora else Lora().rank)
-    rank = next((each for each in RANKS if each >= trained), RANKS[-1])
+    rank = next((each for each in VLLM_RANKS if each >= trained), VLLM_RANKS[-1])
     model = manifest["model"]
     revision = f" --revision {shlex.quote(model['revision'])}" if model["revision"] else ""
     module = shlex.quote(f"{name}={path}")

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from grpo_engine.config.hyperparameters import VLLM_RANKS
 from grpo_engine.config.job import Runtime
 from grpo_engine.config.reinforcement import ReinforcementHyperparameters
 from grpo_engine.contract.errors import ConfigError
@@ -15,8 +16,6 @@ from grpo_engine.models.policy import Policy
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.rollout.sampler.vllm.engine import vllm_environment
 
-ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks of adapters that vLLM's kernels support; other adapters are padded to the next larger one."""
 TEMPERATURES = (0.01, 2.0)
 """Range of temperatures; outside of it vLLM refuses, or samples at another temperature."""
 CPU_BLOCK_TOKENS = 32
@@ -57,7 +56,7 @@ def engine_arguments(policy: Policy, runtime: Runtime, context_tokens: int) -> d
         arguments |= {"block_size": CPU_BLOCK_TOKENS, "kv_cache_memory_bytes": min(needed, share)}
     if policy.peft_model is not None:
         rank = largest_rank(policy.peft_model)
-        padded = next(size for size in ADAPTER_RANKS if size >= rank)
+        padded = next(size for size in VLLM_RANKS if size >= rank)
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": padded}
     if Ranks.current().world > 1:
         # vLLM runs in the ranks themselves and must not start processes. With its own all-reduce, every rank
