@@ -4,7 +4,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, Strict
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 
 from grpo_engine.contract.described import Described
 
@@ -28,6 +28,12 @@ def filled_in(*names: str) -> Callable[[dict[str, Any]], None]:
         schema["required"] = [name for name in schema["required"] if name not in names]
 
     return relax
+
+
+def first_problem(error: ValidationError) -> tuple[str, str]:
+    """Place and message of the first error, never the input, which may hold keys."""
+    first = error.errors(include_input=False, include_context=False, include_url=False)[0]
+    return ".".join(map(str, first["loc"])), first["msg"]
 
 
 def storable(text: str) -> str:

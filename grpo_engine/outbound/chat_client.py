@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError
 
-from grpo_engine.contract.records import Record
+from grpo_engine.contract.records import Record, first_problem
 from grpo_engine.outbound.addresses import AllowedHosts, RefusedUrl
 from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint
 from grpo_engine.outbound.web import NoAnswer, WebAnswer, post_patiently
@@ -141,9 +141,8 @@ def _parse(body: bytes) -> ChatAnswer:
     try:
         completion = _Completion.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_context=False, include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ChatParseError(f"not a chat completion: {place} {first['msg']}".replace("  ", " ")) from None
+        place, message = first_problem(error)
+        raise ChatParseError(f"not a chat completion: {place} {message}".replace("  ", " ")) from None
     choice, usage = completion.choices[0], completion.usage or _Usage()
     refusal = choice.message.refusal
     if not refusal and choice.finish_reason == "content_filter":

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, SecretStr, TypeAdapter, ValidationError
 
-from grpo_engine.contract.records import Record
+from grpo_engine.contract.records import Record, first_problem
 from grpo_engine.outbound.addresses import AllowedHosts, RefusedUrl
 from grpo_engine.outbound.signing import secret_bytes
 
@@ -82,10 +82,8 @@ def load_endpoints() -> dict[str, OperatorEndpoint]:
     except RefusedUrl as error:
         raise EndpointError(f"GRPO_ENDPOINTS has an invalid url: {error}") from None
     except ValidationError as error:
-        # never the input: it holds keys
-        first = error.errors(include_input=False, include_context=False, include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise EndpointError(f"GRPO_ENDPOINTS is invalid at {place or 'its start'}: {first['msg']}") from None
+        place, message = first_problem(error)
+        raise EndpointError(f"GRPO_ENDPOINTS is invalid at {place or 'its start'}: {message}") from None
     return endpoints
 
 

@@ -8,6 +8,7 @@ import re
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from grpo_engine.config.tool_formats import THOUGHTS_END
+from grpo_engine.contract.records import first_problem
 from grpo_engine.graders.untrusted_json import parse_json
 from grpo_engine.training_free.library import Operation
 
@@ -34,9 +35,8 @@ def read_operations(text: str) -> list[Operation]:
     try:
         return _Answer.model_validate(found).operations
     except ValidationError as error:
-        first = error.errors(include_input=False, include_context=False, include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"at {place}: {first['msg']}") from None
+        place, message = first_problem(error)
+        raise ValueError(f"at {place}: {message}") from None
 
 
 def without_thoughts(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from grpo_engine.contract.records import Input
+from grpo_engine.contract.records import Input, first_problem
 from grpo_engine.graders.feedback import excerpt
 from grpo_engine.graders.untrusted_json import parse_json
 
@@ -88,8 +88,8 @@ def read_tests(text: str) -> list[Test]:
     try:
         return _TESTS.validate_python(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'tests'}: {first['msg']}") from None
+        place, message = first_problem(error)
+        raise ValueError(f"{place or 'tests'}: {message}") from None
 
 
 def code_of(text: str) -> str:
