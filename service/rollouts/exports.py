@@ -18,7 +18,7 @@ from service.platform.errors import InvalidRequest
 from service.platform.tables.core import Job
 from service.rollouts import repository
 from service.rollouts.datasets import Dataset
-from service.rollouts.selection import Selection, is_truncated
+from service.rollouts.selection import Selection, is_one_text, is_truncated
 from service.rollouts.service import search_limit
 
 ROWS_AT_ONCE = 50
@@ -190,8 +190,8 @@ def _extremes(source: Source, num: int) -> dict[int, _Extremes]:
 
 
 def _is_usable(completion: Mapping[str, Any]) -> bool:
-    is_one_turn = completion.get("turns", 1) == 1 and not completion.get("episode")
-    return is_one_turn and completion.get("reward") is not None and bool(completion["text"].strip())
+    is_scored = completion.get("reward") is not None
+    return is_one_text(completion) and is_scored and bool(completion["text"].strip())
 
 
 def _texts(source: Source, wanted: Sequence[Candidate]) -> dict[Candidate, str]:

@@ -25,7 +25,7 @@ from service.rollouts import repository
 from service.rollouts.datasets import Dataset, find_dataset
 from service.rollouts.rescoring import Estimator, compared, summarised, with_own_parts
 from service.rollouts.schemas import RescoreRead, RescoreRequest
-from service.rollouts.selection import Selection
+from service.rollouts.selection import Selection, is_one_text
 from service.web.dependencies import CatalogDep, DatabaseDep, StorageDep
 from service.web.limits import ConcurrencyLimit
 
@@ -84,7 +84,7 @@ class Rescore:
                     break
                 message = f"limit: step {step} alone has more than {request.limit} completions. Raise limit."
                 raise InvalidRequest(message, param="limit")
-            usable = [group for group in some if not _called_tools(group)]
+            usable = [group for group in some if all(map(is_one_text, group.data["completions"]))]
             found += usable
             room -= _num_completions(usable)
             num_skipped += len(some) - len(usable)
@@ -96,11 +96,6 @@ class Rescore:
 
 def _num_completions(groups: Sequence[Rollout]) -> int:
     return sum(len(group.data["completions"]) for group in groups)
-
-
-def _called_tools(group: Rollout) -> bool:
-    completions = group.data["completions"]
-    return any(each.get("turns", 1) > 1 or each.get("episode") for each in completions)
 
 
 def _estimator(method: Method, request: RescoreRequest) -> Estimator:

@@ -64,6 +64,11 @@ def is_truncated(completion: Completion) -> bool:
     return bool(completion["finish_reason"] == FinishReason.LENGTH.value)
 
 
+def is_one_text(completion: Completion) -> bool:
+    """Whether its text is all that the model wrote: it called no tools and acted in no environment."""
+    return completion.get("turns", 1) == 1 and not completion.get("episode")
+
+
 def has_grader_error(completion: Completion) -> bool:
     return bool(completion.get("errors")) or completion.get("reward") is None
 
