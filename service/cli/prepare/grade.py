@@ -1,7 +1,7 @@
 """`grpo grade`: a grader's rewards for answers to rows of a dataset, before any job."""
 
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -171,17 +171,13 @@ def _show(found: list[Row]) -> None:
         for one in found
     )
     print_table(found, ("row", "reward", "parts", "answer"), cells)
-    counts = Counter(
-        (part, error["code"], error["message"]) for one in found for part, error in one["errors"].items()
-    )
-    first = {
-        (part, error["code"], error["message"]): one["row"]
-        for one in reversed(found)
-        for part, error in one["errors"].items()
-    }
-    for key, count in counts.most_common(SHOWN_ERRORS):
-        part, code, message = key
-        say(f"\n{count} × {part}: {code}, first in row {first[key]}:\n{message}", "yellow")
+    places = defaultdict(list)
+    for one in found:
+        for part, error in one["errors"].items():
+            places[part, error["code"], error["message"]].append(one["row"])
+    most_frequent = sorted(places.items(), key=lambda entry: -len(entry[1]))[:SHOWN_ERRORS]
+    for (part, code, message), rows in most_frequent:
+        say(f"\n{len(rows)} × {part}: {code}, first in row {rows[0]}:\n{message}", "yellow")
     for one in [one for one in found if one["printed"]][:SHOWN_PRINTS]:
         for part, text in one["printed"].items():
             say(f"\nrow {one['row']}, {part} printed:\n{text}")
