@@ -13,13 +13,12 @@ from service.cli.terminal.output import (
     at,
     excerpt,
     json_line,
-    literal,
+    note,
     print_fields,
     print_json,
     print_line,
     print_table,
     say,
-    stderr,
 )
 
 SHOWN_CHARACTERS = 300
@@ -66,14 +65,13 @@ def upload(
 
 def _show(content: Content) -> None:
     """Prints to standard error, because standard output contains only the id."""
-    first = json_line(content.first)
-    stderr.print(literal(f"{content.name}: {content.num_rows} {_rows(content.num_rows)}"), soft_wrap=True)
-    stderr.print(literal(f"columns: {', '.join(content.columns)}"), soft_wrap=True)
-    stderr.print(literal(f"first row: {excerpt(first, SHOWN_CHARACTERS)}"), soft_wrap=True)
+    note(f"{content.name}: {content.num_rows} {_rows(content.num_rows)}")
+    note(f"columns: {', '.join(content.columns)}")
+    note(f"first row: {excerpt(json_line(content.first), SHOWN_CHARACTERS)}")
     if not {"messages", "prompt"} & set(content.columns):
         example = content.columns[0] if content.columns else "COLUMN"
-        note = f"No column is named prompt or messages: no job can use it. Try --map {example}=prompt"
-        stderr.print(literal(note, "yellow"), soft_wrap=True)
+        hint = f"No column is named prompt or messages: no job can use it. Try --map {example}=prompt"
+        note(hint, "yellow")
 
 
 def _rows(count: int) -> str:

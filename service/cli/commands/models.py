@@ -10,7 +10,7 @@ import typer
 from service.cli.operate.settings import database_of, settings_here
 from service.cli.options import client_of, quick_answer
 from service.cli.terminal.errors import CommandError
-from service.cli.terminal.output import JsonFlag, at, literal, print_line, print_table, stderr
+from service.cli.terminal.output import JsonFlag, at, note, print_line, print_table
 from service.hub.child_process import find_model
 from service.hub.models import HubError, is_commit, is_hub_id
 from service.settings import Settings
@@ -109,7 +109,7 @@ def _warn_of_another_home(context: typer.Context, name: str) -> None:
     url = context.find_root().params["url"]
     message = f"warning: the service at {url} {why}, so it probably reads another catalogue. "
     message += "Set GRPO_HOME to the home of that service, and add the model again."
-    stderr.print(literal(message, "yellow"), soft_wrap=True)
+    note(message, "yellow")
 
 
 def _added(name: str, source: str | None) -> "CatalogEntry":

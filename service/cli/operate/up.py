@@ -34,7 +34,7 @@ from service.cli.operate.settings import (
 )
 from service.cli.operate.supervisor import Child
 from service.cli.terminal.errors import CommandError
-from service.cli.terminal.output import JsonFlag, literal, print_line, stderr
+from service.cli.terminal.output import JsonFlag, note, print_line
 from service.settings import Settings
 
 READY_SECONDS = 60.0
@@ -113,7 +113,7 @@ class Embedded:
 
     def log(self, message: str) -> None:
         """Shows a message of this process, and adds it to the log."""
-        stderr.print(literal(f"grpo up: {message}"), soft_wrap=True)
+        note(f"grpo up: {message}")
         timestamp = datetime.now(UTC).isoformat()
         line = {"event": message, "level": "warning", "logger": "grpo up", "timestamp": timestamp}
         with suppress(OSError), self.log_file.open("a") as file:

@@ -43,6 +43,11 @@ def say(text: object, style: str = "") -> None:
     console.print(literal(text, style), soft_wrap=True)
 
 
+def note(text: object, style: str = "") -> None:
+    """Prints a line on standard error without wrapping it."""
+    stderr.print(literal(text, style), soft_wrap=True)
+
+
 def json_line(document: Any) -> str:
     """JSON on one line, with those control characters escaped that JSON allows."""
     text = json.dumps(document, ensure_ascii=False)

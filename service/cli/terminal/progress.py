@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from service.cli.terminal.output import literal, plain, stderr
+from service.cli.terminal.output import literal, note, plain, stderr
 
 LINE_SECONDS = 5.0
 """Time between two lines if the output is not a terminal."""
@@ -38,7 +38,7 @@ def _lines(text: str) -> Advance:
             shown_at = now
             whole = f" of {decimal(total)}" if total else ""
             rate = decimal(round(num_bytes / (now - started_at)))
-            _line(f"{text}: {decimal(num_bytes)}{whole}, {rate}/s")
+            note(f"{text}: {decimal(num_bytes)}{whole}, {rate}/s")
 
     return advance
 
@@ -50,14 +50,10 @@ def waiting(text: str) -> Iterator[Callable[[str], None]]:
         with stderr.status(literal(text)) as status:
             yield lambda now: status.update(literal(now))
         return
-    timer = threading.Timer(LINE_SECONDS, _line, [text])
+    timer = threading.Timer(LINE_SECONDS, note, [text])
     timer.daemon = True
     timer.start()
     try:
         yield lambda now: None
     finally:
         timer.cancel()
-
-
-def _line(text: str) -> None:
-    stderr.print(literal(text), soft_wrap=True)

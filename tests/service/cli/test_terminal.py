@@ -185,7 +185,7 @@ def test_without_a_terminal_a_long_wait_is_one_line(
 ) -> None:
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     shown = Event()
-    monkeypatch.setattr(progress, "_line", lambda text: (print(text), shown.set()))
+    monkeypatch.setattr(progress, "note", lambda text: (print(text), shown.set()))
     with progress.waiting("checking 50,000 rows…"):
         assert shown.wait(60)
     assert capfd.readouterr().out == "checking 50,000 rows…\n"
