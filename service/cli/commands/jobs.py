@@ -20,6 +20,7 @@ from service.cli.terminal.output import (
     print_line,
     print_table,
     say,
+    short_number,
 )
 from service.cli.terminal.progress import waiting
 
@@ -172,10 +173,9 @@ def checkpoints(
 
 def _checkpoint(one: dict[str, Any]) -> tuple[Any, ...]:
     names = ("full_valid_mean_reward", "train_mean_reward")
-    rewards = (one["metrics"].get(name) for name in names)
-    shown = ("–" if reward is None else f"{reward:.4g}" for reward in rewards)
+    rewards = (short_number(one["metrics"].get(name)) for name in names)
     best = "best" if one["is_best"] else ""
-    return one["step_number"], *shown, best, one["fine_tuned_model_checkpoint"], one["id"]
+    return one["step_number"], *rewards, best, one["fine_tuned_model_checkpoint"], one["id"]
 
 
 def cancel(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> None:

@@ -6,7 +6,6 @@ A second file holds the entity tag, so that only the rest of the same content is
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import IO
 
 from rich.filesize import decimal
 
+from grpo_engine.contract.manifest import sha256_of
 from service.cli.terminal.errors import CommandError
 
 _TAG = re.compile(r'"[0-9a-f]{64}"')
@@ -76,8 +76,7 @@ class Partial:
 
     def sha256(self) -> str:
         self._file.flush()
-        with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of(self.path)
 
     def forget(self) -> None:
         """Marks the content as useless."""
