@@ -94,11 +94,12 @@ def main() -> None:
     for line in sys.stdin.buffer:
         fields, is_ours = parsed(line)
         file.write(line if is_ours else json.dumps(fields).encode() + b"\n")
-        if given.all or not is_ours:
-            text = None if line.startswith(b"INFO:") and not given.all else fields["event"]
-            text = line.decode("utf-8", "replace").rstrip("\n") if given.all else text
-        else:
+        if given.all:
+            text = line.decode("utf-8", "replace").rstrip("\n")
+        elif is_ours:
             text = shown(fields)
+        else:
+            text = None if line.startswith(b"INFO:") else fields["event"]
         if text is not None:
             with suppress(OSError):  # the terminal may be gone
                 print(text, file=sys.stderr, flush=True)
