@@ -102,7 +102,7 @@ class ModelText:
 
         A longer text than PIECE_CHARACTERS is cut between characters, so its count is a little high.
         """
-        for batch in _batched(_pieces(texts), PIECE_CHARACTERS):
+        for batch in _batched(_pieces(texts)):
             encodings = self.tokenizer.encode_batch_fast(
                 [text for _, text in batch], add_special_tokens=False
             )
@@ -116,14 +116,14 @@ def _pieces(texts: Sequence[str]) -> Iterator[tuple[int, str]]:
             yield index, text[start : start + PIECE_CHARACTERS]
 
 
-def _batched(pieces: Iterable[tuple[int, str]], max_characters: int) -> Iterator[list[tuple[int, str]]]:
-    """The pieces in lists of at most `max_characters`; a longer piece is a list of its own."""
+def _batched(pieces: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    """The pieces in lists of at most PIECE_CHARACTERS."""
     batch: list[tuple[int, str]] = []
-    room = max_characters
+    room = PIECE_CHARACTERS
     for index, text in pieces:
         if batch and len(text) > room:
             yield batch
-            batch, room = [], max_characters
+            batch, room = [], PIECE_CHARACTERS
         batch.append((index, text))
         room -= len(text)
     if batch:

@@ -18,7 +18,7 @@ from service.jobs.progress.metrics import add_metrics
 from service.jobs.store import history
 from service.jobs.store.transitions import JOBS, holds
 from service.platform.db import insert_for, storable
-from service.platform.tables.core import Base, Job, Rollout
+from service.platform.tables.core import Job, Rollout
 
 MAX_WARNINGS = 100
 BATCH_ROWS = 500
@@ -48,7 +48,7 @@ def record_events(
         return None
     if batch.metrics:
         add_metrics(session, job_id, batch.metrics)
-    _insert_new(session, Rollout, [row for sequence, row in rollouts if sequence > job.engine_sequence])
+    _insert_new(session, [row for sequence, row in rollouts if sequence > job.engine_sequence])
     if batch.entries:
         history.append(session, job_id, *batch.entries)
     return len(new)
@@ -84,10 +84,10 @@ def _advance(session: Session, job: Job, sequence: int, values: dict[str, Any]) 
     return moved.scalar_one_or_none() is not None
 
 
-def _insert_new(session: Session, table: type[Base], rows: list[dict[str, Any]]) -> None:
-    """Insert the rows whose key does not exist yet."""
+def _insert_new(session: Session, rows: list[dict[str, Any]]) -> None:
+    """Insert the rollouts whose key does not exist yet."""
     for start in range(0, len(rows), BATCH_ROWS):
-        statement: Insert = insert_for(session)(table).on_conflict_do_nothing()
+        statement: Insert = insert_for(session)(Rollout).on_conflict_do_nothing()
         session.execute(statement, rows[start : start + BATCH_ROWS])
 
 
