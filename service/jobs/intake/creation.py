@@ -94,7 +94,7 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: JobRequest) -> C
         with preflight.database.reading() as session:
             if earlier := _earlier(session, request):
                 return earlier
-    body = request.body if request.body.seed is not None else _with_seed(request.body)
+    body = _with_seed(request.body)
     body, warnings = with_generated_files(preflight.files, request.sender.principal, body)
     report = preflight.check(request.tenant, body)
     report.warnings += warnings
@@ -172,7 +172,7 @@ def _store(session: Session, request: JobRequest, job: Job) -> None:
 
 def _with_seed(body: JobCreate) -> JobCreate:
     """The body with a random seed if it has none. The checks need a seed, which decides the held-out rows."""
-    return body.model_copy(update={"seed": secrets.randbelow(2**31)})
+    return body if body.seed is not None else body.model_copy(update={"seed": secrets.randbelow(2**31)})
 
 
 def _job_of(tenant: str, body: JobCreate, report: Report, settings: Settings) -> Job:
