@@ -8,7 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.jobs.model.names import base_of
-from service.jobs.model.states import TERMINAL
+from service.jobs.model.states import ENDED
 from service.platform.catalog import Catalog, CatalogEntry, CatalogError
 from service.platform.tables.core import Job
 from service.settings import Settings
@@ -26,7 +26,7 @@ class RemovedModel:
 
 def unfinished_users(session: Session, name: str) -> list[str]:
     """Ids of all tenants' unfinished jobs that start from a base model or from a model trained on it."""
-    unfinished = Job.state.not_in([state.value for state in TERMINAL])
+    unfinished = Job.state.not_in(ENDED)
     rows = session.execute(select(Job.id, Job.model).where(unfinished).order_by(Job.created_at))
     return [job_id for job_id, model in rows if base_of(model) == name]
 

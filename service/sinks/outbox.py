@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session
 
-from service.jobs.model.states import HELD, TERMINAL, JobState
+from service.jobs.model.states import ENDED, HELD, TERMINAL, JobState
 from service.jobs.progress.metrics import EVALUATION, MetricRow, metric_rows
 from service.jobs.store import history
 from service.platform.clock import db_now
@@ -27,7 +27,6 @@ BACKOFF_SECONDS = (5.0, 30.0, 120.0, 600.0, 3600.0, 21_600.0, 86_400.0)
 MAX_ROWS = 500
 """Rows per query, so that the metrics of a long job fit in memory."""
 MAX_REASON_CHARS = 400
-_OVER = [state.value for state in TERMINAL]
 LEASES = Leases(
     JobSink, (JobSink.job_id, JobSink.type), JobSink.claim, JobSink.due_at, active=JobSink.due_at.is_not(None)
 )
@@ -45,7 +44,7 @@ class Claim:
 def claim_due(session: Session, pool: str) -> Claim | None:
     """Claim the sink that has been due for longest and has new metrics. None: none is due."""
     # the newest step may still change until the next step or the job's end
-    has_new_metrics = or_(Job.step > JobSink.step + 1, Job.state.in_(_OVER))
+    has_new_metrics = or_(Job.step > JobSink.step + 1, Job.state.in_(ENDED))
     due = (
         select(JobSink.job_id, JobSink.type)
         .join(Job, Job.id == JobSink.job_id)

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from grpo_engine.process.fault_points import fault_point
 from service.jobs.model import names
 from service.jobs.model.editing import JobEdit
-from service.jobs.model.states import TERMINAL, JobState
+from service.jobs.model.states import ENDED, TERMINAL, JobState
 from service.jobs.store import repository
 from service.platform import audit
 from service.platform.db import Database, lock_tenant
@@ -17,8 +17,6 @@ from service.platform.errors import Conflict
 from service.platform.principal import Principal
 from service.platform.storage import Storage
 from service.platform.tables.core import Base, Checkpoint, IdempotencyKey, Job
-
-_ENDED = [state.value for state in TERMINAL]
 
 
 def edit_job(session: Session, principal: Principal, job_id: str, change: JobEdit) -> Job:
@@ -73,7 +71,7 @@ def _users(session: Session, job: Job) -> list[str]:
     model = names.model_of(job)
     of_checkpoint = Job.model.startswith(names.checkpoint_prefix(model), autoescape=True)
     has_checkpoint = select(Checkpoint.id).where(Checkpoint.job_id == Job.id).exists()
-    is_alive = or_(Job.state.not_in(_ENDED), Job.fine_tuned_model.is_not(None), has_checkpoint)
+    is_alive = or_(Job.state.not_in(ENDED), Job.fine_tuned_model.is_not(None), has_checkpoint)
     query = select(Job.id).where(Job.tenant == job.tenant, or_(Job.model == model, of_checkpoint), is_alive)
     return list(session.scalars(query.where(Job.export.is_(None)).order_by(Job.created_at).limit(5)))
 

@@ -36,6 +36,8 @@ _FOLLOWING = {
 TRANSITIONS = {state: frozenset(map(JobState, _FOLLOWING.get(state.value, ()))) for state in JobState}
 
 TERMINAL = frozenset(state for state, following in TRANSITIONS.items() if not following)
+ENDED = sorted(state.value for state in TERMINAL)
+"""The terminal states as the database stores them."""
 HELD = frozenset({JobState.RUNNING, JobState.CANCELLING, JobState.PAUSING})
 """States in which a worker holds a lease."""
 

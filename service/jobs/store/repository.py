@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, and_, bindparam, func, or_, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.jobs.model import names
-from service.jobs.model.states import TERMINAL
+from service.jobs.model.states import ENDED
 from service.jobs.store.transitions import IS_EXPORT, IS_JOB, IS_PROBE
 from service.platform.clock import db_now, read_clock
 from service.platform.errors import NotFound
@@ -18,7 +18,6 @@ from service.platform.tables.core import Artifact, Checkpoint, File, Idempotency
 
 DEDUPLICATION_SECONDS = 600
 """Time within which a client may repeat a request whose response was lost."""
-_ENDED = [state.value for state in TERMINAL]
 
 # The statements of nearly every request are built once: building takes longer than running them.
 _ROW = select(Job).where(Job.id == bindparam("job_id"), Job.tenant == bindparam("of_tenant"))
@@ -71,7 +70,7 @@ def descendants(session: Session, tenant: str, model: str) -> list[str]:
     """Ids of unfinished jobs that start from a model or one of its checkpoints; exports do not count."""
     of_checkpoint = Job.model.startswith(names.checkpoint_prefix(model), autoescape=True)
     starts_there = or_(Job.model == model, of_checkpoint)
-    unfinished = Job.state.not_in(_ENDED)
+    unfinished = Job.state.not_in(ENDED)
     query = select(Job.id).where(Job.tenant == tenant, starts_there, unfinished, Job.export.is_(None))
     return list(session.scalars(query))
 
