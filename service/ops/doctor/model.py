@@ -1,12 +1,11 @@
 """Shows how jobs run one model of the catalogue, by loading it in a separate engine process."""
 
-import json
 import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 from service.ops.doctor.findings import Finding, failure, ok, warning
-from service.ops.doctor.software import engine_environment
+from service.ops.doctor.software import engine_output
 from service.platform.catalog import Catalog, CatalogEntry, CatalogError
 from service.settings import Settings
 
@@ -40,17 +39,8 @@ def _checked(settings: Settings, entry: CatalogEntry) -> dict[str, Any]:
     """The output of `grpo_engine.run.model_check`. Raises OSError, SubprocessError or ValueError."""
     revision = [] if entry.revision is None else ["--revision", entry.revision]
     runtime = ["--runtime", settings.runtime.model_dump_json()]
-    module = [str(settings.engine_python), "-m", "grpo_engine.run.model_check"]
-    done = subprocess.run(
-        [*module, "--path", entry.path, *revision, *runtime],
-        env=engine_environment(),
-        capture_output=True,
-        text=True,
-        timeout=MODEL_SECONDS,
-        check=True,
-    )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    check = ["-m", "grpo_engine.run.model_check", "--path", entry.path, *revision, *runtime]
+    return engine_output(settings, *check, seconds=MODEL_SECONDS)
 
 
 def _shown(computation: dict[str, Any]) -> str:

@@ -60,7 +60,7 @@ def engine(settings: Settings) -> Iterator[Finding]:
     wanted += ["vllm"] if settings.runtime.sampler == "vllm" else []
     advice = "GRPO_ENGINE_PYTHON names an interpreter with grpo-service[engine] (or [vllm]) installed."
     try:
-        engine = _inspect_engine(settings, wanted)
+        engine = engine_output(settings, "-c", _PROBE, *wanted, seconds=ENGINE_SECONDS)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         reason = getattr(error, "stderr", None) or error
         yield failure("engine", f"{settings.engine_python} does not start: {str(reason)[-300:]}", advice)
@@ -84,14 +84,17 @@ def _no_engine(found: str) -> Finding:
     return warning("engine", f"{found}; no worker has started on this host", advice)
 
 
-def _inspect_engine(settings: Settings, wanted: list[str]) -> dict[str, Any]:
-    """The output of `_PROBE`. Raises OSError, SubprocessError or ValueError."""
+def engine_output(settings: Settings, *arguments: str, seconds: float) -> dict[str, Any]:
+    """The JSON that the engine's interpreter prints; it gets none of the deployment's secrets.
+
+    Raises OSError, SubprocessError or ValueError.
+    """
     done = subprocess.run(
-        [str(settings.engine_python), "-c", _PROBE, *wanted],
-        env=engine_environment(),
+        [str(settings.engine_python), *arguments],
+        env={name: value for name, value in os.environ.items() if not name.startswith("GRPO_")},
         capture_output=True,
         text=True,
-        timeout=ENGINE_SECONDS,
+        timeout=seconds,
         check=True,
     )
     found: dict[str, Any] = json.loads(done.stdout)
@@ -104,11 +107,6 @@ def settings_found(settings: Settings) -> Iterator[Finding]:
     for name in unknown_variables(os.environ):
         advice = "Correct its name or remove it; docs/reference/configuration.md lists all."
         yield warning("settings", f"{name} has no effect: no setting has this name", advice)
-
-
-def engine_environment() -> dict[str, str]:
-    """This process's environment without the deployment's secrets."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("GRPO_")}
 
 
 def operations(*, is_compiled: bool, usable_gpus: int) -> Iterator[Finding]:
