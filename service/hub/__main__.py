@@ -7,7 +7,6 @@ one line of JSON. HF_ENDPOINT and HF_TOKEN select the hub and the account. Files
 import argparse
 import errno
 import fcntl
-import hashlib
 import re
 import shutil
 import sys
@@ -27,6 +26,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars
 
+from grpo_engine.contract.manifest import sha256_of
 from service.hub.models import HubError, HubModel, as_line, folder_of, is_complete
 
 LIBRARY = "grpo-service"
@@ -152,13 +152,10 @@ def download(model: HubModel, file: HubFile, folder: Path) -> None:
             headers=build_hf_headers(library_name=LIBRARY),
             expected_size=file.size_bytes,
         )
-    if file.sha256 is not None:
-        with part.open("rb") as written:
-            is_right = hashlib.file_digest(written, "sha256").hexdigest() == file.sha256
-        if not is_right:
-            part.unlink()
-            reason = f"{file.name} of {model.id} does not have the checksum that the hub states"
-            raise HubError("hub_unreachable", reason, is_temporary=True)
+    if file.sha256 is not None and file.sha256 != sha256_of(part):
+        part.unlink()
+        reason = f"{file.name} of {model.id} does not have the checksum that the hub states"
+        raise HubError("hub_unreachable", reason, is_temporary=True)
     part.rename(target)
 
 
