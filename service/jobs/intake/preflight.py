@@ -6,7 +6,6 @@ writes nothing but the description of a hub's model.
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 from service.files.service import Files
@@ -20,16 +19,10 @@ from service.jobs.intake.checks.grader import check_grader, check_speakers
 from service.jobs.intake.checks.idle_options import warn_of_idle_options
 from service.jobs.intake.checks.machine import check_capabilities, check_gpus
 from service.jobs.intake.checks.mcp import list_mcp_tools
-from service.jobs.intake.checks.method import (
-    check_lora_targets,
-    check_method,
-    check_quantization,
-    check_text_only,
-    check_tools,
-)
+from service.jobs.intake.checks.method import check_method, check_quantization, check_tools
+from service.jobs.intake.checks.model import check_model
 from service.jobs.intake.costs import Past, read_past
 from service.jobs.intake.estimate import Estimate, Subject, estimate
-from service.jobs.intake.model_size import UnknownShape, model_shape
 from service.jobs.intake.recent_results import RecentResults
 from service.jobs.intake.report import Report
 from service.jobs.model.methods import (
@@ -49,7 +42,7 @@ from service.platform.catalog import Catalog, CatalogEntry
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import File
-from service.platform.token_counting import ModelText, ModelTextError, load_model_text
+from service.platform.token_counting import ModelText
 from service.settings import Settings
 
 FEWEST_TO_HOLD_OUT = 40
@@ -85,7 +78,7 @@ class Preflight:
         report.on_gpu = any(machine.gpus for machine in machines)
         _check_settings(job, report)
         entry = self.catalog.find(lineage.root) or self._hub_entry(lineage.root, report)
-        text = _check_model(job, entry, report)
+        text = check_model(job, entry, report)
         report.tools = tools_of(report.method)
         list_mcp_tools(report, text)
         if text is not None:
@@ -169,14 +162,6 @@ class Preflight:
         return estimate(subject, past)
 
 
-def unknown_model(name: str) -> str:
-    """Why a job cannot use a model, and how a hub's model is added."""
-    reason = f"{name!r} is neither in the model catalogue nor one of your fine-tuned models"
-    if is_hub_id(name):
-        return f"{reason}. Add it on the service's machine: grpo models add {name}"
-    return f"{reason} (see GET /v1/models)"
-
-
 def _warn_of_no_held_out_rows(report: Report) -> None:
     """A warning if the training file has enough rows to hold some out, and the job holds out none."""
     if report.num_validation_rows or report.num_training_rows < FEWEST_TO_HOLD_OUT:
@@ -194,25 +179,3 @@ def _check_settings(job: JobCreate, report: Report) -> None:
     if job.hyperparameters:
         message = "The top-level hyperparameters are deprecated, and ignored because method is set."
         report.warn("hyperparameters_unused", message)
-
-
-def _check_model(job: JobCreate, entry: CatalogEntry | None, report: Report) -> ModelText | None:
-    """The base model, its shape and its chat template; None if its tokenizer is not on this machine."""
-    if entry is None:
-        if not any(problem.param == "model" for problem in report.problems.found):
-            report.problems.add("model", unknown_model(job.model), code="model_not_found")
-        return None
-    if entry.folder is None:
-        reason = f"{entry.path} is not on this machine"
-        report.warn("lengths_unchecked", f"Row lengths were not checked: {reason}.")
-        return None
-    with suppress(OSError, ValueError):
-        check_text_only(entry.folder, report.problems)
-    with suppress(UnknownShape):
-        report.shape = model_shape(entry.folder)
-        check_lora_targets(job.method, report.shape, report.problems)
-    try:
-        return load_model_text(entry.folder)
-    except ModelTextError as error:
-        report.warn("lengths_unchecked", f"Row lengths were not checked: {error}.")
-        return None

@@ -11,7 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING a
 from grpo_engine.config.job import ModelSource
 from grpo_engine.contract.errors import ModelError
 from grpo_engine.models.loading import load_base
-from service.jobs.intake.checks.method import LANGUAGE_PART_LOADS
+from service.jobs.intake.checks.model import LANGUAGE_PART_LOADS
 from tests.engine.families.jobs import IDS, RESULT, engine_logprobs, merged, plain_logprobs, run, supervised
 from tests.engine.families.wrappers import make_wrapper
 

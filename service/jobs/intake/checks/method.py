@@ -2,9 +2,7 @@
 fields that need a missing file. The engine's configuration checks the ranges of single fields.
 """
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -99,20 +97,6 @@ def check_quantization(method: Method, parent: Method | None, shape: ModelShape 
                 f"quantization is {own or 'null'}, but {before or 'null'} in the job that this one continues."
             )
             warn("quantization_differs", f"{message} The first evaluation shows what that changes.")
-
-
-LANGUAGE_PART_LOADS = {"llama4", "mllama", "qwen3_5", "qwen3_5_moe", "qwen4_exp"}
-"""Types of multimodal models whose language model transformers can load separately."""
-
-
-def check_text_only(folder: Path, problems: Problems) -> None:
-    """Adds a problem for a multimodal model that the engine refuses when it loads it."""
-    config = json.loads((folder / "config.json").read_bytes())
-    kind = config.get("model_type")
-    if "vision_config" in config and kind not in LANGUAGE_PART_LOADS:
-        reason = f"is a vision-language model ({kind}), whose language model cannot be loaded alone"
-        hint = "use a text-only model, or one of " + ", ".join(sorted(LANGUAGE_PART_LOADS))
-        problems.add("model", f"{reason}: {hint}", code="model_not_supported")
 
 
 def _check_held_out(method: Method, has_validation: bool, problems: Problems) -> None:

@@ -1,0 +1,57 @@
+"""Checks the base model of a job, as far as its files are on the service's machine."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from service.hub.models import is_hub_id
+from service.jobs.intake.checks.method import check_lora_targets
+from service.jobs.intake.model_size import UnknownShape, model_shape
+from service.jobs.intake.report import Report
+from service.jobs.model.dataset import Problems
+from service.jobs.model.schemas import JobCreate
+from service.platform.catalog import CatalogEntry
+from service.platform.token_counting import ModelText, ModelTextError, load_model_text
+
+LANGUAGE_PART_LOADS = {"llama4", "mllama", "qwen3_5", "qwen3_5_moe", "qwen4_exp"}
+"""Types of multimodal models whose language model transformers can load separately."""
+
+
+def check_model(job: JobCreate, entry: CatalogEntry | None, report: Report) -> ModelText | None:
+    """The base model, its shape and its chat template; None if its tokenizer is not on this machine."""
+    if entry is None:
+        if not any(problem.param == "model" for problem in report.problems.found):
+            report.problems.add("model", unknown_model(job.model), code="model_not_found")
+        return None
+    if entry.folder is None:
+        reason = f"{entry.path} is not on this machine"
+        report.warn("lengths_unchecked", f"Row lengths were not checked: {reason}.")
+        return None
+    with suppress(OSError, ValueError):
+        check_text_only(entry.folder, report.problems)
+    with suppress(UnknownShape):
+        report.shape = model_shape(entry.folder)
+        check_lora_targets(job.method, report.shape, report.problems)
+    try:
+        return load_model_text(entry.folder)
+    except ModelTextError as error:
+        report.warn("lengths_unchecked", f"Row lengths were not checked: {error}.")
+        return None
+
+
+def unknown_model(name: str) -> str:
+    """Why a job cannot use a model, and how a hub's model is added."""
+    reason = f"{name!r} is neither in the model catalogue nor one of your fine-tuned models"
+    if is_hub_id(name):
+        return f"{reason}. Add it on the service's machine: grpo models add {name}"
+    return f"{reason} (see GET /v1/models)"
+
+
+def check_text_only(folder: Path, problems: Problems) -> None:
+    """Adds a problem for a multimodal model that the engine refuses when it loads it."""
+    config = json.loads((folder / "config.json").read_bytes())
+    kind = config.get("model_type")
+    if "vision_config" in config and kind not in LANGUAGE_PART_LOADS:
+        reason = f"is a vision-language model ({kind}), whose language model cannot be loaded alone"
+        hint = "use a text-only model, or one of " + ", ".join(sorted(LANGUAGE_PART_LOADS))
+        problems.add("model", f"{reason}: {hint}", code="model_not_supported")
