@@ -3,6 +3,9 @@
 Safetensors only, and no remote code.
 """
 
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -25,10 +28,22 @@ from grpo_engine.models import device_memory, lora, quantization
 from grpo_engine.models.language_part import refuse_whole
 from grpo_engine.models.policy import Policy
 
+_NUMBER = re.compile(r"\.\d+\.")
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base model."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    unused_weights: tuple[str, ...] = ()
+    """Weights of further layers in its files, for which config.json has no layer."""
+
 
 def load_base(
     source: ModelSource, dtype: torch.dtype | Literal["auto"], *, has_weights: bool = True, **options: Any
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+) -> Base:
     """Base model and tokenizer; "auto": in the number format of its files. Raises ModelError.
 
     Without weights only the configuration is read, and the model is on the meta device. `options`: further
@@ -43,20 +58,24 @@ def load_base(
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config, dtype=dtype)
             _use_unaligned_experts(model)
-            return model, tokenizer
-        model = AutoModelForCausalLM.from_pretrained(
+            return Base(model, tokenizer)
+        model, report = AutoModelForCausalLM.from_pretrained(
             source.path,
             revision=source.revision,
             dtype=dtype,
             use_safetensors=True,
             trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below with their names
             **options,
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(f"{source.name} cannot be loaded: {error}") from error
+    if reason := _misfit(model, report):
+        raise ModelError(f"{source.name} cannot be loaded: {reason}")
     _refuse_endless(model, tokenizer, source)
     _use_unaligned_experts(model)
-    return model, tokenizer
+    return Base(model, tokenizer, tuple(_of_further_layers(model, report["unexpected_keys"])))
 
 
 def load_policy(
@@ -66,19 +85,18 @@ def load_policy(
     torch.manual_seed(seed)
     full, quantized = hyperparameters.lora == "full", hyperparameters.quantization
     options = quantization.load_options(quantized, dtype, device) if quantized else {}
-    model, tokenizer = load_base(
-        source, torch.float32 if full else dtype, has_weights=device.type != "meta", **options
-    )
+    base = load_base(source, torch.float32 if full else dtype, has_weights=device.type != "meta", **options)
     if not quantized:
-        device_memory.place(model, source.name, device)
-    peft_model = lora.with_adapter(model, source, hyperparameters)
+        device_memory.place(base.model, source.name, device)
+    peft_model = lora.with_adapter(base.model, source, hyperparameters)
     policy = Policy(
-        model if peft_model is None else cast(PreTrainedModel, peft_model.get_base_model()),
-        tokenizer,
+        base.model if peft_model is None else cast(PreTrainedModel, peft_model.get_base_model()),
+        base.tokenizer,
         source,
         peft_model,
         autocast=full and dtype == torch.bfloat16,
     )
+    policy.unused_weights = base.unused_weights
     if source.adapter is not None:
         refuse_other_base(policy.base_fingerprint, fingerprint_of_adapter(Path(source.adapter)))
     if device.type != "meta":
@@ -90,6 +108,23 @@ def _refuse_unreadable(source: ModelSource) -> None:
     folder = Path(source.path)
     if folder.is_dir() and (reason := unreadable_file(folder)):
         raise ModelError(f"{source.name} cannot be loaded: {reason}")
+
+
+def _misfit(model: PreTrainedModel, report: Mapping[str, Any]) -> str | None:
+    """Why the weights of the files are not those of config.json; transformers draws others at random."""
+    kind = type(model).__name__
+    for name, found, expected in sorted(report["mismatched_keys"]):
+        return f"{name} has the shape {list(found)}; its config.json ({kind}) requires {list(expected)}"
+    if missing := report["missing_keys"]:
+        first = min(missing)
+        return f"its files lack {len(missing)} weights that config.json ({kind}) requires, such as {first}"
+    return None
+
+
+def _of_further_layers(model: PreTrainedModel, unexpected: Iterable[str]) -> list[str]:
+    """The weights that differ from one of the model's only by the number of a layer."""
+    kinds = {_NUMBER.sub(".#.", name) for name in model.state_dict()}
+    return sorted(name for name in unexpected if _NUMBER.sub(".#.", name) in kinds)
 
 
 def _use_unaligned_experts(model: PreTrainedModel) -> None:

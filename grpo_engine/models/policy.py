@@ -70,6 +70,8 @@ class Policy:
         """Set by the torch sampler; the names are in `contract.events.Computation`."""
         model.eval()  # dropout off: the trained policy is the sampled one
         quantization.use_differentiable_products(model)
+        self.unused_weights: tuple[str, ...] = ()
+        """Weights of the model's files that belong to further layers than its config.json has."""
         self.dropouts = lora.lora_dropouts(model)
 
     def place_on(self, device: torch.device) -> None:

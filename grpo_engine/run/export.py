@@ -35,7 +35,8 @@ class ExportRun:
 
     def run(self, should_stop: Callable[[], bool]) -> Iterator[BaseEvent]:
         """Load, merge and save. Raises ModelError for parts that do not fit together."""
-        model, tokenizer = load_base(self.source, "auto")
+        base = load_base(self.source, "auto")
+        model, tokenizer = base.model, base.tokenizer
         merged = model if self.source.adapter is None else _merged(model, self.source, self.source.adapter)
         if should_stop():
             yield Stopped(step=0)

@@ -21,7 +21,7 @@ def check(source: ModelSource, runtime: Runtime) -> dict[str, Any]:
     from grpo_engine.models.loading import load_policy
     from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
     from grpo_engine.run.build import prepare_device
-    from grpo_engine.training.run_description import computation, fallback_warnings
+    from grpo_engine.training.run_description import computation, model_warnings
 
     device, dtype = prepare_device(runtime)
     policy = load_policy(source, SupervisedHyperparameters.model_validate({}), device, dtype, seed=0)
@@ -30,7 +30,7 @@ def check(source: ModelSource, runtime: Runtime) -> dict[str, Any]:
         "device": str(device),
         "dtype": str(dtype).removeprefix("torch."),
         "computation": computation(policy).model_dump(),
-        "warnings": [warning.message for warning in fallback_warnings(policy)],
+        "warnings": [warning.message for warning in model_warnings(policy)],
     }
 
 

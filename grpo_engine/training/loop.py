@@ -31,7 +31,7 @@ from grpo_engine.training import checkpoint
 from grpo_engine.training.checkpoint import LoopState
 from grpo_engine.training.machine_usage import MachineUsage
 from grpo_engine.training.method import Artifact, Method
-from grpo_engine.training.run_description import fallback_warnings, started, weights_left_out
+from grpo_engine.training.run_description import model_warnings, started, weights_left_out
 from grpo_engine.training.same_start import require_same_files, require_same_weights
 
 M = TypeVar("M", bound=Method)
@@ -100,7 +100,7 @@ class TrainingLoop(Generic[M]):
             self.method, getattr(hyperparameters_of(self.config.method), "lora", None)
         )
         if self.method.policy is not None:
-            yield from fallback_warnings(self.method.policy)
+            yield from model_warnings(self.method.policy)
         fault_point("engine.loaded")
         self.method.prepare()
         yield PhaseChanged(phase=self.method.phase, step=self.state.step)

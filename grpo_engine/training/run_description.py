@@ -74,7 +74,22 @@ def computation(policy: Policy) -> Computation:
     return Computation.model_validate({**names, "slower_because": reasons})
 
 
-def fallback_warnings(policy: Policy) -> list[Warned]:
+def model_warnings(policy: Policy) -> list[Warned]:
+    """Warnings about the model's files and about the way in which it is computed."""
+    return [*_unused_weights(policy), *_fallbacks(policy)]
+
+
+def _unused_weights(policy: Policy) -> list[Warned]:
+    if not (names := policy.unused_weights):
+        return []
+    message = (
+        f"{len(names)} weights of the model's files are not used, such as {names[0]}: its config.json "
+        "has fewer layers. Check that the model was copied completely."
+    )
+    return [Warned(code="weights_unused", message=message, step=0)]
+
+
+def _fallbacks(policy: Policy) -> list[Warned]:
     """A warning if the proof refused the kernels for a model that they are written for."""
     for code, choice in (("slower_forward", policy.forward), ("slower_decoder", policy.decoder)):
         if choice is not None and choice.is_refused:

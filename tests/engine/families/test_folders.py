@@ -11,7 +11,7 @@ import torch
 
 from grpo_engine.config.job import ModelSource
 from grpo_engine.contract.errors import DatasetError, ModelError
-from grpo_engine.contract.events import StepFinished
+from grpo_engine.contract.events import StepFinished, Warned
 from grpo_engine.models.loading import load_base
 from tests.engine.families.catalogue import MIXED_WINDOWS, QWEN, Family
 from tests.engine.families.jobs import run, supervised
@@ -50,6 +50,49 @@ def test_a_folder_without_the_files_of_its_tokenizer_is_an_error_of_the_model(
         file.unlink()
     with pytest.raises(ModelError, match=r"qwen3 has no tokenizer: its files, such as tokenizer.json"):
         load_base(ModelSource(name="qwen3", path=str(folder)), torch.float32)
+
+
+def with_config(folder: Path, **changes: object) -> ModelSource:
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("layer_types", None)
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return ModelSource(name="qwen3", path=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"num_hidden_layers": 4},
+            r"its files lack 22 weights that config.json \(Qwen3ForCausalLM\) requires, such as "
+            r"model.layers.2.input_layernorm.weight",
+        ),
+        (
+            {"intermediate_size": 32},
+            r"model.layers.0.mlp.down_proj.weight has the shape \[\d+, \d+\]; its config.json "
+            r"\(Qwen3ForCausalLM\) requires \[\d+, 32\]",
+        ),
+        ({"model_type": "bert"}, r"its files lack \d+ weights that config.json \(BertLMHeadModel\) requires"),
+    ],
+)
+def test_weights_that_are_not_those_of_the_configuration_are_an_error(
+    family_folder: Callable[[str], Path], tmp_path: Path, changes: dict[str, object], reason: str
+) -> None:
+    """transformers would draw them at random, and the job would train noise."""
+    source = with_config(copytree(family_folder("qwen3"), tmp_path / "qwen3"), **changes)
+    with pytest.raises(ModelError, match=f"qwen3 cannot be loaded: {reason}"):
+        load_base(source, torch.float32)
+
+
+def test_weights_of_layers_that_the_configuration_does_not_have_are_a_warning(
+    family_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copytree(family_folder("qwen3"), tmp_path / "qwen3")
+    with_config(folder, num_hidden_layers=1)
+    events, _ = run(supervised(folder, tmp_path, {"rank": 2}), tmp_path / "run")
+    (warning,) = [event for event in events if isinstance(event, Warned)]
+    assert warning.code == "weights_unused"
+    assert warning.message.startswith("11 weights of the model's files are not used, such as model.layers.1.")
 
 
 def test_a_token_without_embedding_is_an_error_of_its_row(tmp_path: Path) -> None:
