@@ -29,8 +29,10 @@ def shards(names: Set[str], index: bytes) -> set[str]:
         listed = set(json.loads(index or b"{}").get("weight_map", {}).values())
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise BadTensors(f"{INDEX} cannot be read: {error}") from error
-    if not listed or not listed <= names:
-        raise BadTensors("its safetensors weights are missing or incomplete")
+    if not listed:
+        raise BadTensors(f"there is neither {SINGLE} nor an {INDEX} that lists other files")
+    if missing := sorted(listed - names):
+        raise BadTensors(f"{missing[0]}, a file with weights, is missing")
     return listed
 
 

@@ -23,6 +23,7 @@ from transformers import (
 from grpo_engine.config.job import Hyperparameters, ModelSource
 from grpo_engine.contract.errors import ModelError
 from grpo_engine.files.fingerprint import fingerprint_of_adapter, refuse_other_base
+from grpo_engine.files.model_folder import damage
 from grpo_engine.files.readable import unreadable_file
 from grpo_engine.models import device_memory, lora, quantization
 from grpo_engine.models.language_part import refuse_whole
@@ -106,7 +107,7 @@ def load_policy(
 
 def _refuse_unreadable(source: ModelSource) -> None:
     folder = Path(source.path)
-    if folder.is_dir() and (reason := unreadable_file(folder)):
+    if folder.is_dir() and (reason := unreadable_file(folder) or damage(folder)):
         raise ModelError(f"{source.name} cannot be loaded: {reason}")
 
 

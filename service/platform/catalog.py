@@ -14,7 +14,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from grpo_engine.files.model_folder import damage
 from service.hub.models import HubModel, folder_of, has_weights
+from service.platform.token_counting import DamagedModelTextError, ModelTextError, load_model_text
 from service.settings import Settings
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
@@ -80,6 +82,26 @@ def _invalid(name: str) -> CatalogError:
     return CatalogError(f"{name!r} is not a model name: use letters, digits, '.', '_', '-' and '/'")
 
 
+def _refuse_damaged(folder: Path) -> None:
+    """Raises CatalogError for a folder that no worker could load."""
+    if not (folder / "config.json").is_file():
+        raise CatalogError(f"{folder} has no config.json")
+    if reason := _damage(folder):
+        raise CatalogError(f"{folder} cannot be loaded: {reason}")
+
+
+def _damage(folder: Path) -> str | None:
+    try:
+        if reason := damage(folder):
+            return reason
+        load_model_text(folder)
+    except DamagedModelTextError as error:
+        return str(error)
+    except (OSError, ModelTextError):
+        pass  # missing here, or only workers may read it
+    return None
+
+
 _PLACES = TypeAdapter(dict[str, _Place])
 
 
@@ -111,8 +133,7 @@ class Catalog:
             raise _invalid(name)
         path = Path(path_or_hub_id).expanduser()
         if path.exists():
-            if not (path / "config.json").is_file():
-                raise CatalogError(f"{path} has no config.json")
+            _refuse_damaged(path)
             path_or_hub_id = str(path.resolve())
         elif not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", path_or_hub_id):
             raise CatalogError(f"{path_or_hub_id} is neither a folder nor a hub id such as Qwen/Qwen3-0.6B")

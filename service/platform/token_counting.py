@@ -38,6 +38,10 @@ class ModelTextError(Exception):
     """The folder's tokenizer, template or configuration cannot be read."""
 
 
+class DamagedModelTextError(ModelTextError):
+    """A file is there, and its content is invalid."""
+
+
 class RenderError(Exception):
     """The chat template refuses a conversation; the message is the reason."""
 
@@ -133,7 +137,7 @@ def _batched(pieces: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]
 def load_model_text(folder: Path) -> ModelText:
     """Tokenizer, template and limits of a model folder, cached until a file of it changes.
 
-    Raises ModelTextError if a file is missing or broken.
+    Raises ModelTextError if a file is missing or cannot be opened, DamagedModelTextError if it is invalid.
     """
     names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
     files = [folder / name for name in names]
@@ -149,13 +153,8 @@ def _load(folder: Path, _stamp: tuple[int, ...]) -> ModelText:
     if not tokenizer_file.is_file():
         raise ModelTextError(f"{folder.name} has no tokenizer.json")
     settings = _read_json(folder / "tokenizer_config.json")
-    try:
-        template = _template(_template_source(folder, settings))
-        tokenizer = Tokenizer.from_str(tokenizer_file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelTextError(f"the template of {folder.name} cannot be read: {error}") from error
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise ModelTextError(f"the tokenizer of {folder.name} cannot be read: {error}") from error
+    template = _template(_template_source(folder, settings))
+    tokenizer = _tokenizer(_text(tokenizer_file))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     special = {name: text for name in _SPECIAL if (text := _token_text(settings.get(name)))}
@@ -166,16 +165,32 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        data = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelTextError(f"{file.name} cannot be read: {error}") from error
+        data = json.loads(_text(file))
+    except (ValueError, RecursionError) as error:
+        raise DamagedModelTextError(f"{file.name} cannot be read: {error}") from error
     return data if isinstance(data, dict) else {}
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except OSError as error:
+        raise ModelTextError(f"{file.name} cannot be read: {error}") from error
+    except ValueError as error:
+        raise DamagedModelTextError(f"{file.name} cannot be read: {error}") from error
+
+
+def _tokenizer(source: str) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(source)
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise DamagedModelTextError(f"tokenizer.json cannot be read: {error}") from error
 
 
 def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text("utf-8")
+        return _text(file)
     source = settings.get("chat_template")
     if isinstance(source, list):
         named = [each for each in source if isinstance(each, dict) and each.get("name") == "default"]

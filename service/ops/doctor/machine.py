@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from grpo_engine.files.model_folder import damage
 from grpo_engine.files.readable import unreadable_file
 from grpo_engine.sandbox import monty, self_test
 from service.ops.doctor.findings import Finding, failure, ok, warning
@@ -48,6 +49,8 @@ def _problem(entry: CatalogEntry) -> Finding | None:
     if reason := unreadable_file(entry.folder):
         advice = "Let the user of API and workers read the model: chmod -R a+rX."
         return failure("models", f"{entry.name}: {reason}", advice)
+    if reason := damage(entry.folder):
+        return failure("models", f"{entry.name}: {reason}", "Copy or download the model again.")
     if not list(entry.folder.glob("*.safetensors")):
         advice = "Only safetensors weights are loaded: convert them."
         return failure("models", f"{entry.name}: {entry.folder} has no *.safetensors", advice)

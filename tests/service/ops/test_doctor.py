@@ -26,6 +26,8 @@ from tests.support.forking import client as forking
 from tests.support.servers import Redis
 from tests.worker.jobs import insert_job
 
+NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
+"""A safetensors file."""
 NO_SERVER = "postgresql://grpo:hidden@127.0.0.1:1/none"
 
 
@@ -45,7 +47,7 @@ def model(settings: Settings) -> Path:
     folder = settings.models_dir / "tiny"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "model.safetensors").write_bytes(NO_TENSORS)
     return folder
 
 
@@ -263,6 +265,8 @@ def test_an_engine_whose_interpreter_breaks_shows_why(tmp_path: Path) -> None:
 
 
 def test_each_broken_entry_of_the_catalogue_is_named(settings: Settings, model: Path, tmp_path: Path) -> None:
+    (model / "model.safetensors").write_bytes(NO_TENSORS[:-1])
+    assert only(machine.models(settings)).found.startswith("tiny: model.safetensors: its header is not valid")
     (model / "model.safetensors").unlink()
     (settings.home / "models.json").write_text(
         json.dumps({"gone": {"path": "/nowhere/model"}, "hub": {"path": "org/model"}})

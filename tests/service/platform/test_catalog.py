@@ -40,6 +40,18 @@ def test_an_added_folder_must_hold_a_model(tmp_path: Path) -> None:
         catalog.add("big", str(tmp_path / "absent"))
 
 
+@pytest.mark.parametrize(
+    ("file", "reason"), [("pytorch_model.bin", "only safetensors are loaded"), ("tokenizer.json", "be read")]
+)
+def test_a_folder_that_no_worker_could_load_is_not_added(tmp_path: Path, file: str, reason: str) -> None:
+    folder = make_model(tmp_path / "elsewhere")
+    (folder / file).write_text("")
+    catalog = Catalog(Settings(home=tmp_path))
+    with pytest.raises(CatalogError, match=f"{folder} cannot be loaded: .*{file}.* {reason}"):
+        catalog.add("big", str(folder))
+    assert catalog.names() == []
+
+
 def test_production_reads_the_operators_file_only(tmp_path: Path) -> None:
     make_model(tmp_path, "tiny")
     file = tmp_path / "catalogue.json"

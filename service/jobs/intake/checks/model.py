@@ -4,6 +4,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+from grpo_engine.files.model_folder import damage
 from service.hub.models import is_hub_id
 from service.jobs.intake.checks.method import check_lora_targets
 from service.jobs.intake.model_size import UnknownShape, model_shape
@@ -11,7 +12,7 @@ from service.jobs.intake.report import Report
 from service.jobs.model.dataset import Problems
 from service.jobs.model.schemas import JobCreate
 from service.platform.catalog import CatalogEntry
-from service.platform.token_counting import ModelText, ModelTextError, load_model_text
+from service.platform.token_counting import DamagedModelTextError, ModelText, ModelTextError, load_model_text
 
 LANGUAGE_PART_LOADS = {"llama4", "mllama", "qwen3_5", "qwen3_5_moe", "qwen4_exp"}
 """Types of multimodal models whose language model transformers can load separately."""
@@ -27,6 +28,10 @@ def check_model(job: JobCreate, entry: CatalogEntry | None, report: Report) -> M
         reason = f"{entry.path} is not on this machine"
         report.warn("lengths_unchecked", f"Row lengths were not checked: {reason}.")
         return None
+    with suppress(OSError):  # files that only the worker may read
+        if found := damage(entry.folder):
+            _refuse(found, report)
+            return None
     with suppress(OSError, ValueError):
         check_text_only(entry.folder, report.problems)
     with suppress(UnknownShape):
@@ -34,9 +39,15 @@ def check_model(job: JobCreate, entry: CatalogEntry | None, report: Report) -> M
         check_lora_targets(job.method, report.shape, report.problems)
     try:
         return load_model_text(entry.folder)
+    except DamagedModelTextError as error:
+        _refuse(str(error), report)
     except ModelTextError as error:
         report.warn("lengths_unchecked", f"Row lengths were not checked: {error}.")
-        return None
+    return None
+
+
+def _refuse(reason: str, report: Report) -> None:
+    report.problems.add("model", f"cannot be loaded: {reason}", code="model_not_supported")
 
 
 def unknown_model(name: str) -> str:

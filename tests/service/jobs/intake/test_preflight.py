@@ -1,6 +1,5 @@
 """Invalid input: each a clear 400 that names the place, and nothing is queued."""
 
-import json
 from typing import Any
 
 import pytest
@@ -43,21 +42,6 @@ def test_an_unknown_model_is_refused(client: TestClient, database: Database) -> 
     error = refused(client, database, request(upload(client), model="absent"))
     assert (error["param"], error["code"]) == ("model", "model_not_found")
     assert "'absent' is neither in the model catalogue nor one of your fine-tuned models" in error["message"]
-
-
-def test_a_vision_language_model_is_refused_unless_its_language_model_loads_alone(
-    client: TestClient, database: Database, settings: Settings
-) -> None:
-    path = settings.models_dir / "tiny" / "config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps({**config, "model_type": "gemma3", "vision_config": {}}))
-    error = refused(client, database, request(upload(client)))
-    assert (error["param"], error["code"]) == ("model", "model_not_supported")
-    assert (
-        "is a vision-language model (gemma3), whose language model cannot be loaded alone" in error["message"]
-    )
-    path.write_text(json.dumps({**config, "model_type": "qwen3_5", "vision_config": {}}))
-    assert client.post("/v1/fine_tuning/jobs", json=request(upload(client))).status_code == 200
 
 
 def test_a_foreign_fine_tuned_model_is_an_unknown_one(client: TestClient, database: Database) -> None:
@@ -277,13 +261,6 @@ def test_validate_lists_problems_in_a_200(client: TestClient) -> None:
     report = validated(client, request(upload(client, jsonl(chat())), model="absent"))
     assert report["valid"] is False
     assert [problem["param"] for problem in report["problems"]] == ["model", "training_file[1].messages"]
-
-
-def test_unknown_lengths_are_a_warning(client: TestClient, app: FastAPI) -> None:
-    app.state.catalog.add("hub", "Qwen/Qwen3-0.6B")
-    report = validated(client, request(upload(client), model="hub"))
-    assert report["valid"] is True
-    assert [warning["code"] for warning in report["warnings"]] == ["lengths_unchecked"]
 
 
 def test_unused_hyperparameters_are_a_warning(client: TestClient) -> None:

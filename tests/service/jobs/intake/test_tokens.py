@@ -11,7 +11,12 @@ from service.jobs.intake import lengths
 from service.jobs.intake.lengths import LengthCheck
 from service.jobs.model.dataset import Problems, Row
 from service.platform import token_counting
-from service.platform.token_counting import ModelTextError, RenderError, load_model_text
+from service.platform.token_counting import (
+    DamagedModelTextError,
+    ModelTextError,
+    RenderError,
+    load_model_text,
+)
 from tests.service.job_samples import CONTEXT_TOKENS, METHOD, make_model, reinforcement
 
 MESSAGES = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "What is 2+2?"}]
@@ -29,14 +34,14 @@ def test_a_conversation_renders_with_the_assistants_opening(tmp_path: Path) -> N
 def test_a_file_that_is_nested_too_deeply_cannot_be_read(tmp_path: Path, name: str) -> None:
     folder = make_model(tmp_path)
     (folder / name).write_text("[" * 100_000)
-    with pytest.raises(ModelTextError, match=f"{name} cannot be read"):
+    with pytest.raises(DamagedModelTextError, match=f"{name} cannot be read"):
         load_model_text(folder)
 
 
 def test_a_template_that_is_not_text_cannot_be_read(tmp_path: Path) -> None:
     folder = make_model(tmp_path)
     (folder / "chat_template.jinja").write_bytes(b"\xff")
-    with pytest.raises(ModelTextError, match="the template of"):
+    with pytest.raises(DamagedModelTextError, match=r"chat_template\.jinja cannot be read"):
         load_model_text(folder)
 
 
@@ -142,7 +147,7 @@ def test_a_template_that_jinja_cannot_parse_refuses_every_conversation(tmp_path:
 def test_a_broken_tokenizer_is_reported(tmp_path: Path) -> None:
     folder = make_model(tmp_path)
     (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(ModelTextError, match="the tokenizer of tiny cannot be read"):
+    with pytest.raises(DamagedModelTextError, match=r"tokenizer\.json cannot be read"):
         load_model_text(folder)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelTextError, match=r"has no tokenizer\.json"):

@@ -1,0 +1,69 @@
+"""Finds damage in a model's folder, such as an incomplete copy, without reading the weights.
+
+Boundary: what no loader could read. Whether the model is supported is known only to its loader.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from grpo_engine.files.safetensors_index import INDEX, BadTensors, read_tensors, shards
+
+POINTER = b"version https://git-lfs.github.com/"
+"""How the file begins that Git stores in the place of a large one."""
+OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
+Stamp = tuple[tuple[str, int, int], ...]
+
+
+def damage(folder: Path) -> str | None:
+    """The first damaged or missing file and what is wrong with it; None: no damage was found.
+
+    Cached until a file changes. A folder without weights is not damaged: another machine may have them.
+    Raises OSError.
+    """
+    return _damage(folder, tuple(sorted(_stamps(folder))))
+
+
+def _stamps(folder: Path) -> Iterator[tuple[str, int, int]]:
+    for path in folder.iterdir():
+        if path.is_file():
+            status = path.stat()
+            yield path.name, status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=32)
+def _damage(folder: Path, stamp: Stamp) -> str | None:
+    names = {name for name, _, _ in stamp}
+    if pointer := next((name for name in sorted(names) if _is_pointer(folder / name)), None):
+        return f"{pointer} is a pointer of Git LFS; fetch the file itself with `git lfs pull`"
+    weights = {name for name in names if name.endswith(".safetensors")}
+    if not weights and INDEX not in names:
+        return _unsupported_weights(folder)
+    try:
+        index = (folder / INDEX).read_bytes() if INDEX in names else b""
+        found = (_damaged_shard(folder / name) for name in sorted(shards(weights, index)))
+        return next((reason for reason in found if reason), None)
+    except BadTensors as error:
+        return str(error)
+
+
+def _is_pointer(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(POINTER)) == POINTER
+
+
+def _unsupported_weights(folder: Path) -> str | None:
+    other = sorted(path.name for pattern in OTHER_WEIGHTS for path in folder.glob(pattern))
+    return f"its weights are in {other[0]}; only safetensors are loaded" if other else None
+
+
+def _damaged_shard(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            tensors = read_tensors(file)
+    except BadTensors as error:
+        return f"{path.name}: {error}"
+    size, expected = path.stat().st_size, tensors[-1].end if tensors else None
+    if expected is None or size == expected:
+        return None
+    return f"{path.name} has {size} bytes, and by its header {expected}: it was not copied whole"

@@ -1,0 +1,69 @@
+"""The base model of a job: files that are damaged or elsewhere, and models that the engine does not load."""
+
+import json
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from service.platform.db import Database
+from service.settings import Settings
+from tests.service.job_samples import make_model, request, upload
+from tests.service.jobs.intake.test_preflight import refused, validated
+
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def _model(settings: Settings) -> None:
+    make_model(settings.home)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        ("config.json", '{"model_type": ', "config.json cannot be read: Expecting value"),
+        ("tokenizer.json", "{}", "tokenizer.json cannot be read"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json cannot be read"),
+        ("model.safetensors", "version https://git-lfs.github.com/spec/v1", "model.safetensors is a pointer"),
+        ("pytorch_model.bin", "", "its weights are in pytorch_model.bin; only safetensors are loaded"),
+    ],
+)
+def test_a_model_whose_files_no_worker_could_load_is_refused(
+    client: TestClient, database: Database, settings: Settings, file: str, content: str, reason: str
+) -> None:
+    (settings.models_dir / "tiny" / file).write_text(content)
+    error = refused(client, database, request(upload(client)))
+    assert (error["param"], error["code"]) == ("model", "model_not_supported")
+    assert error["message"].startswith(f"model: cannot be loaded: {reason}")
+
+
+def test_a_model_without_tokenizer_on_this_machine_is_a_warning(
+    client: TestClient, settings: Settings
+) -> None:
+    (settings.models_dir / "tiny" / "tokenizer.json").unlink()
+    report = validated(client, request(upload(client)))
+    assert report["valid"] is True
+    assert [warning["code"] for warning in report["warnings"]] == ["lengths_unchecked"]
+
+
+def test_a_vision_language_model_is_refused_unless_its_language_model_loads_alone(
+    client: TestClient, database: Database, settings: Settings
+) -> None:
+    path = settings.models_dir / "tiny" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "model_type": "gemma3", "vision_config": {}}))
+    error = refused(client, database, request(upload(client)))
+    assert (error["param"], error["code"]) == ("model", "model_not_supported")
+    assert (
+        "is a vision-language model (gemma3), whose language model cannot be loaded alone" in error["message"]
+    )
+    path.write_text(json.dumps({**config, "model_type": "qwen3_5", "vision_config": {}}))
+    assert client.post("/v1/fine_tuning/jobs", json=request(upload(client))).status_code == 200
+
+
+def test_unknown_lengths_are_a_warning(client: TestClient, app: FastAPI) -> None:
+    app.state.catalog.add("hub", "Qwen/Qwen3-0.6B")
+    report = validated(client, request(upload(client), model="hub"))
+    assert report["valid"] is True
+    assert [warning["code"] for warning in report["warnings"]] == ["lengths_unchecked"]
