@@ -29,6 +29,7 @@ from grpo_engine.models import device_memory, lora, quantization
 from grpo_engine.models.language_part import refuse_whole
 from grpo_engine.models.policy import Policy
 
+MISSING = "its files, such as tokenizer.json, are missing"
 _NUMBER = re.compile(r"\.\d+\.")
 
 
@@ -53,7 +54,7 @@ def load_base(
     _refuse_unreadable(source)
     try:
         refuse_whole(source)
-        tokenizer = AutoTokenizer.from_pretrained(source.path, revision=source.revision)
+        tokenizer = _tokenizer(source)
         if not has_weights:
             config = AutoConfig.from_pretrained(source.path, revision=source.revision)
             with torch.device("meta"):
@@ -71,7 +72,7 @@ def load_base(
             **options,
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ModelError(f"{source.name} cannot be loaded: {error}") from error
+        raise ModelError(f"{source.name} cannot be loaded: {_in_short(error)}") from error
     if reason := _misfit(model, report):
         raise ModelError(f"{source.name} cannot be loaded: {reason}")
     _refuse_endless(model, tokenizer, source)
@@ -103,6 +104,23 @@ def load_policy(
     if device.type != "meta":
         policy.prove_shared_prompts()
     return policy
+
+
+def _tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
+    try:
+        return cast(
+            PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(source.path, revision=source.revision)
+        )
+    except ValueError as error:
+        folder = Path(source.path)
+        if folder.is_dir() and not (folder / "tokenizer.json").exists():
+            raise ModelError(f"{source.name} has no tokenizer that can be loaded: {MISSING}") from error
+        raise
+
+
+def _in_short(error: Exception) -> str:
+    """The reason without the advice that transformers adds, which is for the owner of the environment."""
+    return str(error).partition("\n\n")[0]
 
 
 def _refuse_unreadable(source: ModelSource) -> None:
@@ -139,7 +157,7 @@ def _refuse_endless(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
     """Require a tokenizer with an end-of-sequence token; replace contradictory generation settings, which
     transformers refuses to save."""
     if len(tokenizer) == len(tokenizer.all_special_ids):
-        raise ModelError(f"{source.name} has no tokenizer: its files, such as tokenizer.json, are missing")
+        raise ModelError(f"{source.name} has no tokenizer: {MISSING}")
     if tokenizer.eos_token_id is None:
         raise ModelError(f"the tokenizer of {source.name} has no end-of-sequence token")
     try:

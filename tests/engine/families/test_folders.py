@@ -54,6 +54,27 @@ def test_a_folder_without_the_files_of_its_tokenizer_is_an_error_of_the_model(
         load_base(ModelSource(name="qwen3", path=str(folder)), torch.float32)
 
 
+def test_a_tokenizer_that_lacks_its_main_file_is_an_error_of_the_model(
+    family_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copytree(family_folder("qwen3"), tmp_path / "qwen3")
+    (folder / "tokenizer.json").unlink()
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    expected = r"qwen3 has no tokenizer that can be loaded: its files, such as tokenizer.json, are missing"
+    with pytest.raises(ModelError, match=expected):
+        load_base(ModelSource(name="qwen3", path=str(folder)), torch.float32)
+
+
+def test_a_type_of_model_that_transformers_does_not_know_is_an_error_of_one_line(
+    family_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    source = with_config(copytree(family_folder("qwen3"), tmp_path / "qwen3"), model_type="foo9")
+    with pytest.raises(ModelError, match="model type `foo9` but Transformers does not recognize") as refused:
+        load_base(source, torch.float32)
+    assert "\n" not in str(refused.value)
+
+
 def with_config(folder: Path, **changes: object) -> ModelSource:
     config = json.loads((folder / "config.json").read_text())
     config.pop("layer_types", None)
