@@ -14,6 +14,8 @@ from typing import Any, Literal
 MAX_PROBLEMS = 100
 MAX_LINE_BYTES = 8 * 2**20
 MAX_DEPTH = 64
+SHOWN_FIELDS, SHOWN_CHARACTERS = 6, 40
+"""The part of a row's field names that a message quotes."""
 TOO_LARGE = "contains a number that is too large"
 _LINE, _NUMBER = re.compile(r"\[\d+\]"), re.compile(r"\b\d[\d,.]*\b")
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
@@ -158,8 +160,8 @@ def parse_line(line: bytes) -> dict[str, Any]:
 def checked_row(row: dict[str, Any], kind: Kind, line: int) -> Row:
     """The row, checked and split into its fields. Raises RowError if the kind of training cannot use it."""
     if ("messages" in row) == ("prompt" in row):
-        given = "both messages and prompt" if "messages" in row else "neither messages nor prompt"
-        raise RowError("messages", f"the row has {given}: give one of them")
+        both = "the row has both messages and prompt: give one of them"
+        raise RowError("messages", both if "messages" in row else _neither(row))
     tools = [] if row.get("tools") is None else row["tools"]
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise RowError("tools", "must be a list of objects")
@@ -171,8 +173,18 @@ def checked_row(row: dict[str, Any], kind: Kind, line: int) -> Row:
     return Row(line, None, _text(row, "prompt"), completion, tuple(tools), item)
 
 
+def _neither(row: dict[str, Any]) -> str:
+    names = ", ".join(name[:SHOWN_CHARACTERS] for name in [*row][:SHOWN_FIELDS]) or "no field"
+    rename = "`grpo files upload --map FIELD=prompt` renames a field"
+    return f"the row has neither messages nor prompt, but {names}: give one of them ({rename})"
+
+
 def _text(row: dict[str, Any], name: str) -> str:
     value = row.get(name)
+    if name not in row:
+        raise RowError(name, f"the row has no {name}")
+    if isinstance(value, list):
+        raise RowError(name, "must be a string; a list of messages belongs in messages")
     if not isinstance(value, str) or not value:
         raise RowError(name, "must be a non-empty string")
     return value

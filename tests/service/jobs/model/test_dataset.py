@@ -61,7 +61,7 @@ def test_a_supervised_prompt_row_has_a_completion() -> None:
     assert problems.found == []
     assert rows[0].completion == "4"
     assert faults(line(prompt="2+2="), kind="supervised") == [
-        ("training_file[1].completion", "must be a non-empty string")
+        ("training_file[1].completion", "the row has no completion")
     ]
 
 
@@ -81,16 +81,23 @@ def test_a_supervised_prompt_row_has_a_completion() -> None:
         (b'{"prompt": "a\\u0000"}', "training_file[1]", "contains a NUL character"),
         (b'{"prompt": "a\\ud800"}', "training_file[1]", "contains half of a surrogate pair"),
         (
-            line(answer=4),
+            line(question="2+2", answer=4),
             "training_file[1].messages",
-            "the row has neither messages nor prompt: give one of them",
+            "the row has neither messages nor prompt, but question, answer: give one of them "
+            "(`grpo files upload --map FIELD=prompt` renames a field)",
         ),
+        (line(), "training_file[1].messages", "the row has neither messages nor prompt, but no field: give"),
         (
             line(prompt="a", messages=[USER]),
             "training_file[1].messages",
             "the row has both messages and prompt: give one of them",
         ),
         (line(prompt=""), "training_file[1].prompt", "must be a non-empty string"),
+        (
+            line(prompt=[USER]),
+            "training_file[1].prompt",
+            "must be a string; a list of messages belongs in messages",
+        ),
         (line(messages=[]), "training_file[1].messages", "must be a list of at least one message"),
         (line(messages=["a"]), "training_file[1].messages[0]", "must be an object with role and content"),
         (
