@@ -1,17 +1,20 @@
-"""Finds damage in a model's folder, such as an incomplete copy, without reading the weights.
+"""Finds why a model's folder cannot be loaded, such as an incomplete copy, without reading the weights.
 
-Boundary: what no loader could read. Whether the model is supported is known only to its loader.
+Boundary: files and formats. Whether the model's class is supported is known only to its loader.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from grpo_engine.files.safetensors_index import INDEX, BadTensors, read_tensors, shards
 
 POINTER = b"version https://git-lfs.github.com/"
 """How the file begins that Git stores in the place of a large one."""
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
+CONVERTED = ("fp8", "mxfp4")
+"""Formats of quantised weights that are converted to the job's data type when they are loaded."""
 Stamp = tuple[tuple[str, int, int], ...]
 
 
@@ -22,6 +25,22 @@ def damage(folder: Path) -> str | None:
     Raises OSError.
     """
     return _damage(folder, tuple(sorted(_stamps(folder))))
+
+
+def unsupported_format(config: Mapping[str, Any], *, is_quantized_again: bool) -> str | None:
+    """Why the weights cannot be trained in the format that config.json states; None: they can be.
+
+    `is_quantized_again`: the job quantises the base itself.
+    """
+    stored = config.get("quantization_config")
+    if not isinstance(stored, Mapping):
+        return None
+    method = stored.get("quant_method", "unknown method")
+    if method not in CONVERTED or "text_config" in config:
+        return f"its weights are stored quantised ({method}); use the unquantised model"
+    if is_quantized_again:
+        return f"its weights are stored quantised ({method}); set quantization to null"
+    return None
 
 
 def _stamps(folder: Path) -> Iterator[tuple[str, int, int]]:

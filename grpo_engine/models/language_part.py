@@ -7,7 +7,7 @@ is refused. Other libraries load the whole model, where the language model's wei
 from typing import cast
 
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -17,9 +17,8 @@ from grpo_engine.contract.errors import ModelError
 LAYER = "layers.0."
 
 
-def refuse_whole(source: ModelSource) -> None:
+def refuse_whole(source: ModelSource, config: PreTrainedConfig) -> None:
     """Raise ModelError if the source is no language model and transformers does not load the one inside."""
-    config = AutoConfig.from_pretrained(source.path, revision=source.revision, trust_remote_code=False)
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     is_wrapper = config.get_text_config() is not config
     if model_class is not None and not (is_wrapper and model_class.config_class is type(config)):

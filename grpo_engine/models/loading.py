@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -23,7 +24,7 @@ from transformers import (
 from grpo_engine.config.job import Hyperparameters, ModelSource
 from grpo_engine.contract.errors import ModelError
 from grpo_engine.files.fingerprint import fingerprint_of_adapter, refuse_other_base
-from grpo_engine.files.model_folder import damage
+from grpo_engine.files.model_folder import damage, unsupported_format
 from grpo_engine.files.readable import unreadable_file
 from grpo_engine.models import device_memory, lora, quantization
 from grpo_engine.models.language_part import refuse_whole
@@ -41,6 +42,8 @@ class Base:
     tokenizer: PreTrainedTokenizerBase
     unused_weights: tuple[str, ...] = ()
     """Weights of further layers in its files, for which config.json has no layer."""
+    is_converted: bool = False
+    """Whether its files hold quantised weights, which were converted."""
 
 
 def load_base(
@@ -53,10 +56,12 @@ def load_base(
     """
     _refuse_unreadable(source)
     try:
-        refuse_whole(source)
+        config = AutoConfig.from_pretrained(source.path, revision=source.revision, trust_remote_code=False)
+        refuse_whole(source, config)
+        _refuse_format(source, config, options)
+        conversion = quantization.conversion_options(config)
         tokenizer = _tokenizer(source)
         if not has_weights:
-            config = AutoConfig.from_pretrained(source.path, revision=source.revision)
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config, dtype=dtype)
             _use_unaligned_experts(model)
@@ -69,6 +74,7 @@ def load_base(
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below with their names
+            **conversion,
             **options,
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -77,7 +83,10 @@ def load_base(
         raise ModelError(f"{source.name} cannot be loaded: {reason}")
     _refuse_endless(model, tokenizer, source)
     _use_unaligned_experts(model)
-    return Base(model, tokenizer, tuple(_of_further_layers(model, report["unexpected_keys"])))
+    if conversion:
+        quantization.finish_conversion(model, dtype)
+    unused = tuple(_of_further_layers(model, report["unexpected_keys"]))
+    return Base(model, tokenizer, unused, is_converted=bool(conversion))
 
 
 def load_policy(
@@ -98,12 +107,18 @@ def load_policy(
         peft_model,
         autocast=full and dtype == torch.bfloat16,
     )
-    policy.unused_weights = base.unused_weights
+    policy.unused_weights, policy.is_converted = base.unused_weights, base.is_converted
     if source.adapter is not None:
         refuse_other_base(policy.base_fingerprint, fingerprint_of_adapter(Path(source.adapter)))
     if device.type != "meta":
         policy.prove_shared_prompts()
     return policy
+
+
+def _refuse_format(source: ModelSource, config: PreTrainedConfig, options: Mapping[str, Any]) -> None:
+    again = "quantization_config" in options
+    if reason := unsupported_format(config.to_dict(), is_quantized_again=again):
+        raise ModelError(f"{source.name} cannot be loaded: {reason}")
 
 
 def _tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:

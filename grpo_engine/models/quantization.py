@@ -1,15 +1,21 @@
 """Base models whose linear layers bitsandbytes stores in 4 or 8 bits (QLoRA, arXiv 2305.14314).
 
 Embeddings, norms and the output layer keep the job's data type, and the adapter is float32.
-Left out: models whose files are quantised already, and training of quantised weights.
+Files with quantised weights in some formats are converted when they are loaded; see `CONVERTED`.
 """
 
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers import (
+    BitsAndBytesConfig,
+    FineGrainedFP8Config,
+    Mxfp4Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.pytorch_utils import Conv1D
 
 from grpo_engine.config.hyperparameters import Quantization
@@ -37,6 +43,27 @@ def _config(quantization: Quantization, dtype: torch.dtype) -> BitsAndBytesConfi
     )
 
 
+def conversion_options(config: PreTrainedConfig) -> dict[str, Any]:
+    """Arguments for transformers' `from_pretrained` that convert stored quantised weights, also on a GPU that
+    could multiply with them: these products have no gradient. Empty for other weights."""
+    method = (getattr(config, "quantization_config", None) or {}).get("quant_method")
+    if method is None:
+        return {}
+    classes = {"fp8": FineGrainedFP8Config, "mxfp4": Mxfp4Config}
+    return {"quantization_config": classes[method](dequantize=True)}
+
+
+def finish_conversion(model: PreTrainedModel, dtype: torch.dtype | Literal["auto"]) -> None:
+    """Give converted weights the data type, and let the model be saved as an unquantised one.
+
+    transformers converts to bfloat16 only. When it saves a model, it reverts conversions; it cannot revert
+    these, and would write the experts of all layers of an `mxfp4` model under one name.
+    """
+    if dtype == torch.float32:
+        model.float()
+    model._weight_conversions = None  # those of the model's class are used instead
+
+
 def is_quantized(model: PreTrainedModel) -> bool:
     return getattr(model, "quantization_method", None) is not None
 
@@ -60,12 +87,13 @@ def use_differentiable_products(model: PreTrainedModel) -> None:
 
 def dequantized_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     """The base's weights on the host, quantised ones as the values that they stand for, shared ones once."""
-    found = {}
+    found, quantized = {}, is_quantized(model)
     for path, weight in model.named_parameters():
         prefix, _, name = path.rpartition(".")
         if ".lora_" not in path:
-            values = _values(model.get_submodule(prefix), model.dtype) if name == "weight" else weight
-            found[path.replace(".base_layer", "")] = values.detach().cpu()
+            if quantized and name == "weight":
+                weight = _values(model.get_submodule(prefix), model.dtype)
+            found[path.replace(".base_layer", "")] = weight.detach().cpu()
     return found
 
 

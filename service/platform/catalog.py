@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from grpo_engine.files.model_folder import damage
+from grpo_engine.files.model_folder import damage, unsupported_format
 from service.hub.models import HubModel, folder_of, has_weights
 from service.platform.token_counting import DamagedModelTextError, ModelTextError, load_model_text
 from service.settings import Settings
@@ -86,11 +86,11 @@ def _refuse_damaged(folder: Path) -> None:
     """Raises CatalogError for a folder that no worker could load."""
     if not (folder / "config.json").is_file():
         raise CatalogError(f"{folder} has no config.json")
-    if reason := _damage(folder):
+    if reason := _fault(folder):
         raise CatalogError(f"{folder} cannot be loaded: {reason}")
 
 
-def _damage(folder: Path) -> str | None:
+def _fault(folder: Path) -> str | None:
     try:
         if reason := damage(folder):
             return reason
@@ -98,8 +98,9 @@ def _damage(folder: Path) -> str | None:
     except DamagedModelTextError as error:
         return str(error)
     except (OSError, ModelTextError):
-        pass  # missing here, or only workers may read it
-    return None
+        return None  # missing here, or only workers may read it
+    config = json.loads((folder / "config.json").read_bytes())
+    return unsupported_format(config, is_quantized_again=False)
 
 
 _PLACES = TypeAdapter(dict[str, _Place])

@@ -6,14 +6,14 @@ Cached until a file of the folder changes.
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from grpo_engine.config.hyperparameters import Quantization
-from grpo_engine.files.safetensors_index import read_tensors
+from grpo_engine.files.safetensors_index import Tensor, read_tensors
 
 _NOT_ADAPTED = re.compile(r"embed|wte|wpe|lm_head|norm|ln_")
 """Names of matrices that `all-linear` does not adapt."""
@@ -96,7 +96,17 @@ def _read(folder: Path, weights: tuple[Path, ...], _stamp: tuple[int, ...]) -> M
 def _tensors(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of each tensor."""
     with path.open("rb") as file:
-        return ((each.name, each.shape) for each in read_tensors(file))
+        return _unquantized(read_tensors(file))
+
+
+def _unquantized(tensors: Iterable[Tensor]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of the weights that stored quantised ones stand for; see `CONVERTED`."""
+    for each in tensors:
+        if each.name.endswith("_blocks") and len(each.shape) == 4:
+            experts, rows, blocks, num_bytes = each.shape  # two values in a byte
+            yield each.name.removesuffix("_blocks"), (experts, rows, 2 * blocks * num_bytes)
+        elif not each.name.endswith(("_scales", "_scale_inv")):
+            yield each.name, each.shape
 
 
 def shape_of(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> ModelShape:
@@ -110,7 +120,11 @@ def shape_of(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) 
     hidden = _largest(config.get("hidden_size") or config["n_embd"])
     heads = _largest(config.get("num_attention_heads") or config["n_head"])
     head_size = _largest(config.get("head_dim") or hidden // heads)
-    linear = [(name, shape) for name, shape in tensors.items() if len(shape) == 2]
+    linear = [
+        (name, shape)
+        for name, shape in tensors.items()
+        if len(shape) == 2 and not name.endswith("_bias")  # of each expert
+    ]
     experts = [(name, shape) for name, shape in tensors.items() if len(shape) == 3 and ".experts." in name]
     # an adapter has a pair of matrices for each expert of the stack
     linear += [(name, (each * rows, each * columns)) for name, (each, rows, columns) in experts]

@@ -1,7 +1,8 @@
-"""The base model that vLLM loads for a policy on a quantised base, which vLLM itself (0.32) cannot read.
+"""The base model that vLLM loads for a policy on a quantised base.
 
-It has the values that the quantised weights stand for, in the job's data type. So the sampler computes as the
-trainer does, but its copy of the base takes the memory of an unquantised one.
+vLLM (0.32) cannot read what bitsandbytes quantises, and computes with files that hold quantised weights in
+another way than the trainer. Its copy of the base has the values that the weights stand for, in the job's
+data type. So the sampler computes as the trainer does, with the memory of an unquantised base.
 """
 
 import copy
@@ -22,7 +23,7 @@ from grpo_engine.parallel.ranks import Ranks
 @contextmanager
 def served_base(policy: Policy, run_dir: Path) -> Iterator[dict[str, Any]]:
     """vLLM's arguments that name another base than the policy's; its folder exists only inside the block."""
-    if not is_quantized(policy.model):
+    if not (is_quantized(policy.model) or policy.is_converted):
         yield {}
         return
     folder = run_dir / f"served-base-{Ranks.current().rank}"
@@ -37,7 +38,8 @@ def served_base(policy: Policy, run_dir: Path) -> Iterator[dict[str, Any]]:
 
 def _write_base(policy: Policy, folder: Path) -> None:
     config = copy.deepcopy(policy.model.config)
-    del config.quantization_config
+    if is_quantized(policy.model):
+        del config.quantization_config
     config.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
     weights = revert_weight_conversion(policy.model, dequantized_weights(policy.model))

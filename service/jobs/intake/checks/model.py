@@ -1,15 +1,18 @@
 """Checks the base model of a job, as far as its files are on the service's machine."""
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from grpo_engine.files.model_folder import damage
+from grpo_engine.files.model_folder import damage, unsupported_format
 from service.hub.models import is_hub_id
 from service.jobs.intake.checks.method import check_lora_targets
 from service.jobs.intake.model_size import UnknownShape, model_shape
 from service.jobs.intake.report import Report
 from service.jobs.model.dataset import Problems
+from service.jobs.model.methods import quantization_of
 from service.jobs.model.schemas import JobCreate
 from service.platform.catalog import CatalogEntry
 from service.platform.token_counting import DamagedModelTextError, ModelText, ModelTextError, load_model_text
@@ -33,7 +36,7 @@ def check_model(job: JobCreate, entry: CatalogEntry | None, report: Report) -> M
             _refuse(found, report)
             return None
     with suppress(OSError, ValueError):
-        check_text_only(entry.folder, report.problems)
+        _check_config(job, entry.folder, report)
     with suppress(UnknownShape):
         report.shape = model_shape(entry.folder)
         check_lora_targets(job.method, report.shape, report.problems)
@@ -58,9 +61,16 @@ def unknown_model(name: str) -> str:
     return f"{reason} (see GET /v1/models)"
 
 
-def check_text_only(folder: Path, problems: Problems) -> None:
-    """Adds a problem for a multimodal model that the engine refuses when it loads it."""
+def _check_config(job: JobCreate, folder: Path, report: Report) -> None:
+    """Adds a problem for a model that the engine refuses when it loads it."""
     config = json.loads((folder / "config.json").read_bytes())
+    _check_text_only(config, report.problems)
+    is_quantized_again = quantization_of(job.method) is not None
+    if reason := unsupported_format(config, is_quantized_again=is_quantized_again):
+        _refuse(reason, report)
+
+
+def _check_text_only(config: Mapping[str, Any], problems: Problems) -> None:
     kind = config.get("model_type")
     if "vision_config" in config and kind not in LANGUAGE_PART_LOADS:
         reason = f"is a vision-language model ({kind}), whose language model cannot be loaded alone"

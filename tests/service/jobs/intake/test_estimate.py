@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from examples.tiny_model import make_model
 from grpo_engine.config.job import Runtime
@@ -14,6 +15,7 @@ from service.jobs.intake.estimate import RowTokens, Subject, estimate
 from service.jobs.intake.model_size import Matrix, ModelShape, UnknownShape, model_shape, shape_of
 from service.jobs.model.dataset import Problems
 from service.jobs.model.validation import Estimate, TokenRange
+from tests.engine.families.stored import make_stored
 from tests.service.job_samples import METHOD, reinforcement
 
 GIB = 2**30
@@ -247,6 +249,14 @@ def test_targets_that_name_no_module_are_refused_with_the_names_that_exist(tmp_p
         where = "method.reinforcement.hyperparameters.lora.target_modules"
         message = f"{where}: the model has no module {missing}: its linear layers are {names}"
         assert [each.message for each in problems.found] == ([message] if missing else [])
+
+
+@pytest.mark.parametrize("family", ["gpt-oss", "qwen3-moe"])
+def test_quantised_files_count_as_the_weights_that_they_stand_for(family: str, tmp_path: Path) -> None:
+    folder, _ = make_stored(tmp_path / "base", family)
+    shape = model_shape(folder)
+    assert shape.num_parameters == AutoModelForCausalLM.from_pretrained(folder).num_parameters()
+    assert not [name for name in shape.layer_names if "scale" in name or name.endswith("bias")]
 
 
 @pytest.mark.parametrize("header", [b"", b"\xff" * 16, b"\x02\0\0\0\0\0\0\0{}"])

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 
 from service.platform.db import Database
 from service.settings import Settings
-from tests.service.job_samples import make_model, request, upload
+from tests.service.job_samples import make_model, reinforcement, request, upload
 from tests.service.jobs.intake.test_preflight import refused, validated
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -36,6 +36,26 @@ def test_a_model_whose_files_no_worker_could_load_is_refused(
     error = refused(client, database, request(upload(client)))
     assert (error["param"], error["code"]) == ("model", "model_not_supported")
     assert error["message"].startswith(f"model: cannot be loaded: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("stored", "quantization", "reason"),
+    [
+        ("awq", None, "its weights are stored quantised (awq); use the unquantised model"),
+        ("mxfp4", "nf4", "its weights are stored quantised (mxfp4); set quantization to null"),
+        ("mxfp4", None, None),
+        ("fp8", None, None),
+    ],
+)
+def test_a_model_with_quantised_weights_is_accepted_if_they_can_be_converted(
+    client: TestClient, settings: Settings, stored: str, quantization: str | None, reason: str | None
+) -> None:
+    file = settings.models_dir / "tiny" / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "quantization_config": {"quant_method": stored}}))
+    report = validated(client, request(upload(client), method=reinforcement(quantization=quantization)))
+    found = [problem["message"] for problem in report["problems"] if problem["param"] == "model"]
+    assert found == ([] if reason is None else [f"model: cannot be loaded: {reason}"])
 
 
 def test_a_model_without_tokenizer_on_this_machine_is_a_warning(
