@@ -1,5 +1,6 @@
 """Plain records that cross the engine's interface: samples, scores, rollouts."""
 
+import json
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeVar
@@ -44,10 +45,18 @@ def storable(text: str) -> str:
 LARGEST_REWARD = 1e15
 """Largest absolute reward. Sums and squares of a group's rewards remain finite, even in float32."""
 
+REFUSED_CHARACTERS = 300
+
 
 def is_reward(value: float) -> bool:
     """Whether a completion can have this reward; infinite values and NaN are none."""
     return abs(value) <= LARGEST_REWARD
+
+
+def refused_reward(value: object) -> str:
+    """Why JSON's `value` is no reward; a string keeps its quotes, so that it does not look like a number."""
+    shown = json.dumps(value, ensure_ascii=False)[:REFUSED_CHARACTERS]
+    return f"the reward {storable(shown)} is not a finite number up to {LARGEST_REWARD:g}"
 
 
 Item = TypeVar("Item")

@@ -18,7 +18,7 @@ from typing import Any, Self, cast
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, ConnectionClosedError, WebSocketException
 
-from grpo_engine.contract.records import LARGEST_REWARD, is_reward, storable
+from grpo_engine.contract.records import is_reward, refused_reward, storable
 from grpo_engine.outbound.addresses import RefusedUrl
 from grpo_engine.outbound.web import NoAnswer, get
 from grpo_engine.outbound.websocket import connect
@@ -198,7 +198,7 @@ def _finite(reward: Any) -> float:
         with suppress(OverflowError):
             if is_reward(number := float(reward)):
                 return number
-    raise EnvironmentFailure(f"the reward {_shown(reward)} is not a finite number up to {LARGEST_REWARD:g}")
+    raise EnvironmentFailure(refused_reward(reward))
 
 
 def _refusal(data: Mapping[str, Any], kind: str) -> Exception:

@@ -10,8 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from grpo_engine.config.environments import AgentEnvironment
-from grpo_engine.contract.records import LARGEST_REWARD, is_reward
-from grpo_engine.graders.feedback import excerpt
+from grpo_engine.contract.records import is_reward, refused_reward
 from grpo_engine.outbound.addresses import RefusedUrl
 from grpo_engine.outbound.web import AnswerTooLong, NoAnswer, WebAnswer, post
 
@@ -66,4 +65,4 @@ def reward_in(body: bytes) -> float | None:
         with suppress(OverflowError):
             if is_reward(number := float(reward)):
                 return number
-    raise AgentFailure(f"the reward {excerpt(str(reward))} is not a finite number up to {LARGEST_REWARD:g}")
+    raise AgentFailure(refused_reward(reward))

@@ -63,7 +63,7 @@ async def reset_and_step(url: str) -> None:
         ([{"type": "state", "data": {}}], "answered with state, not an observation"),
         ([{"type": "observation"}], "has no data"),
         ([{"type": "observation", "data": {"observation": [], "done": False}}], "is not an observation"),
-        ([{"type": "observation", "data": {**OBSERVATION["data"], "reward": "1"}}], "not a finite number"),
+        ([{"type": "observation", "data": {**OBSERVATION["data"], "reward": "1"}}], 'reward "1" is not'),
         ([{"type": "observation", "data": {**OBSERVATION["data"], "reward": 10**400}}], "finite"),
         ([{"type": "error", "data": {"code": "SESSION_ERROR", "message": "gone"}}], "SESSION_ERROR: gone"),
     ],

@@ -31,7 +31,9 @@ from tests.support.servers import free_port
     [
         (lambda client, asked: Reply(status=500, body="oops"), {}, "the agent answered with status 500"),
         (lambda client, asked: Reply(body=b"[1]"), {}, "the agent's answer is not a JSON object"),
-        (lambda client, asked: Reply(body=b'{"reward": NaN}'), {}, 'the reward "nan" is not a finite number'),
+        (lambda client, asked: Reply(body=b'{"reward": NaN}'), {}, "the reward NaN is not a finite number"),
+        (lambda client, asked: Reply(body=b'{"reward": "1.0"}'), {}, 'the reward "1.0" is not a finite'),
+        (lambda client, asked: Reply(body=b'{"reward": true}'), {}, "the reward true is not a finite number"),
         (lambda client, asked: Reply(body=b'{"reward": 1%s}' % (b"0" * 400)), {}, "is not a finite number"),
         (lambda client, asked: Reply(stall=True), {"timeout_seconds": 3}, "did not answer within 3 s"),
         (lambda client, asked: 1.0, {}, "the agent ended without asking for a completion"),
