@@ -100,7 +100,8 @@ class EnvironmentUnreachableError(EngineError):
 
     code = "environment_unreachable"
     hint = (
-        "Check that the environment's server runs and has free sessions, then submit the job again. "
+        "Correct the failures in the evidence. If the environment's server was not reached, check that it "
+        "runs and has free sessions. Then submit the job again. "
         "The newest checkpoint holds what was learnt so far."
     )
 

@@ -113,8 +113,19 @@ class EnvironmentSampler(AroundSampler):
         self.failed_batches = self.failed_batches + 1 if has_failed else 0
         if self.failed_batches >= FAILED_BATCHES:
             message = f"all {len(found)} sessions failed, in {FAILED_BATCHES} batches in a row"
-            reasons = dict.fromkeys(f"{each.environment}: {each.failure}" for each in found)
-            raise EnvironmentUnreachableError(message, evidence=tuple(reasons)[:3])
+            raise EnvironmentUnreachableError(message, evidence=_first_failures(groups)[:3])
+
+
+def _first_failures(groups: Sequence[Group]) -> tuple[str, ...]:
+    """Each different failure with the first row, counted from 1, and the newest turn in it, if any."""
+    found: dict[tuple[str, str], str] = {}
+    for group in groups:
+        for each in group.completions:
+            if each.episode and each.episode.failure:
+                turn = f", turn {each.turns}" if each.token_ids else ""
+                place = f"row {group.prompt.row + 1}{turn}"
+                found.setdefault((each.episode.environment, each.episode.failure), place)
+    return tuple(f"{name}, {place}: {failure}" for (name, failure), place in found.items())
 
 
 def refuse_unknown_environments(prompts: Sequence[Prompt], environments: Mapping[str, Environment]) -> None:

@@ -242,7 +242,23 @@ def test_a_server_that_stays_away_fails_the_job(make_policy: Callable[..., Polic
         assert completion.token_ids == ()
     with pytest.raises(EnvironmentUnreachableError, match="3 batches") as raised:
         sampler.generate([prompt], 1, SAMPLING)
-    assert "game: no connection" in raised.value.evidence[0]
+    assert raised.value.evidence[0].startswith("game, row 1: no connection:")
+
+
+def test_a_job_whose_sessions_all_fail_names_a_row_and_a_turn_of_each_reason(
+    make_policy: Callable[..., Policy], words: OpenEnvServer
+) -> None:
+    policy = make_policy()
+    sampler = make_sampler(policy, spells("ab"), words.url)
+    rows = [ROW, *({**ROW, "reset": {"word": "ab", "behave": each}} for each in ("raise", "over"))]
+    prompts = RowReader(policy.tokenizer).prompts(rows)[1:]
+    for _ in range(2):
+        sampler.generate(prompts, 2, SAMPLING)
+    with pytest.raises(EnvironmentUnreachableError, match="all 4 sessions failed") as raised:
+        sampler.generate(prompts, 2, SAMPLING)
+    broken, over = raised.value.evidence
+    assert broken.startswith("game, row 2, turn 1: step: ")
+    assert over == "game, row 3: the episode was over after reset"
 
 
 def test_rows_name_an_environment_of_the_job(make_policy: Callable[..., Policy]) -> None:
