@@ -231,7 +231,9 @@ def _object(message: str | bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise EnvironmentFailure("protocol error: the answer is not a JSON object")
+        text = message if isinstance(message, str) else message.decode("utf-8", "replace")
+        shown = json.dumps(_shown(text), ensure_ascii=False)
+        raise EnvironmentFailure(f"protocol error: the answer is not a JSON object: {shown}")
     return cast(dict[str, Any], found)
 
 

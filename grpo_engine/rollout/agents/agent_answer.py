@@ -10,7 +10,8 @@ from contextlib import suppress
 from typing import Any
 
 from grpo_engine.config.environments import AgentEnvironment
-from grpo_engine.contract.records import is_reward, refused_reward
+from grpo_engine.contract.records import is_reward, refused_reward, storable
+from grpo_engine.graders.feedback import excerpt
 from grpo_engine.outbound.addresses import RefusedUrl
 from grpo_engine.outbound.web import AnswerTooLong, NoAnswer, WebAnswer, post
 
@@ -35,7 +36,7 @@ def run_agent(
         left = max(0.001, end - time.monotonic())
         try:
             answer: WebAnswer | None = post(options.url, body, headers, timeout_seconds=left)
-            reason = f"the agent answered with status {answer.status}" if answer else ""
+            reason = _status(answer) if answer else ""
         except RefusedUrl as error:
             raise AgentFailure(f"the address is refused: {error}") from None
         except AnswerTooLong as error:
@@ -57,7 +58,7 @@ def reward_in(body: bytes) -> float | None:
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
-        raise AgentFailure("the agent's answer is not a JSON object")
+        raise AgentFailure(f"the agent's answer is not a JSON object: {_quoted(body)}")
     reward = answer.get("reward")
     if reward is None:
         return None
@@ -66,3 +67,12 @@ def reward_in(body: bytes) -> float | None:
             if is_reward(number := float(reward)):
                 return number
     raise AgentFailure(refused_reward(reward))
+
+
+def _status(answer: WebAnswer) -> str:
+    return f"the agent answered with status {answer.status}: {_quoted(answer.body)}"
+
+
+def _quoted(body: bytes) -> str:
+    """The start and the end of an answer."""
+    return excerpt(storable(body.decode("utf-8", "replace")))

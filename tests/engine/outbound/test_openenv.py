@@ -35,13 +35,13 @@ def against(handler: Handler, play: Callable[[str], Awaitable[Any]], **options: 
     return asyncio.run(both())
 
 
-def answers(*messages: dict[str, Any]) -> Handler:
+def answers(*messages: dict[str, Any] | str) -> Handler:
     """Send all messages after the first request, and nothing else."""
 
     async def handler(connection: ServerConnection) -> None:
         await connection.recv()
         for message in messages:
-            await connection.send(json.dumps(message))
+            await connection.send(message if isinstance(message, str) else json.dumps(message))
         await connection.wait_closed()
 
     return handler
@@ -61,6 +61,7 @@ async def reset_and_step(url: str) -> None:
     [
         ([OBSERVATION, OBSERVATION], "a message before step was requested"),
         ([{"type": "state", "data": {}}], "answered with state, not an observation"),
+        (["Traceback: bug"], 'the answer is not a JSON object: "Traceback: bug"'),
         ([{"type": "observation"}], "has no data"),
         ([{"type": "observation", "data": {"observation": [], "done": False}}], "is not an observation"),
         ([{"type": "observation", "data": {**OBSERVATION["data"], "reward": "1"}}], 'reward "1" is not'),
@@ -69,7 +70,7 @@ async def reset_and_step(url: str) -> None:
     ],
 )
 def test_an_answer_that_breaks_the_protocol_fails_the_session(
-    messages: list[dict[str, Any]], reason: str
+    messages: list[dict[str, Any] | str], reason: str
 ) -> None:
     with pytest.raises(EnvironmentFailure, match=reason):
         against(answers(*messages), reset_and_step)

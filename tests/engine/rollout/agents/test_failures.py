@@ -29,8 +29,12 @@ from tests.support.servers import free_port
 @pytest.mark.parametrize(
     ("agent", "options", "reason"),
     [
-        (lambda client, asked: Reply(status=500, body="oops"), {}, "the agent answered with status 500"),
-        (lambda client, asked: Reply(body=b"[1]"), {}, "the agent's answer is not a JSON object"),
+        (
+            lambda client, asked: Reply(status=500, body="oops"),
+            {},
+            'the agent answered with status 500: "oops"',
+        ),
+        (lambda client, asked: Reply(body=b"[1]"), {}, 'the agent\'s answer is not a JSON object: "[1]"'),
         (lambda client, asked: Reply(body=b'{"reward": NaN}'), {}, "the reward NaN is not a finite number"),
         (lambda client, asked: Reply(body=b'{"reward": "1.0"}'), {}, 'the reward "1.0" is not a finite'),
         (lambda client, asked: Reply(body=b'{"reward": true}'), {}, "the reward true is not a finite number"),
