@@ -12,6 +12,7 @@ from grpo_engine.contract.errors import GraderError, MachineError
 from grpo_engine.contract.records import OVERLONG, GradeError, Sample, Score
 from grpo_engine.graders import make_sample
 from grpo_engine.graders.pool.pool import Grading
+from grpo_engine.graders.rules.endpoint import NO_REWARD
 from grpo_engine.objective.advantages import GroupAdvantages, GroupRewards, advantages
 from grpo_engine.objective.metrics import PASS_REWARD, PhaseTimer
 from grpo_engine.objective.packing import trained_tokens
@@ -22,6 +23,10 @@ from grpo_engine.rollout.sampler.base import Sampler, Sampling
 
 UNANSWERED = "rollout"
 """Name of the part whose error says why there is no completion."""
+NO_REWARD_HINT = (
+    "Let the environment give a reward, at the latest with the last step of an episode. If episodes are cut, "
+    "raise max_turns or max_completion_tokens."
+)
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids → text, decoded as the completion's own text was."""
@@ -137,6 +142,7 @@ def refuse_broken_grader(graded: Sequence[GradedGroup], limit: float) -> None:
         raise MachineError(f"{count}, because code does not run on this machine now: {reason}")
     raise GraderError(
         f"{count} (max_grader_error_rate {limit:g})",
+        hint=NO_REWARD_HINT if all(map(_lacks_a_reward, graders_fault)) else None,
         evidence=_first_rows(graded)[:3],
     )
 
@@ -144,6 +150,11 @@ def refuse_broken_grader(graded: Sequence[GradedGroup], limit: float) -> None:
 def _lost_the_sandbox(score: Score) -> bool:
     """Whether the machine, not the grader or the completion, caused the missing reward."""
     return any(error.code == "python_grader_server_error" for error in score.errors.values())
+
+
+def _lacks_a_reward(score: Score) -> bool:
+    """Whether the completion's environment gave none."""
+    return any(error.message.startswith(NO_REWARD) for error in score.errors.values())
 
 
 def _first_rows(graded: Sequence[GradedGroup]) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from grpo_engine.outbound.web import NoAnswer, WebAnswer, check_headers, post_pa
 
 MAX_RETRIES = 3
 MAX_REQUEST_BYTES = 2**22
+NO_REWARD = "the environment gave no reward"
 
 
 class Endpoint(RewardGrader):
@@ -91,7 +92,7 @@ class EnvironmentReward(RewardGrader):
         if sample.environment_reward is None:
             was_cut = sample.finish_reason is FinishReason.LENGTH
             why = ": the episode was cut at max_completion_tokens or max_turns" if was_cut else ""
-            raise UnscorableError("other_error", f"the environment gave no reward{why}")
+            raise UnscorableError("other_error", f"{NO_REWARD}{why}")
         return Graded(sample.environment_reward)
 
 

@@ -57,7 +57,9 @@ def slow_or_wrong_grader(run: Run) -> Change:
     if counts and max(counts, key=counts.__getitem__) == TIMEOUT:
         seconds = min(3600.0, 2 * run.settings["grader_timeout_seconds"])
         return run.setting("grader_timeout_seconds", seconds)
-    return {"field": f"method.{run.kind}.grader"}
+    grader = (run.method.get(run.kind) or {}).get("grader") or {}
+    field = "environments" if grader.get("type") == "environment" else "grader"
+    return {"field": f"method.{run.kind}.{field}"}
 
 
 def error_lines(run: Run) -> list[str]:

@@ -11,6 +11,7 @@ from grpo_engine.config.job import ReinforcementHyperparameters, RunConfig
 from grpo_engine.contract.errors import GraderError, MachineError
 from grpo_engine.contract.events import RolloutsRecorded, StepFinished
 from grpo_engine.contract.records import OVERLONG, Episode, FinishReason, GradeError, Score
+from grpo_engine.graders.rules.endpoint import NO_REWARD
 from grpo_engine.objective.metrics import PhaseTimer
 from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt
 from grpo_engine.rollout.collector import Collector, StepGroups
@@ -228,3 +229,16 @@ def test_a_curriculum_rests_prompts_without_signal_and_counts_them(
     assert events[-1].metrics["curriculum/resting"] == 1.0
     assert trainer.state.prompts["rows"]["3"][2] == 1
     assert trainer.state.prompts["cursor"] == 4
+
+
+@pytest.mark.parametrize(
+    ("complaint", "advice"),
+    [(NO_REWARD, "Let the environment give a reward"), ("no number in the answer", "graders/run")],
+)
+def test_the_hint_is_about_the_environment_if_that_gave_no_reward(complaint: str, advice: str) -> None:
+    errors = {"part": GradeError(code="other_error", message=f"{complaint}: cut")}
+    score = Score(reward=None, parts={"part": None}, errors=errors)
+    graded = GradedGroup(Group(Prompt(0, "", (7,), {}), (completion(None),)), (score,))
+    with pytest.raises(GraderError) as raised:
+        refuse_broken_grader([graded], limit=0.5)
+    assert advice in raised.value.hint
