@@ -31,8 +31,10 @@ SHOWN = (
     ("perf/sampled_tokens_per_second", "sampled/s", ".0f"),
     ("perf/trained_tokens_per_second", "trained/s", ".0f"),
 )
-_UNSCORED = re.compile(r"(eval/)?rewards/.+/error_rate|eval/error_rate")
+_UNSCORED = re.compile(r"(eval/)?(rewards/.+/error_rate|environments/.+/failure_rate)|eval/error_rate")
 """Metrics with the share of unscored completions."""
+_UNANSWERED = "rollout"
+"""Part whose error says why there is no completion, as in `grpo_engine.rollout.scoring`."""
 MAX_ERRORS = 5
 """Maximum number of different reasons for unscored completions that are shown."""
 ERRORS_OF_A_STEP = 20
@@ -164,8 +166,14 @@ class GraderErrors:
                 if key not in self._shown and len(self._shown) < MAX_ERRORS:
                     self._shown.add(key)
                     place = f"step {one['step']}, row {one['row'] + 1}"
-                    yield f"{part} could not score a completion ({place}): {error['code']}\n{reason}"
+                    yield _unscored(part, place, error["code"], reason)
                     yield f"the completion: {excerpt(one['text'])}"
+
+
+def _unscored(part: str, place: str, code: str, reason: str) -> str:
+    if part == _UNANSWERED:
+        return f"a session failed ({place}): {reason}"
+    return f"{part} could not score a completion ({place}): {code}\n{reason}"
 
 
 def watch_job(client: Client, job_id: str, *, as_json: bool = False) -> dict[str, Any]:

@@ -54,3 +54,18 @@ def test_each_reason_is_shown_once_with_its_row_and_traceback(grpo: Grpo, databa
     evidence = FAILURE["evidence"][0]
     page = "docs/reference/errors.md#failed-grader_contract"
     assert shown.endswith(f"Correct the grader.\n{evidence}\nSee {page}\n")
+
+
+def test_a_failed_session_is_shown_with_its_row_and_reason(grpo: Grpo, database: Database) -> None:
+    job_id = add_job(database, JobState.FAILED, failure=FAILURE)
+    error = {"code": "model_grader_server_error", "message": "no answer to step within 3 s"}
+    lost = completion(None, text="north", errors={"rollout": error})
+    add_group(database, job_id, 1, 0, [lost, completion(1.0)], row=2)
+    values = {"step": 1, "total_steps": 9, "environments/maze/failure_rate": 0.5}
+    over = {"status": "failed", "state": "failed", "phase": "failed"}
+    with database.transaction() as session:
+        entries = (HistoryEntry("metrics", "Step 1", data=values), HistoryEntry("status", "Over.", data=over))
+        append(session, job_id, *entries)
+    shown = grpo.run("watch", job_id).stdout
+    reason = "a session failed (step 1, row 3): no answer to step within 3 s"
+    assert f"warn: {reason}\nwarn: the completion: north\n" in shown
