@@ -29,7 +29,7 @@ MOST = 0.75
 def unscored(run: Run) -> DiagnosisFinding | None:
     """A part of the grader fails on many completions."""
     limit = DEFAULT_THRESHOLDS["grader_errors"]
-    spans = [span for name in _parts(run, "error_rate") if (span := run.above(name, limit))]
+    spans = [span for name in _parts(run, "error_rate") if (span := run.failing(name, limit))]
     if not spans:
         return None
     worst = max(spans, key=lambda span: span.mean)
@@ -76,7 +76,7 @@ def failed_sessions(run: Run) -> DiagnosisFinding | None:
     """Many sessions of an environment fail."""
     limit, (before, after) = FAILED_SESSIONS, ("environments/", "/failure_rate")
     names = {name for row in run.metrics for name in row if name.startswith(before) and name.endswith(after)}
-    spans = [span for name in sorted(names) if (span := run.above(name, limit))]
+    spans = [span for name in sorted(names) if (span := run.failing(name, limit))]
     if not spans:
         return None
     worst = max(spans, key=lambda span: span.mean)

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from service.jobs.diagnosis.findings import Change
-from service.jobs.diagnosis.windows import BLOCK_STEPS, Points, Span, above, span
+from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, Points, Span, above, span
 from service.jobs.model.states import TERMINAL, JobState
 from service.jobs.results.manifest import settings_in
 
@@ -118,6 +118,13 @@ class Run:
     def above(self, name: str, limit: float) -> Span | None:
         """The last two blocks that reached the limit; None if the metric is not above it."""
         return above(name, self.series(name), limit, self.ends)
+
+    def failing(self, name: str, limit: float) -> Span | None:
+        """As `above`; of a run that ended before it could be judged, all steps."""
+        if not self.is_over or self.last_step >= MIN_STEPS:
+            return self.above(name, limit)
+        whole = self.span(name, 1, MIN_STEPS)
+        return whole if whole and whole.mean >= limit else None
 
     def change(self, path: str, value: Any) -> Change:
         """A change of the method's own settings: `path` inside them, and the suggested value."""

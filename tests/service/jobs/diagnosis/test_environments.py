@@ -1,8 +1,12 @@
 """Findings about environments: failed sessions of short runs, missing rewards."""
 
+import pytest
+
+from service.jobs.diagnosis.rules import diagnose
+from service.jobs.model.states import JobState
 from tests.service.job_samples import expanded
 from tests.service.jobs.diagnosis.failed_runs import failed
-from tests.service.jobs.diagnosis.runs import the
+from tests.service.jobs.diagnosis.runs import metrics, run, the
 
 
 def test_missing_rewards_are_a_question_to_the_environments() -> None:
@@ -10,3 +14,12 @@ def test_missing_rewards_are_a_question_to_the_environments() -> None:
     method["reinforcement"]["grader"] = {"type": "environment"}
     finding = the(failed("grader_contract", method=method), "grader_contract")
     assert finding.field == "method.reinforcement.environments"
+
+
+@pytest.mark.parametrize("name", ["environments/maze/failure_rate", "rewards/python/error_rate"])
+def test_failures_of_a_run_that_ended_early_are_found(name: str) -> None:
+    code = "failed_sessions" if name.startswith("environments") else "grader_errors"
+    ended = run(metrics(4, **{name: 0.75}))
+    assert the(ended, code).evidence[0] == f"steps 1–4: {name} 0.75 (limit 0.1)"
+    for other in (run(metrics(4, **{name: 0.75}), state=JobState.RUNNING), run(metrics(4, **{name: 0.05}))):
+        assert code not in [one.code for one in diagnose(other).findings]
