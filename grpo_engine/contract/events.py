@@ -78,9 +78,9 @@ class StepFinished(BaseEvent):
     """Flat, finite; names follow TRL (`reward`, `kl`, `completions/mean_length`, …)."""
 
 
-SkipReason = Literal["no_signal", "all_masked", "nothing_to_distil"]
-"""Respectively: no group has different rewards; all completions with signal are masked; no failed attempt
-has feedback."""
+SkipReason = Literal["nothing_scored", "no_signal", "all_masked", "nothing_to_distil"]
+"""Respectively: no completion has a reward; no group has different rewards; all completions with signal are
+masked; no failed attempt has feedback."""
 
 
 class StepSkipped(BaseEvent):

@@ -9,17 +9,19 @@ from grpo_engine.objective.metrics import PASS_REWARD, reward_metrics
 from grpo_engine.objective.types import ScoredGroup
 
 SKIP_CAUSES: dict[SkipReason, str] = {
+    "nothing_scored": "without a scored completion",
     "no_signal": "without signal",
     "all_masked": "whose completions were all masked",
     "nothing_to_distil": "without an attempt to distil",
 }
 SKIP_HINTS: dict[SkipReason, str] = {
+    "nothing_scored": "Read the errors in the rollouts, and correct the grader or the environment.",
     "all_masked": "Every completion was truncated, and mask_truncated_completions leaves truncated ones out. "
     "Raise max_completion_tokens or set mask_truncated_completions to false.",
     "nothing_to_distil": "No failed attempt has feedback. self_distillation.alone needs a grader with "
     "feedback or successful siblings. Raise success_reward or set alone to false.",
 }
-"""What to do if steps had signal, but nothing could be trained."""
+"""What to do if nothing could be trained for another reason than equal rewards."""
 SOLVED_HINT = (
     "Every completion of the last step earned the full reward: the model can do this already. "
     "Use harder rows, or a grader that accepts less."
@@ -28,6 +30,8 @@ SOLVED_HINT = (
 
 def skip_reason(scored: Sequence[ScoredGroup], settings: ReinforcementHyperparameters) -> SkipReason:
     """Why a step with these groups trained nothing."""
+    if all(score.reward is None for group in scored for score in group.scores):
+        return "nothing_scored"
     if not any(each.has_signal for each in scored):
         return "no_signal"
     distillation = settings.self_distillation
@@ -41,10 +45,11 @@ def refuse_silence(
     if skipped_in_a_row < settings.max_skipped_steps:
         return
     reason = skip_reason(scored_P, settings)
+    mean = f"mean reward of step {step}: {reward_metrics(scored_P)['reward']:.3f}"
     raise NoSignalError(
         f"{skipped_in_a_row} steps in a row {SKIP_CAUSES[reason]}, up to step {step}",
         hint=SOLVED_HINT if _all_right(scored_P) else SKIP_HINTS.get(reason),
-        evidence=(f"mean reward of step {step}: {reward_metrics(scored_P)['reward']:.3f}",),
+        evidence=() if reason == "nothing_scored" else (mean,),
     )
 
 

@@ -33,6 +33,8 @@ def failure(run: Run) -> DiagnosisFinding | None:
             change = lower_learning_rate(run)
             evidence += fallen.evidence
             return finding(code, fallen.cause, evidence, fallen.advice, change, "error", fallen.compared)
+        if run.groups.num and not run.groups.num_flat:  # nothing was scored
+            return finding(code, cause, evidence, str(run.failure["hint"]), suggest(run), "error")
         reason = without_signal(run)
         evidence += reason.evidence
         return finding(code, reason.cause or cause, evidence, reason.advice, reason.change, "error")

@@ -96,6 +96,7 @@ BETWEEN_STEPS = {"training", "evaluating"}
 STARTED = "Training "
 """Prefix of the history's message whose data describes the engine."""
 SKIPPED: dict[engine.SkipReason, str] = {
+    "nothing_scored": "no completion could be scored",
     "no_signal": "no group had two different rewards",
     "all_masked": "every completion was cut, and cut ones are masked",
     "nothing_to_distil": "no failed attempt had any feedback",

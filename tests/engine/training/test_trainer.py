@@ -87,6 +87,17 @@ def test_a_job_whose_completions_are_all_right_fails_with_the_hint_that_it_is_so
     assert "the model can do this already" in (caught.value.hint or "")
 
 
+def test_steps_in_which_nothing_was_scored_are_skipped_for_that_reason(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    raises = {"type": "python", "source": "def grade(sample, item):\n    return item['missing']"}
+    config = make_config(grader=raises, n_steps=9, max_skipped_steps=2, max_grader_error_rate=1.0)
+    with pytest.raises(NoSignalError, match="2 steps in a row without a scored completion") as caught:
+        list(build_loop(config, tmp_path).run(lambda: False))
+    assert "correct the grader or the environment" in caught.value.hint
+    assert caught.value.evidence == ()
+
+
 def test_a_group_without_signal_leaves_the_others_update_as_it_was(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:

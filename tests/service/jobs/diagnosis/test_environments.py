@@ -6,7 +6,7 @@ from service.jobs.diagnosis.rules import diagnose
 from service.jobs.model.states import JobState
 from tests.service.job_samples import expanded
 from tests.service.jobs.diagnosis.failed_runs import failed
-from tests.service.jobs.diagnosis.runs import metrics, run, the
+from tests.service.jobs.diagnosis.runs import counted, group, metrics, run, the
 
 
 def test_missing_rewards_are_a_question_to_the_environments() -> None:
@@ -23,3 +23,9 @@ def test_failures_of_a_run_that_ended_early_are_found(name: str) -> None:
     assert the(ended, code).evidence[0] == f"steps 1–4: {name} 0.75 (limit 0.1)"
     for other in (run(metrics(4, **{name: 0.75}), state=JobState.RUNNING), run(metrics(4, **{name: 0.05}))):
         assert code not in [one.code for one in diagnose(other).findings]
+
+
+def test_a_run_without_a_scored_completion_gets_the_failures_own_advice() -> None:
+    unscored = counted([group(None, None, step=1)])
+    finding = the(failed("no_signal", groups=unscored), "no_signal")
+    assert finding.advice == "the hint"
