@@ -124,6 +124,7 @@ class Conversations:
         try:
             return self._turn(asked)
         except Refused as error:
+            asked.rollout.refusal = str(error)
             asked.answer.set_exception(error)
             return None
 
@@ -181,7 +182,8 @@ class Conversations:
         except AgentFailure as error:
             rollout.failure = str(error)
         if rollout.last is None and rollout.failure is None:
-            rollout.failure = "the agent ended without asking for a completion"
+            why = f"; its last request was refused: {rollout.refusal}" if rollout.refusal else ""
+            rollout.failure = f"the agent ended without a completion{why}"
         group = [each for each in self.rollouts if each.place == rollout.place]
         if all(each.is_over for each in group):
             self._add(group)

@@ -50,6 +50,8 @@ class AgentRollout:
     num_asked: int = 0
     num_opened: int = 0
     """Requests that became turns, answered or not."""
+    refusal: str = ""
+    """Why the newest refused request was refused."""
     is_over: bool = False
     reward: float | None = None
     failure: str | None = None

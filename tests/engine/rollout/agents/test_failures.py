@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import openai
@@ -40,7 +41,7 @@ from tests.support.servers import free_port
         (lambda client, asked: Reply(body=b'{"reward": true}'), {}, "the reward true is not a finite number"),
         (lambda client, asked: Reply(body=b'{"reward": 1%s}' % (b"0" * 400)), {}, "is not a finite number"),
         (lambda client, asked: Reply(stall=True), {"timeout_seconds": 3}, "did not answer within 3 s"),
-        (lambda client, asked: 1.0, {}, "the agent ended without asking for a completion"),
+        (lambda client, asked: 1.0, {}, "the agent ended without a completion"),
     ],
 )
 def test_a_failed_rollout_is_unscorable_and_leaves_the_others(
@@ -49,7 +50,7 @@ def test_a_failed_rollout_is_unscorable_and_leaves_the_others(
     def second_fails(client: openai.OpenAI, asked: dict[str, Any]) -> Any:
         if asked["metadata"]["sample"] == 0:
             return ask(client, asked)
-        if "without" not in reason:
+        if "without a completion" not in reason:
             ask(client, asked)
         return agent(client, asked)
 
@@ -58,6 +59,17 @@ def test_a_failed_rollout_is_unscorable_and_leaves_the_others(
     assert good.failure is None
     assert bad.failure is not None
     assert reason in bad.failure
+
+
+def test_a_rollout_whose_requests_were_refused_names_the_last_refusal(run: Run) -> None:
+    def swallows(client: openai.OpenAI, asked: dict[str, Any]) -> float:
+        with suppress(openai.BadRequestError):
+            chat(client, [{"role": "user", "content": "x" * 5000}])
+        return 0.0
+
+    ((refused,),) = (group.completions for group in run(swallows, lambda stream: "yes"))
+    reason = "the agent ended without a completion; its last request was refused: The conversation has 5"
+    assert str(refused.failure).startswith(reason)
 
 
 def test_an_agent_whose_answer_is_too_long_is_not_asked_again(run: Run) -> None:
