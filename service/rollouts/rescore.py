@@ -89,7 +89,8 @@ class Rescore:
             room -= _num_completions(usable)
             num_skipped += len(some) - len(usable)
         if not found:
-            message = "No rollouts of these steps can be scored again."
+            why = ": the answers of tools and environments are not stored in full" if num_skipped else ""
+            message = f"No rollouts of these steps can be scored again{why}."
             raise InvalidRequest(message, param="from_step", code="no_rollouts")
         return found, num_skipped
 

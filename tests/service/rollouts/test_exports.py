@@ -135,6 +135,18 @@ def test_an_export_without_good_answers_names_the_best_reward(client: TestClient
     assert error["message"].endswith("has a reward of 5: the best one has 1.")
 
 
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_an_export_of_episodes_says_that_they_are_left_out(
+    client: TestClient, settings: Settings, database: Database, kind: str
+) -> None:
+    job_id = add_graded_job(settings, database)
+    add_group(database, job_id, 1, 0, [scored("4", 1.0, 1.0, turns=2), scored("5", 0.0, 0.0, turns=2)])
+    answer = client.get(f"{JOBS}/{job_id}/rollouts/{kind}.jsonl")
+    assert answer.json()["error"]["code"] == "nothing_to_export"
+    left_out = "Completions that called tools or acted in an environment are left out."
+    assert answer.json()["error"]["message"].endswith(left_out)
+
+
 def test_a_deleted_training_file_is_named(client: TestClient, job_id: str) -> None:
     file_id = client.get(f"{JOBS}/{job_id}").json()["training_file"]
     assert client.delete(f"/v1/files/{file_id}").status_code == 200

@@ -130,6 +130,16 @@ def test_groups_that_called_tools_are_excluded_and_counted(
     assert (summary["num_groups"], summary["num_groups_skipped"]) == (1, 1)
 
 
+def test_steps_in_which_all_groups_called_tools_are_refused_for_that_reason(
+    client: TestClient, settings: Settings, database: Database
+) -> None:
+    job_id = add_graded_job(settings, database)
+    add_group(database, job_id, 1, 0, [scored("4", 1.0, 0.0, turns=2), scored("5", 0.0, 0.0)])
+    answer = client.post(f"{JOBS}/{job_id}/rollouts/rescore", json={"grader": ACCURACY})
+    reason = "can be scored again: the answers of tools and environments are not stored in full."
+    assert answer.json()["error"]["message"].endswith(reason)
+
+
 def test_the_jobs_penalty_for_length_stays(
     client: TestClient, settings: Settings, database: Database
 ) -> None:
