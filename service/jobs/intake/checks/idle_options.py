@@ -26,6 +26,9 @@ def warn_of_idle_options(method: Method, has_validation: bool, warn: Warn) -> No
         for name in names:
             if getattr(settings, name) != _default(settings, name):
                 warn("option_without_effect", f"{name} has no effect: {reason}.")
+    if method.reinforcement.tools and not method.reinforcement.environments and settings.max_turns == 1:
+        message = "tools have no effect: max_turns is 1, and calls of the last turn are not run."
+        warn("option_without_effect", message)
     _warn_of_unmeasured_kl(settings, warn)
     if settings.loss_type == "cispo" and settings.epsilon_high < CISPO_MIN:
         message = "epsilon_high bounds the ratio itself under cispo: below 1 it scales every update down."
@@ -73,7 +76,9 @@ def _idle(method: ReinforcementMethod, has_validation: bool) -> Iterator[tuple[s
         yield "importance_correction is none", ("importance_cap",)
     if settings.overlong_buffer_tokens == 0:
         yield "overlong_buffer_tokens is 0", ("overlong_penalty",)
-    if not method.tools:
+    if method.environments:
+        yield "each environment has its own", ("max_turns",)
+    elif not method.tools:
         yield "the job has no tools", ("max_turns",)
     if not has_validation and not method.retention:
         yield "there are no held-out rows", ("eval_interval", "eval_samples", "eval_temperature")
