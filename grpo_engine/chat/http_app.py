@@ -18,6 +18,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
+from starlette.exceptions import HTTPException
 
 from grpo_engine.chat.answers import AnswerFormat, ChatFormat, TextFormat
 from grpo_engine.chat.protocol import INVALID, Answer, Generate, Refusal, Refused, Usage
@@ -28,8 +29,10 @@ MAX_BODY_BYTES = 2**20
 MAX_OPEN = 16
 WAIT_SECONDS = 60.0
 """Maximum wait for another request to end."""
+UNKNOWN_ROUTE = "unknown_route"
 STATUSES = {
     "invalid_api_key": 401,
+    UNKNOWN_ROUTE: 404,
     "payload_too_large": 413,
     "too_many_turns": 400,
     "rollout_over": 400,
@@ -85,6 +88,11 @@ def create_app(backends: Backends, *, max_open: int = MAX_OPEN, ignored: Set[str
     @app.exception_handler(Refused)
     async def refuse(_request: Request, error: Refused) -> Response:
         return JSONResponse(_error_document(error.refusal), STATUSES.get(error.refusal.code, 503))
+
+    @app.exception_handler(HTTPException)
+    async def refuse_route(request: Request, error: HTTPException) -> Response:
+        refusal = Refusal(code=UNKNOWN_ROUTE, message=f"There is no {request.method} {request.url.path}.")
+        return JSONResponse(_error_document(refusal), error.status_code)
 
     @app.exception_handler(ClientLeft)
     async def give_up(_request: Request, _error: ClientLeft) -> Response:

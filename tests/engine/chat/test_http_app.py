@@ -55,6 +55,18 @@ def test_a_request_without_the_secret_reaches_no_backend() -> None:
     asyncio.run(run())
 
 
+def test_an_unknown_route_is_refused_in_openai_s_form() -> None:
+    async def run() -> None:
+        async with client_of(Backend()) as http:
+            for path, status in (("/v1/models", 404), ("/v1/chat/completions", 405)):
+                refused = await http.get(path, headers=KEY)
+                error = refused.json()["error"]
+                assert (refused.status_code, error["code"]) == (status, "unknown_route")
+                assert error["message"] == f"There is no GET {path}."
+
+    asyncio.run(run())
+
+
 def test_a_key_selects_its_backend() -> None:
     async def run() -> None:
         backends = {"one": Backend(), "two": Backend()}
