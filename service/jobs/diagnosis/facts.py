@@ -23,6 +23,8 @@ MAX_ANSWERS = 50
 """Of an evaluation: enough to find one that nearly all rows get."""
 QUOTED = 40
 """Characters of a quoted answer or question."""
+SHOWN_CHARACTERS = 200
+"""Of a failed call's answer."""
 FULL_REWARD = 1.0
 """The reward that the engine counts as passed."""
 GUARD = "guard_"
@@ -119,6 +121,7 @@ def counted(groups: Sequence[tuple[int, Completions]]) -> Groups:
         last_step=groups[0][0],
         errors=_errors(groups),
         failed_sessions=_failed_sessions(groups),
+        failed_calls=_failed_calls(groups),
     )
 
 
@@ -146,4 +149,16 @@ def _failed_sessions(groups: Sequence[tuple[int, Completions]]) -> dict[str, tup
             if reason := episode.get("failure"):
                 count, newest = found.get(episode["environment"], (0, f"in step {step}: {reason}"))
                 found[episode["environment"]] = (count + 1, newest)
+    return found
+
+
+def _failed_calls(groups: Sequence[tuple[int, Completions]]) -> dict[str, tuple[int, str]]:
+    """Tool → number of failed calls, and the newest answer."""
+    found: dict[str, tuple[int, str]] = {}
+    for step, completions in groups:
+        turns = (turn for each in completions for turn in each.get("tool_turns") or ())
+        for answer in (answer for turn in turns for answer in turn["answers"] if answer["failed"]):
+            shown = " ".join(answer["text"].split())[:SHOWN_CHARACTERS]
+            count, newest = found.get(answer["name"], (0, f"in step {step}: {shown}"))
+            found[answer["name"]] = (count + 1, newest)
     return found

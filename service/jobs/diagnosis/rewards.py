@@ -14,6 +14,9 @@ from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, Span, above
 
 FAILED_SESSIONS = 0.1
 """Share of an environment's sessions that may fail."""
+FAILED_CALLS = 0.5
+"""Share of the tool calls that may fail; models that learn to call make many mistakes at first."""
+SHOWN_TOOLS = 3
 CORRELATION = "completions/reward_length_correlation"
 LENGTH = "completions/mean_length"
 LONGER = 1.5
@@ -92,6 +95,20 @@ def failed_sessions(run: Run) -> DiagnosisFinding | None:
     change = {"field": f"method.{run.kind}.environments.{name}"}
     compared = [share, Compared(label="limit", value=limit)]
     return finding("failed_sessions", cause, evidence, advice, change, compared=compared)
+
+
+def failed_calls(run: Run) -> DiagnosisFinding | None:
+    """Many calls of tools fail."""
+    share = run.failing("tools/error_rate", FAILED_CALLS)
+    if share is None:
+        return None
+    cause = f"{share.mean:.0%} of the tool calls fail; the model reads the errors as answers, and trains on."
+    advice = "Read the newest errors. Fix the tool's server, or show the model how to call it."
+    newest = [f"{count} × {name}, {answer}" for name, (count, answer) in run.groups.failed_calls.items()]
+    evidence = [f"{share} (limit {FAILED_CALLS:g})", *newest[:SHOWN_TOOLS]]
+    compared = [share.compared, Compared(label="limit", value=FAILED_CALLS)]
+    change = {"field": f"method.{run.kind}.tools"}
+    return finding("failed_calls", cause, evidence, advice, change, compared=compared)
 
 
 def cut(run: Run) -> DiagnosisFinding | None:

@@ -44,6 +44,7 @@ QUESTIONS = frozenset({"longer_completions"})
 OF_REINFORCEMENT: tuple[Rule, ...] = (
     rewards.unscored,
     rewards.failed_sessions,
+    rewards.failed_calls,
     rewards.same_answer,
     held_out.more_rows,
     few_held_out_rows,

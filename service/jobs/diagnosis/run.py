@@ -40,6 +40,8 @@ class Groups:
     """Code of a grader's error → its count, and one of its messages with the step."""
     failed_sessions: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     """Environment → the number of its failed sessions, and the newest reason with its step."""
+    failed_calls: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    """Tool → the number of its failed calls, and the newest answer with its step."""
 
     @property
     def num_flat(self) -> int:

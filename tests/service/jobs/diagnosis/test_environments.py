@@ -1,4 +1,4 @@
-"""Findings about environments: failed sessions of short runs, missing rewards."""
+"""Findings about environments and tools: failed sessions of short runs, missing rewards, failed calls."""
 
 import pytest
 
@@ -29,3 +29,17 @@ def test_a_run_without_a_scored_completion_gets_the_failures_own_advice() -> Non
     unscored = counted([group(None, None, step=1)])
     finding = the(failed("no_signal", groups=unscored), "no_signal")
     assert finding.advice == "the hint"
+
+
+def test_failed_tool_calls_show_their_share_and_the_newest_answer() -> None:
+    answers = [{"name": "search", "text": "Error: status 500\nKeyError", "failed": True}]
+    called = group(0.5, tool_turns=[{"text": "call", "answers": answers}, {"text": "end", "answers": []}])
+    finding = the(run(metrics(reward=0.4, **{"tools/error_rate": 0.75}), called), "failed_calls")
+    assert finding.field == "method.reinforcement.tools"
+    assert finding.cause.startswith("75% of the tool calls fail")
+    assert finding.evidence == [
+        "steps 41–60: tools/error_rate 0.75 (limit 0.5)",
+        "1 × search, in step 60: Error: status 500 KeyError",
+    ]
+    few = diagnose(run(metrics(reward=0.4, **{"tools/error_rate": 0.25}), called)).findings
+    assert "failed_calls" not in [one.code for one in few]
