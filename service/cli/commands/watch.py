@@ -167,7 +167,8 @@ class GraderErrors:
                     self._shown.add(key)
                     place = f"step {one['step']}, row {one['row'] + 1}"
                     yield _unscored(part, place, error["code"], reason)
-                    yield f"the completion: {excerpt(one['text'])}"
+                    if one["text"]:
+                        yield f"the completion: {excerpt(one['text'])}"
 
 
 def _unscored(part: str, place: str, code: str, reason: str) -> str:

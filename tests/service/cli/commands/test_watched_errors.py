@@ -60,7 +60,8 @@ def test_a_failed_session_is_shown_with_its_row_and_reason(grpo: Grpo, database:
     job_id = add_job(database, JobState.FAILED, failure=FAILURE)
     error = {"code": "model_grader_server_error", "message": "no answer to step within 3 s"}
     lost = completion(None, text="north", errors={"rollout": error})
-    add_group(database, job_id, 1, 0, [lost, completion(1.0)], row=2)
+    silent = completion(None, text="", errors={"rollout": error | {"message": "no connection"}})
+    add_group(database, job_id, 1, 0, [lost, silent], row=2)
     values = {"step": 1, "total_steps": 9, "environments/maze/failure_rate": 0.5}
     over = {"status": "failed", "state": "failed", "phase": "failed"}
     with database.transaction() as session:
@@ -69,3 +70,5 @@ def test_a_failed_session_is_shown_with_its_row_and_reason(grpo: Grpo, database:
     shown = grpo.run("watch", job_id).stdout
     reason = "a session failed (step 1, row 3): no answer to step within 3 s"
     assert f"warn: {reason}\nwarn: the completion: north\n" in shown
+    assert "row 3): no connection\n" in shown
+    assert shown.count("the completion:") == 1
