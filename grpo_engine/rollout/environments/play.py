@@ -154,7 +154,7 @@ class Play:
             return False
         if self.first.setdefault(place, observation.text) != observation.text:
             reason = "reset gave another first observation than for others of the group, with the same seed"
-            self._fail(episode, f"{reason} {episode.seed}")
+            self._fail(episode, reason)
             return False
         if observation.text and self.prompts[place] is conversation.prompt:
             self.prompts[place] = self.servers.reader.with_observation(
