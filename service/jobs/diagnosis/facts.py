@@ -153,12 +153,13 @@ def _failed_sessions(groups: Sequence[tuple[int, Completions]]) -> dict[str, tup
 
 
 def _failed_calls(groups: Sequence[tuple[int, Completions]]) -> dict[str, tuple[int, str]]:
-    """Tool → number of failed calls, and the newest answer."""
+    """Tool → number of failed calls, and the newest answer; calls that cannot be read name none."""
     found: dict[str, tuple[int, str]] = {}
     for step, completions in groups:
         turns = (turn for each in completions for turn in each.get("tool_turns") or ())
         for answer in (answer for turn in turns for answer in turn["answers"] if answer["failed"]):
             shown = " ".join(answer["text"].split())[:SHOWN_CHARACTERS]
-            count, newest = found.get(answer["name"], (0, f"in step {step}: {shown}"))
-            found[answer["name"]] = (count + 1, newest)
+            name = answer["name"] or "unreadable call"
+            count, newest = found.get(name, (0, f"in step {step}: {shown}"))
+            found[name] = (count + 1, newest)
     return found

@@ -33,6 +33,7 @@ def test_a_run_without_a_scored_completion_gets_the_failures_own_advice() -> Non
 
 def test_failed_tool_calls_show_their_share_and_the_newest_answer() -> None:
     answers = [{"name": "search", "text": "Error: status 500\nKeyError", "failed": True}]
+    answers += [{"name": "", "text": "Error: the call is not JSON", "failed": True}]
     called = group(0.5, tool_turns=[{"text": "call", "answers": answers}, {"text": "end", "answers": []}])
     finding = the(run(metrics(reward=0.4, **{"tools/error_rate": 0.75}), called), "failed_calls")
     assert finding.field == "method.reinforcement.tools"
@@ -40,6 +41,7 @@ def test_failed_tool_calls_show_their_share_and_the_newest_answer() -> None:
     assert finding.evidence == [
         "steps 41–60: tools/error_rate 0.75 (limit 0.5)",
         "1 × search, in step 60: Error: status 500 KeyError",
+        "1 × unreadable call, in step 60: Error: the call is not JSON",
     ]
     few = diagnose(run(metrics(reward=0.4, **{"tools/error_rate": 0.25}), called)).findings
     assert "failed_calls" not in [one.code for one in few]
