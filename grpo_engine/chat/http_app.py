@@ -125,7 +125,8 @@ def _parsed(kind: type[Body], body: bytes, ignored: Set[str]) -> Body:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = [*first["loc"], *first.get("ctx", {}).get("place", ())]
-        raise Refused("invalid_value", first["msg"], ".".join(map(str, place)) or None) from error
+        message = first["msg"].removeprefix("Value error, ")
+        raise Refused("invalid_value", message, ".".join(map(str, place)) or None) from error
 
 
 async def _in_place(places: asyncio.Semaphore, backend: Backend, command: Generate) -> AsyncGenerator[Answer]:

@@ -152,6 +152,15 @@ def test_a_wrong_request_is_an_error_of_openai_s_form(given: Any, status: int, p
     assert (refused.status_code, error["param"], error["type"]) == (status, param, "invalid_request_error")
 
 
+def test_a_refused_option_is_explained_without_pydantic_s_prefix() -> None:
+    async def run() -> None:
+        async with client_of(Backend()) as http:
+            refused = await http.post("/v1/chat/completions", json={**BODY, "top_logprobs": 5}, headers=KEY)
+        assert refused.json()["error"]["message"].startswith("This sampler draws from the model's whole")
+
+    asyncio.run(run())
+
+
 def test_a_request_beyond_the_limit_waits_and_is_then_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_app, "WAIT_SECONDS", 0.05)
 
