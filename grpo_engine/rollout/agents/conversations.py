@@ -28,6 +28,9 @@ from grpo_engine.rollout.tools.calls import CallReader
 if TYPE_CHECKING:
     from grpo_engine.rollout.agents.agents import Agents
 
+START_DIFFERENTLY = (
+    "the conversations of its group start with different tokens: let all start with the same role"
+)
 THREAD = "agent"
 """Name of the threads that wait for agents."""
 
@@ -198,6 +201,6 @@ class Conversations:
             self.prompts[place] = replace(self.prompts[place], token_ids=shared)
         for rollout, own in zip(group, rows, strict=True):
             if own and not start:
-                rollout.failure = "the conversations of its group do not start with the same token"
+                rollout.failure = START_DIFFERENTLY
             completion = rollout.completion(self.agents.policy, own if start else (), start, self.version)
             self.groups.add(place, rollout.stream[1], completion)

@@ -190,3 +190,15 @@ def test_agents_reach_the_engine_at_a_port_of_the_operator_s_range(run: Run) -> 
         run(noting, lambda stream: "yes", ports=(port, port))
     with pytest.raises(ValueError, match="the first port is above the last"):
         Runtime.model_validate({"agent_ports": [port, port - 1]})
+
+
+def test_a_group_whose_conversations_start_differently_says_what_to_change(run: Run) -> None:
+    def sometimes_with_a_system(client: openai.OpenAI, asked: dict[str, Any]) -> float:
+        messages = asked["task"]["messages"]
+        system = [{"role": "system", "content": "Be brief."}] if asked["metadata"]["sample"] else []
+        chat(client, [*system, *messages])
+        return 1.0
+
+    (group,) = run(sometimes_with_a_system, lambda stream: "yes", group_size=2)
+    reason = "the conversations of its group start with different tokens: let all start with the same role"
+    assert {each.failure for each in group.completions} == {reason}
