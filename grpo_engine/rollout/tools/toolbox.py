@@ -43,7 +43,7 @@ import ast, linecache, sys, types
 def run(code):
     """Run code as a notebook's cell; returns `repr` of its last expression, or nothing."""
     linecache.cache["<code>"] = len(code), None, code.splitlines(True), "<code>"
-    tree = ast.parse(code, "<code>")
+    tree = compile(code, "<code>", "exec", ast.PyCF_ONLY_AST)  # ast.parse would be in the traceback
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     sys.modules["__main__"] = types.ModuleType("__main__")
     names = vars(sys.modules["__main__"])

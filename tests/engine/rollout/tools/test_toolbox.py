@@ -53,6 +53,12 @@ def test_a_traceback_is_an_answer() -> None:
     assert answer.text.rstrip().endswith("ZeroDivisionError: division by zero")
 
 
+def test_a_syntax_error_shows_only_the_code_s_own_line() -> None:
+    answer = python("x = 1\nprint((x)")
+    assert answer.text.splitlines()[:2] == ['File "<code>", line 2', "    print((x)"]
+    assert answer.text.endswith("SyntaxError: '(' was never closed")
+
+
 def test_code_that_does_not_end_is_out_of_time() -> None:
     started = time.monotonic()
     answer = python("while True: pass", PythonTool(type="python", timeout_seconds=0.5))
