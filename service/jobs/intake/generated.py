@@ -46,7 +46,8 @@ def _stored(
         except SuiteError as error:
             where = f"{name}.{error.where}".rstrip(".")
             refused = Unprocessable if error.code == MISSING else InvalidRequest
-            raise refused(f"{where}: {error}.", param=where, code=error.code) from None
+            end = "" if str(error).endswith("?") else "."
+            raise refused(f"{where}: {error}{end}", param=where, code=error.code) from None
         num_bytes = rows.seek(0, 2)
         file = files.upload(principal, rows, num_bytes, dataset.filename, UploadFields(purpose="fine-tune"))
     return file.id, report

@@ -124,6 +124,7 @@ def test_a_wrong_dataset_is_refused_at_its_field(
     status, found, _, message = refused(client, dataset=dataset(**given))
     assert (status, found) == (400, param)
     assert reason in message
+    assert not message.endswith("?.")
     assert num_jobs(database) == 0
 
 
