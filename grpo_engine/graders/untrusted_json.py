@@ -7,6 +7,10 @@ from typing import Any, NoReturn
 from grpo_engine.graders.base import Graded
 
 
+class NumberError(ValueError):
+    """A number that is not finite."""
+
+
 def parse_json(text: str) -> Any:
     """Strict JSON: no NaN or Infinity, no number beyond the range of float. Raises ValueError."""
     try:
@@ -19,6 +23,8 @@ def read_graded(text: str | bytes) -> Graded:
     """`{"score": number, "feedback"?: text}`, other fields ignored, or a single number. Raises ValueError."""
     try:
         data = parse_json(text if isinstance(text, str) else text.decode("utf-8"))
+    except NumberError as error:
+        raise ValueError(f"the response is not JSON: {error}") from None
     except ValueError:
         raise ValueError("the response is not JSON") from None
     feedback = None
@@ -37,11 +43,11 @@ def read_graded(text: str | bytes) -> Graded:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
+    raise NumberError(f"{constant} is no number in JSON")
 
 
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError("number out of range")
+        raise NumberError("number out of range")
     return value
