@@ -102,7 +102,7 @@ def failed_calls(run: Run) -> DiagnosisFinding | None:
     share = run.failing("tools/error_rate", FAILED_CALLS)
     if share is None:
         return None
-    cause = f"{share.mean:.0%} of the tool calls fail; the model reads the errors as answers, and trains on."
+    cause = f"{share.mean:.0%} of the tool calls fail; the model reads errors instead of answers."
     advice = "Read the newest errors. Fix the tool's server, or show the model how to call it."
     newest = [f"{count} × {name}, {answer}" for name, (count, answer) in run.groups.failed_calls.items()]
     evidence = [f"{share} (limit {FAILED_CALLS:g})", *newest[:SHOWN_TOOLS]]
