@@ -1,6 +1,7 @@
 """Whole jobs with the real engine whose OpenEnv server is killed while they run."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -90,7 +91,7 @@ def test_a_job_survives_a_killed_server_or_fails_with_a_clear_code_and_counts_no
         assert (ended.state, ended.attempt) == ("failed", 1)
         assert ended.failure is not None
         assert ended.failure["code"] == "environment_unreachable"
-        assert "game: no connection" in ended.failure["evidence"][0]
+        assert re.match(r"game, row \d+: no connection", ended.failure["evidence"][0])
     failed = [each for step in found.values() for each in step if each["episode"]["failure"]]
     assert failed
     assert {(each["reward"], each["advantage"]) for each in failed} == {(None, 0.0)}
