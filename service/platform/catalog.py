@@ -85,7 +85,9 @@ def _invalid(name: str) -> CatalogError:
 def _refuse_damaged(folder: Path) -> None:
     """Raises CatalogError for a folder that no worker could load."""
     if not (folder / "config.json").is_file():
-        raise CatalogError(f"{folder} has no config.json")
+        is_adapter = (folder / "adapter_config.json").is_file()
+        hint = ": it is an adapter; merge it into its base model first" if is_adapter else ""
+        raise CatalogError(f"{folder} has no config.json{hint}")
     if reason := _fault(folder):
         raise CatalogError(f"{folder} cannot be loaded: {reason}")
 

@@ -36,6 +36,9 @@ def test_an_added_folder_must_hold_a_model(tmp_path: Path) -> None:
     catalog = Catalog(Settings(home=tmp_path))
     with pytest.raises(CatalogError, match=r"has no config\.json"):
         catalog.add("big", str(tmp_path))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(CatalogError, match=r"has no config\.json: it is an adapter; merge it into its base"):
+        catalog.add("big", str(tmp_path))
     with pytest.raises(CatalogError, match="neither a folder nor a hub id"):
         catalog.add("big", str(tmp_path / "absent"))
 
