@@ -27,11 +27,13 @@ def damage(folder: Path) -> str | None:
     return _damage(folder, tuple(sorted(_stamps(folder))))
 
 
-def unsupported_format(config: Mapping[str, Any], *, is_quantized_again: bool) -> str | None:
+def unsupported_format(config: Any, *, is_quantized_again: bool) -> str | None:
     """Why the weights cannot be trained in the format that config.json states; None: they can be.
 
-    `is_quantized_again`: the job quantises the base itself.
+    `config`: its content. `is_quantized_again`: the job quantises the base itself.
     """
+    if not isinstance(config, Mapping):
+        return "its config.json is not a JSON object"
     stored = config.get("quantization_config")
     if not isinstance(stored, Mapping):
         return None

@@ -7,11 +7,12 @@ one line of JSON. HF_ENDPOINT and HF_TOKEN select the hub and the account. Files
 import argparse
 import errno
 import fcntl
+import json
 import re
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -27,6 +28,7 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars
 
 from grpo_engine.contract.manifest import sha256_of
+from grpo_engine.files.model_folder import unsupported_format
 from service.hub.models import HubError, HubModel, as_line, folder_of, is_complete
 
 LIBRARY = "grpo-service"
@@ -98,6 +100,7 @@ def obtain(given: argparse.Namespace) -> HubModel:
         with locked(folder):
             for file in wanted:
                 download(model, file, folder)
+    _check_format(model, folder)
     if not is_complete(folder, {file.name for file in weights}):
         reason = f"the safetensors files of {model.id} are not those of its index"
         raise HubError("model_not_supported", reason)
@@ -118,6 +121,13 @@ def _check(
         size = f"{model.size_bytes / GB:.1f} GB"
         reason = f"{model.id} has {size}, more than the limit of {max_bytes / GB:.1f} GB"
         raise HubError("model_too_large", reason, "The operator's GRPO_HUB_MAX_BYTES is the limit.")
+
+
+def _check_format(model: HubModel, folder: Path) -> None:
+    with suppress(ValueError, RecursionError):  # what is not JSON is refused with the job
+        config = json.loads((folder / "config.json").read_bytes())
+        if reason := unsupported_format(config, is_quantized_again=False):
+            raise HubError("model_not_supported", f"{model.id} cannot be loaded: {reason}")
 
 
 def _check_disk(model: HubModel, folder: Path, home: Path, keep_free_bytes: int) -> None:

@@ -1,5 +1,6 @@
 """A job that names a hub model: refused with the command, or added to the catalogue."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,25 @@ def test_the_job_is_queued_and_the_catalogue_has_the_model_at_its_revision(
     fetched = len(hub.fetched)
     assert client.post(JOBS, json=request(upload(client), model=hub.id)).status_code == 200
     assert len(hub.fetched) == fetched
+
+
+def test_a_model_in_several_files_is_accepted_before_they_are_downloaded(
+    client: TestClient, hub: ModelHub
+) -> None:
+    names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    hub.files |= dict.fromkeys(names, hub.files.pop("model.safetensors"))
+    index = {"weight_map": dict(zip("ab", names, strict=True))}
+    hub.files["model.safetensors.index.json"] = json.dumps(index).encode()
+    answer = client.post(JOBS, json=request(upload(client), model=hub.id))
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_model_in_a_quantised_format_is_refused(client: TestClient, hub: ModelHub) -> None:
+    config = {**json.loads(hub.files["config.json"]), "quantization_config": {"quant_method": "awq"}}
+    hub.files["config.json"] = json.dumps(config).encode()
+    added = client.post("/v1/models", json={"id": hub.id}).json()["error"]
+    assert (added["param"], added["code"]) == ("id", "model_not_supported")
+    assert "its weights are stored quantised (awq); use the unquantised model" in added["message"]
 
 
 def test_rows_are_counted_with_the_hub_model_s_tokenizer(

@@ -32,7 +32,7 @@ def check_model(job: JobCreate, entry: CatalogEntry | None, report: Report) -> M
         report.warn("lengths_unchecked", f"Row lengths were not checked: {reason}.")
         return None
     with suppress(OSError):  # files that only the worker may read
-        if found := damage(entry.folder):
+        if not entry.must_download and (found := damage(entry.folder)):
             _refuse(found, report)
             return None
     with suppress(OSError, ValueError):
@@ -64,10 +64,11 @@ def unknown_model(name: str) -> str:
 def _check_config(job: JobCreate, folder: Path, report: Report) -> None:
     """Adds a problem for a model that the engine refuses when it loads it."""
     config = json.loads((folder / "config.json").read_bytes())
-    _check_text_only(config, report.problems)
     is_quantized_again = quantization_of(job.method) is not None
     if reason := unsupported_format(config, is_quantized_again=is_quantized_again):
         _refuse(reason, report)
+    else:
+        _check_text_only(config, report.problems)
 
 
 def _check_text_only(config: Mapping[str, Any], problems: Problems) -> None:
