@@ -16,7 +16,7 @@ from grpo_engine.graders.template import render
 
 
 class RewardModels(Protocol):
-    """What `models/reward_models.py` provides. Both raise UnscorableError."""
+    """What `models/reward/models.py` provides. Both raise UnscorableError."""
 
     def load(self, path: str, revision: str | None) -> object: ...
 
@@ -27,7 +27,7 @@ class RewardModels(Protocol):
 
 models: RewardModels | None = None
 """Set by a process that may load torch (`SERVER`)."""
-SERVER = "grpo_engine.models.reward_model_server"
+SERVER = "grpo_engine.models.reward.server"
 
 
 class RewardModel(RewardGrader):

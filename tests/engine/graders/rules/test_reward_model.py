@@ -15,7 +15,7 @@ from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.pool.pool import open_grading
 from grpo_engine.graders.rules import reward_model
 from grpo_engine.graders.rules.reward_model import RewardModel, sigmoid
-from grpo_engine.models import reward_models
+from grpo_engine.models.reward import models as reward_models
 
 PROMPT, COMPLETION = "3+4=", "The answer is 7."
 QUESTION = {"question": PROMPT}

@@ -1,4 +1,4 @@
-"""`python -m grpo_engine.models.reward_model_server`: a grading process that may hold reward models."""
+"""`python -m grpo_engine.models.reward.server`: a grading process that may hold reward models."""
 
 from grpo_engine.graders.pool import server
 from grpo_engine.graders.rules import reward_model
@@ -6,9 +6,9 @@ from grpo_engine.graders.rules import reward_model
 
 def provide_models() -> None:
     """Let graders use reward models. Raises ImportError if torch is not installed."""
-    from grpo_engine.models import reward_models
+    from grpo_engine.models.reward import models
 
-    reward_model.models = reward_models
+    reward_model.models = models
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Reward models: loading them, the scores that they give, and the grading process that holds them."""
