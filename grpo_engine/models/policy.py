@@ -33,6 +33,7 @@ from grpo_engine.models.forward import (
     plainly,
 )
 from grpo_engine.models.logprobs import LogitsOf, is_frozen, token_logprobs
+from grpo_engine.models.positions import fix_positions
 from grpo_engine.models.proof import Choice, Compute, Proof
 from grpo_engine.objective.types import PackedBatch
 
@@ -95,6 +96,12 @@ class Policy:
     def base_fingerprint(self) -> str:
         """Fingerprint of the base's weight files; trained weights fit only this base."""
         return base_fingerprint(self.source)
+
+    def fix_positions(self, max_tokens: int) -> None:
+        """Make the values of each sequence independent of its length, which is at most this."""
+        for model in (self.model, self.reference_model):
+            if model is not None:
+                fix_positions(model, max_tokens)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of completion tokens, special tokens left out."""

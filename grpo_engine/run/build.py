@@ -87,6 +87,7 @@ def _supervised(
     if config.validation_file:
         validation = reader.demonstrations(read_rows(config.validation_file), limit)
     refuse_unknown_tokens([*demonstrations, *validation], policy)
+    policy.fix_positions(max(len(each.token_ids) + len(each.target_ids) for each in [*rows, *validation]))
     trainer = SupervisedTrainer(config, method, policy, demonstrations, validation)
     schedule = Schedule.of(settings, trainer.total_steps)
     return TrainingLoop(config, run_dir, trainer, schedule, artifact=trainer.updater)
@@ -117,6 +118,7 @@ def _reinforcement(
     files = [config.training_file, config.validation_file, *config.retention_files.values()]
     longest = max(len(prompt.token_ids) for path in files if path for prompt in prompts(path))
     context = longest + settings.max_completion_tokens
+    policy.fix_positions(context)
     sampler = open_sampler(config.runtime, policy, settings, context, run_dir)
     if method.environments:
         types = environments_by_type(config, method, policy, reader, context)

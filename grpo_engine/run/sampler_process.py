@@ -68,6 +68,7 @@ class ServedPolicy:
         settings = cast(Reinforcement, config.method).reinforcement.hyperparameters
         device, dtype = prepare_device(config.runtime)
         self.policy = load_policy(config.model, settings, device, dtype, config.seed)
+        self.policy.fix_positions(context_tokens)
         return open_local_sampler(config.runtime, self.policy, settings, context_tokens, self.run_dir)
 
     def _load(self, version: int) -> None:
