@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from grpo_engine.files.readable import READ
 from grpo_engine.files.safetensors_index import INDEX, BadTensors, read_tensors, shards
 
 POINTER = b"version https://git-lfs.github.com/"
@@ -47,7 +48,7 @@ def unsupported_format(config: Any, *, is_quantized_again: bool) -> str | None:
 
 def _stamps(folder: Path) -> Iterator[tuple[str, int, int]]:
     for path in folder.iterdir():
-        if path.is_file():
+        if path.suffix in READ and path.is_file():
             status = path.stat()
             yield path.name, status.st_mtime_ns, status.st_size
 

@@ -54,8 +54,8 @@ def load_base(
     Without weights only the configuration is read, and the model is on the meta device. `options`: further
     arguments of `from_pretrained`.
     """
-    _refuse_unreadable(source)
     try:
+        _refuse_unreadable(source)
         config = AutoConfig.from_pretrained(source.path, revision=source.revision, trust_remote_code=False)
         refuse_whole(source, config)
         _refuse_format(source, config, options)
