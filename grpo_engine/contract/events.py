@@ -59,6 +59,8 @@ class Started(BaseEvent):
     """None if the job uses only models on endpoints."""
     adapter_rank: int | None = None
     """Largest rank of the adapter's matrices; PEFT doubles the rank for experts with fused projections."""
+    base_format: str | None = None
+    """Format of the quantised weights in the base's files, which were converted; None: no such weights."""
     base_fingerprint: str = ""
     """Fingerprint of the loaded weights (`files/fingerprint.py`); empty without weight files."""
 

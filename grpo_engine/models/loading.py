@@ -42,8 +42,8 @@ class Base:
     tokenizer: PreTrainedTokenizerBase
     unused_weights: tuple[str, ...] = ()
     """Weights of further layers in its files, for which config.json has no layer."""
-    is_converted: bool = False
-    """Whether its files hold quantised weights, which were converted."""
+    stored_format: str | None = None
+    """Format of the quantised weights in its files, which were converted; None: they are unquantised."""
 
 
 def load_base(
@@ -59,7 +59,7 @@ def load_base(
         config = AutoConfig.from_pretrained(source.path, revision=source.revision, trust_remote_code=False)
         refuse_whole(source, config)
         _refuse_format(source, config, options)
-        conversion = quantization.conversion_options(config)
+        stored = quantization.stored_format(config)
         tokenizer = _tokenizer(source)
         if not has_weights:
             with torch.device("meta"):
@@ -74,7 +74,7 @@ def load_base(
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below with their names
-            **conversion,
+            **quantization.conversion_options(stored),
             **options,
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -83,10 +83,10 @@ def load_base(
         raise ModelError(f"{source.name} cannot be loaded: {reason}")
     _refuse_endless(model, tokenizer, source)
     _use_unaligned_experts(model)
-    if conversion:
+    if stored is not None:
         quantization.finish_conversion(model, dtype)
     unused = tuple(_of_further_layers(model, report["unexpected_keys"]))
-    return Base(model, tokenizer, unused, is_converted=bool(conversion))
+    return Base(model, tokenizer, unused, stored)
 
 
 def load_policy(
@@ -107,7 +107,7 @@ def load_policy(
         peft_model,
         autocast=full and dtype == torch.bfloat16,
     )
-    policy.unused_weights, policy.is_converted = base.unused_weights, base.is_converted
+    policy.unused_weights, policy.stored_format = base.unused_weights, base.stored_format
     if source.adapter is not None:
         refuse_other_base(policy.base_fingerprint, fingerprint_of_adapter(Path(source.adapter)))
     if device.type != "meta":

@@ -73,8 +73,8 @@ class Policy:
         quantization.use_differentiable_products(model)
         self.unused_weights: tuple[str, ...] = ()
         """Weights of the model's files that belong to further layers than its config.json has."""
-        self.is_converted = False
-        """Whether the base's files hold quantised weights, of which the model has the values."""
+        self.stored_format: str | None = None
+        """Format of the quantised weights in the base's files, of which the model has the values."""
         self.dropouts = lora.lora_dropouts(model)
 
     def place_on(self, device: torch.device) -> None:

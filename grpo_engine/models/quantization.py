@@ -5,7 +5,7 @@ Files with quantised weights in some formats are converted when they are loaded;
 """
 
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -43,14 +43,17 @@ def _config(quantization: Quantization, dtype: torch.dtype) -> BitsAndBytesConfi
     )
 
 
-def conversion_options(config: PreTrainedConfig) -> dict[str, Any]:
+def stored_format(config: PreTrainedConfig) -> str | None:
+    """The format of quantised weights in the model's files; None: they are unquantised."""
+    stored = getattr(config, "quantization_config", None) or {}
+    return cast(str | None, stored.get("quant_method"))
+
+
+def conversion_options(stored: str | None) -> dict[str, Any]:
     """Arguments for transformers' `from_pretrained` that convert stored quantised weights, also on a GPU that
     could multiply with them: these products have no gradient. Empty for other weights."""
-    method = (getattr(config, "quantization_config", None) or {}).get("quant_method")
-    if method is None:
-        return {}
     classes = {"fp8": FineGrainedFP8Config, "mxfp4": Mxfp4Config}
-    return {"quantization_config": classes[method](dequantize=True)}
+    return {} if stored is None else {"quantization_config": classes[stored](dequantize=True)}
 
 
 def finish_conversion(model: PreTrainedModel, dtype: torch.dtype | Literal["auto"]) -> None:

@@ -25,6 +25,8 @@ LOADING = {
     "int8": "load_in_8bit=True",
 }
 """Arguments of transformers' BitsAndBytesConfig, as the engine sets them."""
+CONVERTING = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}
+"""Format of the base's quantised files → transformers' class that converts them, as the engine does."""
 CARD = """\
 ---
 base_model: {{ json(model.base) }}
@@ -104,12 +106,15 @@ of your copy, or export the job: `grpo merge` makes a model that needs no base.
 ```python
 {% if library == "peft" %}
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer{{ ", BitsAndBytesConfig" if quantization }}
+from transformers import AutoModelForCausalLM, AutoTokenizer{{ ", " + configuration if configuration }}
 
 {% if quantization %}
 quantized = BitsAndBytesConfig({{ LOADING[quantization] }}
 {%- if quantization == "nf4" and engine.dtype %}, bnb_4bit_compute_dtype={{ json(engine.dtype) }}{% endif %})
 base = AutoModelForCausalLM.from_pretrained({{ json(base_path) }}, quantization_config=quantized)
+{% elif converting %}
+converted = {{ converting }}(dequantize=True)  # adapters have no gradient on the quantised weights
+base = AutoModelForCausalLM.from_pretrained({{ json(base_path) }}, quantization_config=converted)
 {% else %}
 base = AutoModelForCausalLM.from_pretrained({{ json(base_path) }})
 {% endif %}
@@ -176,11 +181,15 @@ def model_card(manifest: Mapping[str, Any]) -> str:
         library, tags = "peft", [f"base_model:adapter:{base}", "lora", *tags]
         title = "A LoRA adapter for"
     hyperparameters = settings_in(manifest["method"])["hyperparameters"]
+    quantization = hyperparameters.get("quantization")
+    converting = CONVERTING.get(manifest["engine"].get("base_format"))
     return template.render(
         manifest,
-        quantization=hyperparameters.get("quantization"),
+        quantization=quantization,
         BITS=BITS,
         LOADING=LOADING,
+        converting=converting,
+        configuration="BitsAndBytesConfig" if quantization else converting,
         library=library,
         title=title,
         tags=tags,

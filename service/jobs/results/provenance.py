@@ -14,7 +14,7 @@ from service.jobs.store.lineage import kind_of, lineage_of
 from service.platform.catalog import Catalog
 from service.platform.tables.core import File, Job, JobEvent
 
-ENGINE = ("versions", "device", "dtype", "sampler", "computation", "adapter_rank")
+ENGINE = ("versions", "device", "dtype", "sampler", "computation", "adapter_rank", "base_format")
 
 
 def facts_of(session: Session, job: Job, catalog: Catalog) -> Facts:

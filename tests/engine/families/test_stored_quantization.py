@@ -9,6 +9,7 @@ import torch
 
 from grpo_engine.config.job import ModelSource
 from grpo_engine.contract.errors import ModelError
+from grpo_engine.contract.events import Started
 from grpo_engine.models.loading import load_base
 from grpo_engine.models.quantization import load_options
 from grpo_engine.rollout.sampler.vllm.base import served_base
@@ -50,7 +51,10 @@ def test_an_adapter_is_trained_sampled_and_merged_on_the_converted_weights(
     stored: tuple[Path, Stored], tmp_path: Path
 ) -> None:
     folder, _ = stored
-    _, policy = run(supervised(folder, tmp_path, {"rank": 2}), tmp_path / "run")
+    (started, *_), policy = run(supervised(folder, tmp_path, {"rank": 2}), tmp_path / "run")
+    assert isinstance(started, Started)
+    stated = json.loads((folder / "config.json").read_text())["quantization_config"]["quant_method"]
+    assert started.base_format == stated
     expected = engine_logprobs(policy)
     reference = engine_logprobs(policy, reference=True)
     assert float((expected - reference).abs().max()) > 1

@@ -23,7 +23,7 @@ from grpo_engine.parallel.ranks import Ranks
 @contextmanager
 def served_base(policy: Policy, run_dir: Path) -> Iterator[dict[str, Any]]:
     """vLLM's arguments that name another base than the policy's; its folder exists only inside the block."""
-    if not (is_quantized(policy.model) or policy.is_converted):
+    if not (is_quantized(policy.model) or policy.stored_format):
         yield {}
         return
     folder = run_dir / f"served-base-{Ranks.current().rank}"

@@ -130,6 +130,12 @@ def test_the_vllm_command_has_the_rank_that_the_engine_reported() -> None:
     assert "--max-lora-rank 32" in model_card(manifest)
 
 
+def test_the_card_converts_a_base_whose_files_are_quantised() -> None:
+    card = model_card(document(facts(engine={"base_format": "mxfp4"})))
+    assert "AutoTokenizer, Mxfp4Config\n\nconverted = Mxfp4Config(dequantize=True)" in card
+    assert 'from_pretrained("org/tiny", quantization_config=converted)\n' in card
+
+
 def test_a_revision_and_whole_weights_are_served_as_what_they_are() -> None:
     pinned = document(facts(revision="abc"))
     assert serve_line(pinned, name="n", path="./p").startswith(

@@ -97,6 +97,7 @@ def test_the_manifest_names_data_rules_configuration_seed_and_versions(
         "sampler": "fake",
         "computation": None,
         "adapter_rank": None,
+        "base_format": None,
     }
     assert job_id not in json.dumps(manifest)
 
