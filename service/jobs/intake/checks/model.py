@@ -35,7 +35,7 @@ def check_model(job: JobCreate, entry: CatalogEntry | None, report: Report) -> M
         if not entry.must_download and (found := damage(entry.folder)):
             _refuse(found, report)
             return None
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):  # reading the text below reports what is not JSON
         _check_config(job, entry.folder, report)
     with suppress(UnknownShape):
         report.shape = model_shape(entry.folder)

@@ -24,6 +24,7 @@ def _model(settings: Settings) -> None:
     [
         ("config.json", '{"model_type": ', "config.json cannot be read: Expecting value"),
         ("config.json", "[]", "its config.json is not a JSON object"),
+        ("config.json", "[" * 100_000, "config.json cannot be read"),
         ("tokenizer.json", "{}", "tokenizer.json cannot be read"),
         ("tokenizer_config.json", "{", "tokenizer_config.json cannot be read"),
         ("model.safetensors", "version https://git-lfs.github.com/spec/v1", "model.safetensors is a pointer"),
