@@ -41,7 +41,6 @@ def read_jobs(session: Session, tenant: str, jobs: Sequence[Job], max_running: i
         results[artifact.job_id].append((artifact, file))
     best = repository.best_checkpoints(session, tenant, jobs)
     rewards = newest_rewards(session, jobs)
-    datasets = repository.named_datasets(session, jobs)
     depends_on_time = any(JobState(job.state) in HELD or job.not_before > 0 for job in jobs)
     now = read_clock(session) if depends_on_time else 0.0
     limit = max_running if is_full else None
@@ -52,7 +51,6 @@ def read_jobs(session: Session, tenant: str, jobs: Sequence[Job], max_running: i
             now,
             best.get(job.id),
             rewards.get(job.id),
-            datasets.get(job.id, (None, None)),
         )
         for job in jobs
     ]
@@ -70,13 +68,11 @@ class _Facts(NamedTuple):
     """Id of the best checkpoint."""
     reward: float | None
     """Mean reward of the newest step."""
-    datasets: tuple[Any, Any]
-    """The named training and validation datasets; None: not named."""
 
 
 def _job_read(job: Job, facts: _Facts) -> JobRead:
     """The whole response."""
-    queue, results, now, best, reward, (dataset, validation_dataset) = facts
+    queue, results, now, best, reward = facts
     state = JobState(job.state)
     seconds = _seconds_remaining(job)
     ordered = sorted(results, key=lambda pair: _RESULT_ORDER.index(pair[0].kind))
@@ -94,8 +90,8 @@ def _job_read(job: Job, facts: _Facts) -> JobRead:
         training_file=job.training_file,
         validation_file=job.validation_file,
         validation_split=job.validation_split,
-        dataset=dataset,
-        validation_dataset=validation_dataset,
+        dataset=job.dataset,
+        validation_dataset=job.validation_dataset,
         result_files=[file.id for _, file in ordered],
         trained_tokens=job.trained_tokens,
         error=_error(failure),

@@ -144,14 +144,6 @@ def best_checkpoints(session: Session, tenant: str, jobs: Sequence[Job]) -> dict
     return dict(session.execute(query).all())
 
 
-def named_datasets(session: Session, jobs: Sequence[Job]) -> dict[str, tuple[Any, Any]]:
-    """Job → its `dataset` and `validation_dataset`, if it names one of them."""
-    training, held_out = Job.requested["dataset"], Job.requested["validation_dataset"]
-    query = select(Job.id, training, held_out).where(Job.id.in_([job.id for job in jobs]))
-    rows = session.execute(query)
-    return {job_id: (dataset, validation) for job_id, dataset, validation in rows if dataset or validation}
-
-
 def find_checkpoint(session: Session, tenant: str, checkpoint_id: str) -> Checkpoint | None:
     query = select(Checkpoint).join(Job, Job.id == Checkpoint.job_id)
     return session.scalar(query.where(Checkpoint.id == checkpoint_id, Job.tenant == tenant))

@@ -19,7 +19,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, synonym
+from sqlalchemy.orm import DeclarativeBase, Mapped, column_property, mapped_column, synonym
 
 from service.platform.clock import db_now
 
@@ -109,6 +109,9 @@ class Job(Base):
     """The expanded method: what the engine's `RunConfig.method` accepts."""
     requested: Mapped[dict[str, Any] | None] = mapped_column(Document, deferred=True)
     """The request's body, for clones; loaded when it is used."""
+    dataset: Mapped[dict[str, Any] | None] = column_property(requested["dataset"])
+    """The training dataset, if the request names it."""
+    validation_dataset: Mapped[dict[str, Any] | None] = column_property(requested["validation_dataset"])
     warnings: Mapped[list[Any]] = mapped_column(Document, default=list)
     required_capabilities: Mapped[str] = mapped_column(String(128), default="")
     """Capabilities that a machine needs to run it: sorted, separated by spaces (`jobs/store/machines.py`)."""
