@@ -20,6 +20,9 @@ from transformers.pytorch_utils import Conv1D
 from grpo_engine.config.hyperparameters import Lora
 from grpo_engine.contract.errors import ConfigError
 
+_NOT_CALLED = "dt_proj"
+"""A linear layer of Mamba. transformers uses its weight without calling it, which bypasses an adapter."""
+
 
 def adapter_shape(model: PreTrainedModel, lora: Lora) -> LoraConfig:
     """PEFT's configuration of a fresh adapter. Raises ConfigError for dropout on experts."""
@@ -53,13 +56,13 @@ def adapter_shape(model: PreTrainedModel, lora: Lora) -> LoraConfig:
 
 
 def _not_wrapped(model: PreTrainedModel, config: LoraConfig) -> list[str]:
-    """Linear layers that PEFT wraps wrongly (routers with two results) or refuses (Mamba's)."""
+    """Linear layers that PEFT wraps in vain, wrongly (routers with two results) or not at all (Mamba's)."""
     found = set()
     for name, module in model.named_modules():
         leaf = name.rpartition(".")[2]
         try:
             _check_lora_target_modules_mamba(config, model, leaf)
-            is_refused = False
+            is_refused = leaf == _NOT_CALLED
         except ValueError:
             is_refused = True
         if isinstance(module, nn.Linear) and (is_refused or _is_router(module)):

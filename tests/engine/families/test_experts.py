@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, FalconH1Config, Llama4TextConfig
+from transformers import AutoModelForCausalLM, FalconH1Config, Llama4TextConfig, MambaConfig
 
 from grpo_engine.config.hyperparameters import Lora
 from grpo_engine.contract.errors import ConfigError
@@ -37,6 +37,7 @@ MIXTURES = {
         "mlp.shared_experts.down_proj.weight": 1,
     },
 }
+MAMBA = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "time_step_rank": 4}
 RANKS = {"qwen3-moe": 8, "mixtral": 8, "glm4-moe": 8}
 """PEFT gives each of two fused projections its own rank."""
 pytestmark = pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning")
@@ -123,3 +124,14 @@ def test_a_layer_that_peft_refuses_is_left_out_and_reported() -> None:
     sizes = {**SIZES, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
     model = AutoModelForCausalLM.from_config(FalconH1Config(vocab_size=64, pad_token_id=0, **sizes))
     assert left_out(lora.attach(model, Lora(rank=4))) == {"mamba.out_proj.weight": 2}
+
+
+def test_a_layer_whose_weight_is_used_without_calling_it_is_left_out_and_reported() -> None:
+    """An adapter on it would never be trained."""
+    model = AutoModelForCausalLM.from_config(MambaConfig(vocab_size=64, pad_token_id=0, **MAMBA))
+    adapter = lora.attach(model, Lora(rank=4))
+    assert left_out(adapter) == {"mixer.dt_proj.weight": 2, "mixer.out_proj.weight": 2}
+    adapter(input_ids=torch.arange(8)[None]).logits.sum().backward()
+    assert [
+        name for name, each in adapter.named_parameters() if each.requires_grad and each.grad is None
+    ] == []
