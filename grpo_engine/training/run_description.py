@@ -63,7 +63,7 @@ def weights_left_out(method: Method, lora: Lora | Literal["full"] | None) -> lis
     if adapter is None or not method.trains_weights or not (missing := left_out(adapter)):
         return []
     names = ", ".join(f"{name} ({count})" for name, count in sorted(missing.items()))
-    message = f"The adapter leaves out {sum(missing.values())} matrices of the layers: {names}."
+    message = f"The adapter leaves out matrices of the layers: {names}."
     return [Warned(code="weights_not_trained", message=message, step=0)]
 
 
