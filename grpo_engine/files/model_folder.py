@@ -16,6 +16,17 @@ POINTER = b"version https://git-lfs.github.com/"
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 CONVERTED = ("fp8", "mxfp4")
 """Formats of quantised weights that are converted to the job's data type when they are loaded."""
+LANGUAGE_PARTS = (
+    "gemma3",
+    "gemma4",
+    "llama4",
+    "mistral3",
+    "mllama",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen4_exp",
+)
+"""Types of multimodal models whose language model the engine loads alone."""
 Stamp = tuple[tuple[str, int, int], ...]
 
 

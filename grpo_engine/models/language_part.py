@@ -1,34 +1,80 @@
 """Vision-language models: jobs are text-only and train the language model inside.
 
-transformers loads the language model of some of them alone (Qwen3.5); a model that it loads only as a whole
-is refused. Other libraries load the whole model, where the language model's weights have other names.
+transformers loads some of them as their language model (Qwen3.5). Of the others in `LANGUAGE_PARTS`, the
+engine loads the language model by the names of its weights in the whole model's files. Other libraries load
+the whole model, where the weights of an adapter have other names.
 """
 
-from typing import cast
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
 
+import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
+from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from grpo_engine.config.job import ModelSource
 from grpo_engine.contract.errors import ModelError
+from grpo_engine.files.model_folder import LANGUAGE_PARTS
 
-LAYER = "layers.0."
+HINT = f"Use a text-only model, or one of these types: {', '.join(LANGUAGE_PARTS)}."
+PLACE = "_place_in_whole_model"
+"""Attribute of a language model."""
+OTHER_PARTS = "vision|visual|audio"
+"""In the names of a whole model's modules that jobs do not train."""
+NAMES_ALONE = {
+    r"^language_model\.lm_head\.": "lm_head.",
+    r"^language_model\.model\.": "model.",
+    r"^model\.language_model\.": "model.",
+}
+"""Names in the whole model's files → names in the language model."""
 
 
-def refuse_whole(source: ModelSource, config: PreTrainedConfig) -> None:
-    """Raise ModelError if the source is no language model and transformers does not load the one inside."""
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    is_wrapper = config.get_text_config() is not config
-    if model_class is not None and not (is_wrapper and model_class.config_class is type(config)):
+def loading_options(source: ModelSource, config: PreTrainedConfig) -> dict[str, Any]:
+    """transformers' arguments that load the language model inside; empty if it needs none.
+
+    Raises ModelError if the source is no language model, and none inside can be loaded.
+    """
+    model_class, text = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), config.get_text_config()
+    if model_class is not None and (text is config or model_class.config_class is not type(config)):
+        return {}
+    if text is config:
+        raise ModelError(f"{source.name} ({config.model_type}) is no causal language model", hint=HINT)
+    if config.model_type not in LANGUAGE_PARTS:
+        reason = f"{source.name} ({config.model_type}) is a vision-language model"
+        raise ModelError(f"{reason} whose language model cannot be loaded alone", hint=HINT)
+    text.tie_word_embeddings = config.tie_word_embeddings
+    return {"config": text, "key_mapping": NAMES_ALONE}
+
+
+def detach(model: PreTrainedModel) -> None:
+    """Let the model be saved as a text-only one, with names and a class of its own."""
+    model._weight_conversions = None
+    model.config.architectures = [type(model).__name__]
+
+
+def remember_place(model: PreTrainedModel, config: PreTrainedConfig) -> None:
+    """Note where the language model is inside the whole one of this configuration, if it is inside one."""
+    if config.get_text_config() is config:
         return
-    kind = "a vision-language model" if is_wrapper else "no causal language model"
-    reason = f"{source.name} ({config.model_type}) is {kind}"
-    raise ModelError(
-        f"{reason}, and transformers does not load its language model alone" if is_wrapper else reason,
-        hint="Use a text-only model of the family; among vision-language models, Qwen3.5.",
-    )
+    with suppress(ValueError), torch.device("meta"):  # transformers has no class of the whole model
+        whole = AutoModelForImageTextToText.from_config(config)
+        kind = type(model.base_model)
+        place = next(name for name, module in whole.named_modules() if type(module) is kind)
+        setattr(model, PLACE, f"{place}.")
+
+
+def is_part(model: PreTrainedModel) -> bool:
+    """Whether other libraries may load the whole model instead."""
+    return hasattr(model, PLACE)
+
+
+def targets_in_whole(targets: Iterable[str]) -> str:
+    """PEFT's pattern for these matrices in all layers of the model, but not in other parts of the whole."""
+    names = sorted({re.sub(r"\d+", r"\\d+", re.escape(each)) for each in targets})
+    return rf"(?!.*({OTHER_PARTS})).*\.({'|'.join(names)})"
 
 
 def with_whole_names(model: PreTrainedModel, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -36,18 +82,9 @@ def with_whole_names(model: PreTrainedModel, tensors: dict[str, Tensor]) -> dict
 
     PEFT uses the first on the language model alone; PEFT on the whole model and vLLM use the second.
     """
-    inside, outside = (f"base_model.model.{prefix}" for prefix in _prefixes(model))
-    if inside == outside:
+    if not is_part(model):
         return tensors
+    own = "" if model.base_model is model else f"{model.base_model_prefix}."
+    inside, outside = f"base_model.model.{own}", f"base_model.model.{getattr(model, PLACE)}"
     renamed = {outside + name.removeprefix(inside): each.clone() for name, each in tensors.items()}
     return tensors | renamed
-
-
-def _prefixes(model: PreTrainedModel) -> tuple[str, str]:
-    """Prefix of the layers' names in memory and in the base's files."""
-    for name, parameter in model.named_parameters():
-        name = name.replace(".base_layer", "")
-        if parameter.ndim == 1 and ".lora_" not in name and LAYER in name:
-            (on_disk,) = revert_weight_conversion(model, {name: parameter})
-            return name.partition(LAYER)[0], cast(str, on_disk).partition(LAYER)[0]
-    return "", ""

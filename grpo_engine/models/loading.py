@@ -26,8 +26,7 @@ from grpo_engine.contract.errors import ModelError
 from grpo_engine.files.fingerprint import fingerprint_of_adapter, refuse_other_base
 from grpo_engine.files.model_folder import damage, unsupported_format
 from grpo_engine.files.readable import unreadable_file
-from grpo_engine.models import device_memory, lora, quantization
-from grpo_engine.models.language_part import refuse_whole
+from grpo_engine.models import device_memory, language_part, lora, quantization
 from grpo_engine.models.policy import Policy
 
 MISSING = "its files, such as tokenizer.json, are missing"
@@ -44,6 +43,8 @@ class Base:
     """Weights of further layers in its files, for which config.json has no layer."""
     stored_format: str | None = None
     """Format of the quantised weights in its files, which were converted; None: they are unquantised."""
+    is_renamed: bool = False
+    """Whether its weights have other names in its files, which hold a whole vision-language model."""
 
 
 def load_base(
@@ -57,13 +58,14 @@ def load_base(
     try:
         _refuse_unreadable(source)
         config = AutoConfig.from_pretrained(source.path, revision=source.revision, trust_remote_code=False)
-        refuse_whole(source, config)
+        part = language_part.loading_options(source, config)
         _refuse_format(source, config, options)
         stored = quantization.stored_format(config)
         tokenizer = _tokenizer(source)
         if not has_weights:
             with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+                model = AutoModelForCausalLM.from_config(part.get("config", config), dtype=dtype)
+            language_part.remember_place(model, config)
             _use_unaligned_experts(model)
             return Base(model, tokenizer)
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -75,6 +77,7 @@ def load_base(
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below with their names
             **quantization.conversion_options(stored),
+            **part,
             **options,
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -85,8 +88,11 @@ def load_base(
     _use_unaligned_experts(model)
     if stored is not None:
         quantization.finish_conversion(model, dtype)
+    language_part.remember_place(model, config)
+    if part:
+        language_part.detach(model)
     unused = tuple(_of_further_layers(model, report["unexpected_keys"]))
-    return Base(model, tokenizer, unused, stored)
+    return Base(model, tokenizer, unused, stored, is_renamed=bool(part))
 
 
 def load_policy(
@@ -108,6 +114,7 @@ def load_policy(
         autocast=full and dtype == torch.bfloat16,
     )
     policy.unused_weights, policy.stored_format = base.unused_weights, base.stored_format
+    policy.is_renamed = base.is_renamed
     if source.adapter is not None:
         refuse_other_base(policy.base_fingerprint, fingerprint_of_adapter(Path(source.adapter)))
     if device.type != "meta":

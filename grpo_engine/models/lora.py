@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from grpo_engine.config.hyperparameters import Lora
 from grpo_engine.config.job import Hyperparameters, ModelSource
 from grpo_engine.contract.errors import ConfigError
-from grpo_engine.models.language_part import with_whole_names
+from grpo_engine.models.language_part import is_part, targets_in_whole, with_whole_names
 from grpo_engine.models.lora_targets import adapter_shape
 from grpo_engine.parallel.shards import fill, gathered
 
@@ -154,19 +154,18 @@ def write_adapter(
     base = cast(PreTrainedModel, model.get_base_model())
     save_file(with_whole_names(base, tensors), folder / WEIGHTS_FILE, metadata={"format": "pt"})
     config = model.peft_config[TRAINED].to_dict()
-    config["target_modules"] = _in_any_model(config["target_modules"])
+    config["target_modules"] = _in_any_model(base, config["target_modules"])
     config |= {"base_model_name_or_path": base_name, "revision": revision, "inference_mode": True}
     text = json.dumps(config, indent=2, sort_keys=True, default=_plain)
     (folder / CONFIG_FILE).write_text(text + "\n")
 
 
-def _in_any_model(targets: Any) -> Any:
+def _in_any_model(base: PreTrainedModel, targets: Any) -> Any:
     """Names of layers without the path to them, which is longer if the model is inside another."""
-    return (
-        targets
-        if isinstance(targets, str)
-        else {re.sub(r"^model\.(?=layers\.)", "", each) for each in targets}
-    )
+    if isinstance(targets, str):
+        return targets
+    names = {re.sub(r"^model\.(?=layers\.)", "", each) for each in targets}
+    return targets_in_whole(names) if is_part(base) else names
 
 
 def _plain(value: Any) -> Any:

@@ -75,6 +75,8 @@ class Policy:
         """Weights of the model's files that belong to further layers than its config.json has."""
         self.stored_format: str | None = None
         """Format of the quantised weights in the base's files, of which the model has the values."""
+        self.is_renamed = False
+        """Whether the base's files hold a whole vision-language model, with other names for the weights."""
         self.dropouts = lora.lora_dropouts(model)
 
     def place_on(self, device: torch.device) -> None:

@@ -18,9 +18,19 @@ WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Qwen3_5Config": (LINEAR, QWEN_VISION),
     "Qwen3VLConfig": ({"rope_parameters": ROTARY}, {**QWEN_VISION, "deepstack_visual_indexes": [0]}),
     "Gemma3Config": (MIXED_WINDOWS, OTHER_VISION),
+    "Gemma4Config": (
+        {**MIXED_WINDOWS, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "global_head_dim": 32},
+        OTHER_VISION,
+    ),
+    "Llama4Config": (
+        {"num_local_experts": 2, "intermediate_size_mlp": 48, "attention_chunk_size": 16},
+        {**OTHER_VISION, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
+    ),
     "Mistral3Config": ({"model_type": "mistral"}, {**OTHER_VISION, "model_type": "pixtral"}),
 }
 """Configuration class → what its language model and its vision model differ in."""
+UNTIED = ("Mistral3Config",)
+"""Classes that tie the output layer unless told otherwise, as the published model is."""
 
 
 def make_wrapper(folder: Path, kind: str) -> Path:
@@ -35,6 +45,7 @@ def make_wrapper(folder: Path, kind: str) -> Path:
         "pad_token_id": tokenizer.pad_token_id,
     }
     config = getattr(transformers, kind)(text_config=text, vision_config=vision, dtype="float32")
+    config.tie_word_embeddings &= kind not in UNTIED
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         AutoModelForImageTextToText.from_config(config).save_pretrained(folder)

@@ -17,6 +17,7 @@ from grpo_engine.rollout.sampler.base import Continuation, NextTurn, Sampling
 from grpo_engine.rollout.sampler.vllm.sampler import VllmSampler, request_seed
 from grpo_engine.rollout.tools.sampler import ToolSampler
 from tests.engine.conftest import assert_most_likely
+from tests.engine.families.wrappers import make_wrapper
 from tests.engine.injection import trained_batch
 from tests.engine.rollout.tools.test_training import CallsAfterwards
 from tests.engine.vllm.conftest import PROMPTS
@@ -51,6 +52,18 @@ def test_on_a_quantised_base_log_probabilities_are_the_trainers(
     policy = make_policy(quantization=kind)
     sampler = make_sampler(policy=policy)
     assert list(tmp_path.glob("served-*")) == []
+    for group in sampler.generate(PROMPTS, 4, SAMPLING):
+        batch = trained_batch(group)
+        with torch.no_grad():
+            assert float((policy.logprobs(batch)[0] - batch.sampled_logprobs_N).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize(("kind", "lora"), [("Gemma3Config", None), ("Mistral3Config", "full")])
+def test_on_the_language_model_inside_another_log_probabilities_are_the_trainers(
+    make_sampler: Make, make_policy: Callable[..., Policy], tmp_path: Path, kind: str, lora: Any
+) -> None:
+    policy = make_policy(folder=make_wrapper(tmp_path / "whole", kind), lora=lora)
+    sampler = make_sampler(policy=policy)
     for group in sampler.generate(PROMPTS, 4, SAMPLING):
         batch = trained_batch(group)
         with torch.no_grad():

@@ -1,8 +1,9 @@
-"""The base model that vLLM loads for a policy on a quantised base.
+"""The base model that vLLM loads if it is not the one in the policy's files.
 
 vLLM (0.32) cannot read what bitsandbytes quantises, and computes with files that hold quantised weights in
 another way than the trainer. Its copy of the base has the values that the weights stand for, in the job's
-data type. So the sampler computes as the trainer does, with the memory of an unquantised base.
+data type. So the sampler computes as the trainer does, with the memory of an unquantised base. The language
+model inside a vision-language model is copied too: vLLM would load the whole.
 """
 
 import copy
@@ -23,7 +24,7 @@ from grpo_engine.parallel.ranks import Ranks
 @contextmanager
 def served_base(policy: Policy, run_dir: Path) -> Iterator[dict[str, Any]]:
     """vLLM's arguments that name another base than the policy's; its folder exists only inside the block."""
-    if not (is_quantized(policy.model) or policy.stored_format):
+    if not (is_quantized(policy.model) or policy.stored_format or policy.is_renamed):
         yield {}
         return
     folder = run_dir / f"served-base-{Ranks.current().rank}"

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from grpo_engine.files.model_folder import damage, unsupported_format
+from grpo_engine.files.model_folder import LANGUAGE_PARTS, damage, unsupported_format
 from service.hub.models import is_hub_id
 from service.jobs.intake.checks.method import check_lora_targets
 from service.jobs.intake.model_size import UnknownShape, model_shape
@@ -16,9 +16,6 @@ from service.jobs.model.methods import quantization_of
 from service.jobs.model.schemas import JobCreate
 from service.platform.catalog import CatalogEntry
 from service.platform.token_counting import DamagedModelTextError, ModelText, ModelTextError, load_model_text
-
-LANGUAGE_PART_LOADS = {"llama4", "mllama", "qwen3_5", "qwen3_5_moe", "qwen4_exp"}
-"""Types of multimodal models whose language model transformers can load separately."""
 
 
 def check_model(job: JobCreate, entry: CatalogEntry | None, report: Report) -> ModelText | None:
@@ -73,7 +70,7 @@ def _check_config(job: JobCreate, folder: Path, report: Report) -> None:
 
 def _check_text_only(config: Mapping[str, Any], problems: Problems) -> None:
     kind = config.get("model_type")
-    if "vision_config" in config and kind not in LANGUAGE_PART_LOADS:
+    if "vision_config" in config and kind not in LANGUAGE_PARTS:
         reason = f"is a vision-language model ({kind}), whose language model cannot be loaded alone"
-        hint = "use a text-only model, or one of " + ", ".join(sorted(LANGUAGE_PART_LOADS))
+        hint = "use a text-only model, or one of " + ", ".join(LANGUAGE_PARTS)
         problems.add("model", f"{reason}: {hint}", code="model_not_supported")
