@@ -86,8 +86,9 @@ def model_shape(folder: Path) -> ModelShape:
 def _read(folder: Path, weights: tuple[Path, ...], _stamp: tuple[int, ...]) -> ModelShape:
     try:
         config = json.loads((folder / "config.json").read_bytes())
-        config = config.get("text_config", config)
         tensors = dict(item for path in weights for item in _tensors(path))
+        if "text_config" in config:
+            config, tensors = config["text_config"], _of_language_model(tensors)
         return shape_of(config, tensors)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UnknownShape(f"the shape of {folder.name} is unknown: {error!r}") from error
@@ -97,6 +98,12 @@ def _tensors(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of each tensor."""
     with path.open("rb") as file:
         return _unquantized(read_tensors(file))
+
+
+def _of_language_model(tensors: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """A vision-language model's tensors without those of its other parts, which jobs do not load."""
+    parts = ("language_model.", "lm_head.")
+    return {name: shape for name, shape in tensors.items() if any(part in name for part in parts)}
 
 
 def _unquantized(tensors: Iterable[Tensor]) -> Iterator[tuple[str, tuple[int, ...]]]:

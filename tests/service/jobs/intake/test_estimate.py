@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from examples.tiny_model import make_model
-from grpo_engine.config.job import Runtime
+from grpo_engine.config.job import ModelSource, Runtime
+from grpo_engine.models.loading import load_base
 from service.jobs.intake.checks.method import check_lora_targets
 from service.jobs.intake.costs import Past
 from service.jobs.intake.estimate import RowTokens, Subject, estimate
@@ -16,6 +18,7 @@ from service.jobs.intake.model_size import Matrix, ModelShape, UnknownShape, mod
 from service.jobs.model.dataset import Problems
 from service.jobs.model.validation import Estimate, TokenRange
 from tests.engine.families.stored import make_stored
+from tests.engine.families.wrappers import make_wrapper
 from tests.service.job_samples import METHOD, reinforcement
 
 GIB = 2**30
@@ -257,6 +260,15 @@ def test_quantised_files_count_as_the_weights_that_they_stand_for(family: str, t
     shape = model_shape(folder)
     assert shape.num_parameters == AutoModelForCausalLM.from_pretrained(folder).num_parameters()
     assert not [name for name in shape.layer_names if "scale" in name or name.endswith("bias")]
+
+
+@pytest.mark.parametrize("kind", ["Gemma3Config", "Mistral3Config", "Qwen3_5Config"])
+def test_only_the_language_model_inside_another_counts(kind: str, tmp_path: Path) -> None:
+    source = ModelSource(name="seeing", path=str(make_wrapper(tmp_path, kind)))
+    language = load_base(source, torch.float32).model
+    shape = model_shape(tmp_path)
+    assert shape.num_parameters == language.num_parameters()
+    assert not [name for name in shape.modules if "vision" in name or "visual" in name]
 
 
 @pytest.mark.parametrize("header", [b"", b"\xff" * 16, b"\x02\0\0\0\0\0\0\0{}"])
