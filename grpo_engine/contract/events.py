@@ -61,6 +61,8 @@ class Started(BaseEvent):
     """Largest rank of the adapter's matrices; PEFT doubles the rank for experts with fused projections."""
     base_format: str | None = None
     """Format of the quantised weights in the base's files, which were converted; None: no such weights."""
+    base_class: str | None = None
+    """transformers' class that loads the base for the adapter; None: AutoModelForCausalLM."""
     base_fingerprint: str = ""
     """Fingerprint of the loaded weights (`files/fingerprint.py`); empty without weight files."""
 

@@ -48,6 +48,7 @@ def started(method: Method, step: int) -> Started:
     if method.trains_weights:
         model["num_trainable_parameters"] = sum(each.numel() for each in parameters if each.requires_grad)
         model["base_format"] = policy.stored_format
+        model["base_class"] = "AutoModelForImageTextToText" if policy.is_renamed else None
         model["base_fingerprint"] = policy.base_fingerprint
         model["adapter_rank"] = None if policy.peft_model is None else largest_rank(policy.peft_model)
     return run.model_copy(update=model)

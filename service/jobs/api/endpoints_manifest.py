@@ -53,8 +53,9 @@ class ManifestRead(BaseModel):
     """Share or number of held-out rows; together with the seed, it determines which rows are held out."""
     configuration_sha256: str
     engine: dict[str, Any]
-    """`versions`, `device`, `dtype`, `sampler`, `computation`, largest `adapter_rank` and `base_format` (of
-    quantised weights in the base's files) of the run; empty before it has started."""
+    """`versions`, `device`, `dtype`, `sampler`, `computation`, largest `adapter_rank`, `base_format` (of
+    quantised weights in the base's files) and `base_class` (which loads the base, if not
+    AutoModelForCausalLM) of the run; empty before it has started."""
     service: dict[str, Any]
     evaluation: dict[str, Any]
 

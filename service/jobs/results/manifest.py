@@ -55,8 +55,8 @@ class Facts:
     base_checkpoint: str | None = None
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
-    """`versions`, `device`, `dtype`, `sampler`, `computation`, `adapter_rank` and `base_format`; empty before
-    the run."""
+    """`versions`, `device`, `dtype`, `sampler`, `computation`, `adapter_rank`, `base_format` and
+    `base_class`; empty before the run."""
     service_version: str = ""
     fingerprint: str | None = None
     """Fingerprint of the base's weights when the job started."""

@@ -106,17 +106,17 @@ of your copy, or export the job: `grpo merge` makes a model that needs no base.
 ```python
 {% if library == "peft" %}
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer{{ ", " + configuration if configuration }}
+from transformers import {{ base_class }}, AutoTokenizer{{ ", " + configuration if configuration }}
 
 {% if quantization %}
 quantized = BitsAndBytesConfig({{ LOADING[quantization] }}
 {%- if quantization == "nf4" and engine.dtype %}, bnb_4bit_compute_dtype={{ json(engine.dtype) }}{% endif %})
-base = AutoModelForCausalLM.from_pretrained({{ json(base_path) }}, quantization_config=quantized)
+base = {{ base_class }}.from_pretrained({{ json(base_path) }}, quantization_config=quantized)
 {% elif converting %}
 converted = {{ converting }}(dequantize=True)  # adapters have no gradient on the quantised weights
-base = AutoModelForCausalLM.from_pretrained({{ json(base_path) }}, quantization_config=converted)
+base = {{ base_class }}.from_pretrained({{ json(base_path) }}, quantization_config=converted)
 {% else %}
-base = AutoModelForCausalLM.from_pretrained({{ json(base_path) }})
+base = {{ base_class }}.from_pretrained({{ json(base_path) }})
 {% endif %}
 model = PeftModel.from_pretrained(base, ".")
 tokenizer = AutoTokenizer.from_pretrained({{ json(base_path) }})
@@ -189,6 +189,7 @@ def model_card(manifest: Mapping[str, Any]) -> str:
         BITS=BITS,
         LOADING=LOADING,
         converting=converting,
+        base_class=manifest["engine"].get("base_class") or "AutoModelForCausalLM",
         configuration="BitsAndBytesConfig" if quantization else converting,
         library=library,
         title=title,

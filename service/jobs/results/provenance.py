@@ -14,7 +14,16 @@ from service.jobs.store.lineage import kind_of, lineage_of
 from service.platform.catalog import Catalog
 from service.platform.tables.core import File, Job, JobEvent
 
-ENGINE = ("versions", "device", "dtype", "sampler", "computation", "adapter_rank", "base_format")
+ENGINE = (
+    "versions",
+    "device",
+    "dtype",
+    "sampler",
+    "computation",
+    "adapter_rank",
+    "base_format",
+    "base_class",
+)
 
 
 def facts_of(session: Session, job: Job, catalog: Catalog) -> Facts:

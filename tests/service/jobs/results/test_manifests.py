@@ -136,6 +136,13 @@ def test_the_card_converts_a_base_whose_files_are_quantised() -> None:
     assert 'from_pretrained("org/tiny", quantization_config=converted)\n' in card
 
 
+def test_the_card_loads_a_base_that_is_inside_a_vision_language_model_with_the_whole() -> None:
+    card = model_card(document(facts(engine={"base_class": "AutoModelForImageTextToText"})))
+    assert (
+        "import AutoModelForImageTextToText, AutoTokenizer\n\nbase = AutoModelForImageTextToText.from" in card
+    )
+
+
 def test_a_revision_and_whole_weights_are_served_as_what_they_are() -> None:
     pinned = document(facts(revision="abc"))
     assert serve_line(pinned, name="n", path="./p").startswith(

@@ -98,6 +98,7 @@ def test_the_manifest_names_data_rules_configuration_seed_and_versions(
         "computation": None,
         "adapter_rank": None,
         "base_format": None,
+        "base_class": None,
     }
     assert job_id not in json.dumps(manifest)
 
