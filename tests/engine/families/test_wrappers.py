@@ -1,5 +1,8 @@
 """Vision-language models: the language model inside is trained on text, or the model is refused."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,3 +69,12 @@ def test_a_model_whose_language_model_does_not_load_alone_is_refused(tmp_path: P
     expected = r"seeing \(qwen3_vl\) is a vision-language model whose language model cannot be loaded alone"
     with pytest.raises(ModelError, match=expected):
         load_base(source, torch.float32)
+
+
+def test_no_table_of_the_weights_that_a_job_leaves_out_is_printed(tmp_path: Path) -> None:
+    base = make_wrapper(tmp_path, "Gemma3Config")
+    command = [sys.executable, "-m", "grpo_engine.run.model_check", "--path", base]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["warnings"] == []
+    assert "Loading weights" in done.stderr
+    assert "vision_tower" not in done.stderr
