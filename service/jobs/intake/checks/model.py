@@ -17,6 +17,9 @@ from service.jobs.model.schemas import JobCreate
 from service.platform.catalog import CatalogEntry
 from service.platform.token_counting import DamagedModelTextError, ModelText, ModelTextError, load_model_text
 
+GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "WithLMHead", "Decoder")
+"""Ends of the names of transformers' classes that generate text."""
+
 
 def check_model(job: JobCreate, entry: CatalogEntry | None, report: Report) -> ModelText | None:
     """The base model, its shape and its chat template; None if its tokenizer is not on this machine."""
@@ -66,6 +69,7 @@ def _check_config(job: JobCreate, folder: Path, report: Report) -> None:
         _refuse(reason, report)
     else:
         _check_text_only(config, report.problems)
+        _check_class(config, report.problems)
 
 
 def _check_text_only(config: Mapping[str, Any], problems: Problems) -> None:
@@ -74,3 +78,16 @@ def _check_text_only(config: Mapping[str, Any], problems: Problems) -> None:
         reason = f"is a vision-language model ({kind}), whose language model cannot be loaded alone"
         hint = "use a text-only model, or one of " + ", ".join(LANGUAGE_PARTS)
         problems.add("model", f"{reason}: {hint}", code="model_not_supported")
+
+
+def _check_class(config: Mapping[str, Any], problems: Problems) -> None:
+    """Adds a problem for a model that was saved as one that does not generate text, such as an encoder."""
+    named = config.get("architectures")
+    classes = [str(each) for each in named] if isinstance(named, list) else []
+    if config.get("is_encoder_decoder") is True:
+        reason = f"is an encoder-decoder model ({config.get('model_type')}), not a causal language model"
+    elif classes and not any(each.endswith(GENERATES) for each in classes):
+        reason = f"is not a causal language model ({classes[0]})"
+    else:
+        return
+    problems.add("model", reason, code="model_not_supported")

@@ -1,6 +1,7 @@
 """The base model of a job: files that are damaged or elsewhere, and models that the engine does not load."""
 
 import json
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -84,6 +85,30 @@ def test_a_vision_language_model_is_refused_unless_its_language_model_loads_alon
     for kind in ("gemma3", "qwen3_5"):
         path.write_text(json.dumps({**config, "model_type": kind, "vision_config": {}}))
         assert validated(client, request(upload(client)))["valid"], kind
+
+
+@pytest.mark.parametrize(
+    ("stated", "reason"),
+    [
+        ({"is_encoder_decoder": True, "model_type": "t5"}, "is an encoder-decoder model (t5)"),
+        ({"architectures": ["BertForMaskedLM"]}, "is not a causal language model (BertForMaskedLM)"),
+        (
+            {"architectures": ["LlamaForSequenceClassification"]},
+            "is not a causal language model (LlamaForSequ",
+        ),
+        ({"architectures": ["LlamaForCausalLM"]}, None),
+        ({"architectures": None}, None),
+        ({"architectures": "LlamaModel"}, None),
+    ],
+)
+def test_a_model_that_is_no_causal_language_model_is_refused(
+    client: TestClient, settings: Settings, stated: dict[str, Any], reason: str | None
+) -> None:
+    path = settings.models_dir / "tiny" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | stated))
+    problems = [each["message"] for each in validated(client, request(upload(client)))["problems"]]
+    assert len(problems) == (reason is not None)
+    assert reason is None or problems[0].startswith(f"model: {reason}")
 
 
 def test_unknown_lengths_are_a_warning(client: TestClient, app: FastAPI) -> None:
