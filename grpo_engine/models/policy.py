@@ -223,6 +223,9 @@ class Policy:
             raise ModelError(
                 reason, hint="Store the model again, and check that it generates text with transformers."
             )
+        if not proof.is_causal:
+            reason = f"{self.source.name} ({type(self.model).__name__}) predicts tokens from later ones"
+            raise ModelError(reason, hint="Use a causal language model.")
         objection = proof.objection(packed)
         if objection is None:
             objection = proof.objection(packed_by_kernels) if fits else UNSUPPORTED

@@ -34,6 +34,9 @@ ERROR_TOLERANCE = 1e-4
 """Error that is always accepted, as a share of the logits' range."""
 FEW_LAYERS = 4
 """A float32 model with at most this many layers is compared itself; otherwise a small copy is."""
+CAUSAL_TOKENS = 8
+CAUSAL_TOLERANCE = 1e-3
+"""Largest difference of logits in float32 if later tokens differ, as a share of their range."""
 TWIN_LAYERS = 2
 """Minimum layers of the copy, which has random weights; it has more if the model has more kinds of layers."""
 TWIN_VOCABULARY = 256
@@ -75,6 +78,18 @@ class Proof:
         except FAILURES:
             return False
         return bool(own.isnan().any())
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether no logits depend on later tokens; True if they cannot be computed in float32."""
+        tokens = torch.arange(CAUSAL_TOKENS, device=self.model.device)[None]
+        try:
+            with torch.no_grad():
+                first = self._twin(tokens[:, : CAUSAL_TOKENS // 2]).logits[0]
+                again = self._twin(tokens).logits[0, : CAUSAL_TOKENS // 2]
+        except FAILURES:
+            return True
+        return float((again - first).abs().max()) <= CAUSAL_TOLERANCE * _range(first)
 
     def objection(self, faster: Compute) -> str | None:
         """Why `faster` may not replace the model's own computation; None if it may."""

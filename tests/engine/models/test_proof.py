@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM, BertConfig, PreTrainedConfig
 
 from grpo_engine.config.hyperparameters import Lora
 from grpo_engine.contract.errors import ModelError
@@ -17,6 +18,8 @@ from grpo_engine.models.policy import Policy
 from grpo_engine.models.proof import Choice, _float32
 from grpo_engine.rollout.sampler.cache import RowCache
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
+from tests.engine.families.catalogue import FAMILIES
+from tests.engine.families.models import make_tokenizer
 from tests.engine.realistic import load, write_model
 
 ADAPTER = Lora(rank=4)
@@ -173,6 +176,23 @@ def test_a_model_with_a_damaged_weight_is_refused(dtype: torch.dtype, layers: in
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match="tiny computes NaN"):
         load(folder, ADAPTER, dtype)
+
+
+def write_encoder(folder: Path, config: type[PreTrainedConfig], **more: Any) -> Path:
+    """A small model of a family of encoders, with a tokenizer."""
+    tokenizer = make_tokenizer(FAMILIES["gpt2"])
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    made = config(vocab_size=len(tokenizer), **sizes, **special, **more)
+    AutoModelForCausalLM.from_config(made).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_model_that_predicts_tokens_from_later_ones_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"tiny \(BertLMHeadModel\) predicts tokens from later ones"):
+        load(write_encoder(tmp_path / "encoder", BertConfig), ADAPTER)
+    load(write_encoder(tmp_path / "decoder", BertConfig, is_decoder=True), ADAPTER)
 
 
 def test_the_pass_in_float32_widens_one_layer_at_a_time(tmp_path: Path) -> None:
