@@ -202,7 +202,7 @@ def _small(config: PreTrainedConfig) -> PreTrainedConfig:
         config.layer_types = different * TWIN_LAYERS if len(different) < TWIN_LAYERS else different
     config.num_hidden_layers = TWIN_LAYERS if kinds is None else len(config.layer_types)
     config.vocab_size = min(config.vocab_size, TWIN_VOCABULARY)
-    config.pad_token_id = None
+    config.pad_token_id = 0  # its own one may be outside of the vocabulary
     if getattr(config, "sliding_window", None):
         config.sliding_window = TWIN_WINDOW
     return config

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, BertConfig, PreTrainedConfig
+from transformers import AutoModelForCausalLM, BertConfig, ModernBertDecoderConfig, PreTrainedConfig
 
 from grpo_engine.config.hyperparameters import Lora
 from grpo_engine.contract.errors import ModelError
@@ -193,6 +193,12 @@ def test_a_model_that_predicts_tokens_from_later_ones_is_refused(tmp_path: Path)
     with pytest.raises(ModelError, match=r"tiny \(BertLMHeadModel\) predicts tokens from later ones"):
         load(write_encoder(tmp_path / "encoder", BertConfig), ADAPTER)
     load(write_encoder(tmp_path / "decoder", BertConfig, is_decoder=True), ADAPTER)
+
+
+def test_a_configuration_that_requires_a_padding_token_is_proven(tmp_path: Path) -> None:
+    tokens = {"bos_token_id": 0, "cls_token_id": 0, "sep_token_id": 0}
+    policy = load(write_encoder(tmp_path, ModernBertDecoderConfig, **tokens), ADAPTER)
+    assert not policy.forward.is_refused
 
 
 def test_the_pass_in_float32_widens_one_layer_at_a_time(tmp_path: Path) -> None:
