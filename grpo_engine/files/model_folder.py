@@ -22,8 +22,11 @@ LANGUAGE_PARTS = (
     "llama4",
     "mistral3",
     "mllama",
+    "qwen2_5_vl",
     "qwen3_5",
     "qwen3_5_moe",
+    "qwen3_vl",
+    "qwen3_vl_moe",
     "qwen4_exp",
 )
 """Types of multimodal models whose language model the engine loads alone."""

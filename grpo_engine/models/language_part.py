@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from grpo_engine.config.job import ModelSource
@@ -30,6 +30,12 @@ NAMES_ALONE = {
     r"^model\.language_model\.": "model.",
 }
 """Names in the whole model's files → names in the language model."""
+SAME_ALONE: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2_5_vl": ("qwen2", {}),
+    "qwen3_vl": ("qwen3", {}),
+    "qwen3_vl_moe": ("qwen3_moe", {"norm_topk_prob": True}),
+}
+"""Type of a whole model → type and settings of a text model that computes the same without images."""
 
 
 def loading_options(source: ModelSource, config: PreTrainedConfig) -> dict[str, Any]:
@@ -45,6 +51,11 @@ def loading_options(source: ModelSource, config: PreTrainedConfig) -> dict[str, 
     if config.model_type not in LANGUAGE_PARTS:
         reason = f"{source.name} ({config.model_type}) is a vision-language model"
         raise ModelError(f"{reason} whose language model cannot be loaded alone", hint=HINT)
+    if config.model_type in SAME_ALONE:
+        kind, settings = SAME_ALONE[config.model_type]
+        text = CONFIG_MAPPING[kind](**{**text.to_dict(), "model_type": kind, **settings})
+        for name in [name for name in text.rope_parameters if name.startswith("mrope")]:
+            del text.rope_parameters[name]  # for positions of images
     text.tie_word_embeddings = config.tie_word_embeddings
     return {"config": text, "key_mapping": NAMES_ALONE}
 
@@ -61,8 +72,8 @@ def remember_place(model: PreTrainedModel, config: PreTrainedConfig) -> None:
         return
     with suppress(ValueError), torch.device("meta"):  # transformers has no class of the whole model
         whole = AutoModelForImageTextToText.from_config(config)
-        kind = type(model.base_model)
-        place = next(name for name, module in whole.named_modules() if type(module) is kind)
+        decoder = whole.get_decoder()
+        place = next(name for name, module in whole.named_modules() if module is decoder)
         setattr(model, PLACE, f"{place}.")
 
 

@@ -16,8 +16,12 @@ from grpo_engine.models.loading import load_base
 from tests.engine.families.jobs import IDS, RESULT, engine_logprobs, merged, plain_logprobs, run, supervised
 from tests.engine.families.wrappers import WRAPPERS, make_wrapper
 
-LOADED = [kind for kind in WRAPPERS if kind != "Qwen3VLConfig"]
+LOADED = [kind for kind in WRAPPERS if kind != "LlavaConfig"]
 TOLERANCE = 1e-4
+pytestmark = [
+    # peft, on targets of fused experts that it names itself
+    pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning"),
+]
 
 
 def largest_difference(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -55,7 +59,7 @@ def test_an_adapter_loads_on_the_language_model_and_on_the_whole(kind: str, tmp_
     assert largest_difference(engine_logprobs(continued), whole_logprobs(base, again)) < TOLERANCE
 
 
-@pytest.mark.parametrize("kind", LOADED)
+@pytest.mark.parametrize("kind", ["Gemma3Config", "Qwen3VLConfig", "Qwen3_5Config"])
 def test_all_weights_of_the_language_model_are_trained_and_saved_alone(kind: str, tmp_path: Path) -> None:
     base = make_wrapper(tmp_path / "base", kind)
     _, policy = run(supervised(base, tmp_path, "full"), tmp_path / "run")
@@ -65,8 +69,8 @@ def test_all_weights_of_the_language_model_are_trained_and_saved_alone(kind: str
 
 
 def test_a_model_whose_language_model_does_not_load_alone_is_refused(tmp_path: Path) -> None:
-    source = ModelSource(name="seeing", path=str(make_wrapper(tmp_path, "Qwen3VLConfig")))
-    expected = r"seeing \(qwen3_vl\) is a vision-language model whose language model cannot be loaded alone"
+    source = ModelSource(name="seeing", path=str(make_wrapper(tmp_path, "LlavaConfig")))
+    expected = r"seeing \(llava\) is a vision-language model whose language model cannot be loaded alone"
     with pytest.raises(ModelError, match=expected):
         load_base(source, torch.float32)
 

@@ -7,7 +7,7 @@ import torch
 import transformers
 from transformers import AutoModelForImageTextToText
 
-from tests.engine.families.catalogue import FAMILIES, LINEAR, MIXED_WINDOWS, SIZES
+from tests.engine.families.catalogue import EXPERTS, FAMILIES, LINEAR, MIXED_WINDOWS, SIZES
 from tests.engine.families.models import make_tokenizer
 
 VISION = {"hidden_size": 32, "intermediate_size": 32, "patch_size": 4}
@@ -16,7 +16,22 @@ OTHER_VISION = {**VISION, "num_hidden_layers": 1, "num_attention_heads": 2, "ima
 ROTARY = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
 WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Qwen3_5Config": (LINEAR, QWEN_VISION),
-    "Qwen3VLConfig": ({"rope_parameters": ROTARY}, {**QWEN_VISION, "deepstack_visual_indexes": [0]}),
+    "Qwen2_5_VLConfig": (
+        {"rope_parameters": ROTARY, "head_dim": 8},
+        {**QWEN_VISION, "fullatt_block_indexes": [0], "window_size": 16},
+    ),
+    "Qwen3VLConfig": (
+        {"rope_parameters": {**ROTARY, "mrope_interleaved": True}},
+        {**QWEN_VISION, "deepstack_visual_indexes": [0]},
+    ),
+    "Qwen3VLMoeConfig": (
+        {"rope_parameters": ROTARY, **EXPERTS},
+        {**QWEN_VISION, "deepstack_visual_indexes": [0]},
+    ),
+    "LlavaConfig": (
+        {"model_type": "llama"},
+        {**OTHER_VISION, "model_type": "clip_vision_model", "projection_dim": 32},
+    ),
     "Gemma3Config": (MIXED_WINDOWS, OTHER_VISION),
     "Gemma4Config": (
         {**MIXED_WINDOWS, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "global_head_dim": 32},

@@ -58,7 +58,7 @@ def test_on_a_quantised_base_log_probabilities_are_the_trainers(
             assert float((policy.logprobs(batch)[0] - batch.sampled_logprobs_N).abs().max()) < 1e-4
 
 
-@pytest.mark.parametrize(("kind", "lora"), [("Gemma3Config", None), ("Mistral3Config", "full")])
+@pytest.mark.parametrize(("kind", "lora"), [("Gemma3Config", None), ("Qwen3VLConfig", "full")])
 def test_on_the_language_model_inside_another_log_probabilities_are_the_trainers(
     make_sampler: Make, make_policy: Callable[..., Policy], tmp_path: Path, kind: str, lora: Any
 ) -> None:
