@@ -7,6 +7,7 @@ from collections.abc import Container
 from typing import Any
 
 from service.platform.errors import (
+    Conflict,
     Forbidden,
     InsufficientStorage,
     InvalidRequest,
@@ -148,6 +149,8 @@ def _errors(name: str, operation: Document) -> list[type[ServiceError]]:
         found.append(Unprocessable)
     if name == "post /v1/files":
         found.append(InsufficientStorage)
+    if name in (f"delete {JOB}", f"post {JOB}/shares"):
+        found.append(Conflict)
     return found
 
 

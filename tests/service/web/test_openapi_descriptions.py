@@ -55,3 +55,14 @@ def test_every_parameter_has_a_description(document: dict[str, Any]) -> None:
     ]
     assert len(parameters) > 100
     assert [name for name, description in parameters if not description] == []
+
+
+def test_the_operations_that_may_conflict_say_so(document: dict[str, Any]) -> None:
+    found = {
+        f"{method} {path}"
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+        if "409" in operation["responses"]
+    }
+    job = "/v1/fine_tuning/jobs/{job_id}"
+    assert found == {f"delete {job}", f"post {job}/shares"}
