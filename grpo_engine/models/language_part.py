@@ -70,7 +70,8 @@ def remember_place(model: PreTrainedModel, config: PreTrainedConfig) -> None:
     """Note where the language model is inside the whole one of this configuration, if it is inside one."""
     if config.get_text_config() is config:
         return
-    with suppress(ValueError), torch.device("meta"):  # transformers has no class of the whole model
+    # transformers may have no class of the whole model, or lack a package for it
+    with suppress(ValueError, ImportError), torch.device("meta"):
         whole = AutoModelForImageTextToText.from_config(config)
         decoder = whole.get_decoder()
         place = next(name for name, module in whole.named_modules() if module is decoder)
