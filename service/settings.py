@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -175,7 +175,7 @@ class Settings(BaseSettings):
     def sqlalchemy_url(self) -> str:
         """The database URL with the psycopg driver; by default SQLite in `home`."""
         if self.database_url is None:
-            return f"sqlite:///{self.home / 'grpo.db'}"
+            return f"sqlite:///{quote(str(self.home / 'grpo.db'))}"
         url = self.database_url.get_secret_value()
         for prefix in ("postgres://", "postgresql://"):
             if url.startswith(prefix):
