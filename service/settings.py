@@ -139,6 +139,17 @@ class Settings(BaseSettings):
     """Whether each worker keeps one engine process ready, which saves a job the time of its imports. It uses
     about 370 MB of memory, and no device, while it waits."""
 
+    @field_validator("home", "models", "endpoints", "tensorboard_dir")
+    @classmethod
+    def _is_absolute(cls, path: Path | None) -> Path | None:
+        """Relative paths belong to this process's folder; engines run in other ones."""
+        return path and path.absolute()
+
+    @field_validator("engine_python")
+    @classmethod
+    def _is_absolute_or_in_path(cls, program: Path) -> Path:
+        return program.absolute() if len(program.parts) > 1 else program
+
     @field_validator("database_url", "broker_url")
     @classmethod
     def _is_whole(cls, url: SecretStr | None) -> SecretStr | None:

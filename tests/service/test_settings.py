@@ -1,4 +1,4 @@
-"""Paths in the settings: characters that have a meaning in URLs."""
+"""Paths in the settings: relative ones, and characters that have a meaning in URLs."""
 
 from pathlib import Path
 
@@ -6,6 +6,24 @@ import pytest
 
 from service.platform.db import connect
 from tests.conftest import settings_for
+
+
+def test_relative_paths_belong_to_the_folder_of_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines run in other folders."""
+    monkeypatch.chdir(tmp_path)
+    relative = {"models": "models.json", "endpoints": "endpoints.json", "tensorboard_dir": "boards"}
+    found = settings_for(Path("home"), engine_python=".venv/bin/python", **relative)
+    assert found.home == tmp_path / "home"
+    assert found.storage_location == f"file://{tmp_path}/home/artifacts"
+    assert (found.models, found.endpoints) == (tmp_path / "models.json", tmp_path / "endpoints.json")
+    assert found.tensorboard_dir == tmp_path / "boards"
+    assert found.engine_python == tmp_path / ".venv" / "bin" / "python"
+
+
+def test_an_engine_python_without_a_folder_is_found_in_path(tmp_path: Path) -> None:
+    assert settings_for(tmp_path, engine_python="python3").engine_python == Path("python3")
 
 
 @pytest.mark.parametrize("name", ["100% größe 🚀 %20", "who?a=b#c;d&e", 'it\'s "mine"', "a+b@c:d"])

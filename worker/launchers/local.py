@@ -37,11 +37,15 @@ ALLOWED_PREFIXES = tuple(f"{name}_" for name in LIBRARIES.split())
 
 def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that an engine may see, without API keys and database URL of the service."""
-    return {
+    visible = {
         name: value
         for name, value in environment.items()
         if name in ALLOWED or name.startswith(ALLOWED_PREFIXES)
     }
+    if endpoints := visible.get("GRPO_ENDPOINTS"):
+        # engines run in other folders
+        visible["GRPO_ENDPOINTS"] = os.path.abspath(endpoints)
+    return visible
 
 
 class EngineProcess:

@@ -123,8 +123,15 @@ def test_the_operator_s_choice_of_kernels_reaches_the_engine() -> None:
 
 def test_the_operator_s_network_settings_reach_the_engine() -> None:
     names = ("GRPO_ENDPOINTS", "GRPO_ALLOWED_HOSTS", "GRPO_ENDPOINT_SECRET")
-    environment = dict.fromkeys(names, "value")
+    environment = dict.fromkeys(names, "/value")
     assert engine_environment({**environment, "GRPO_BROKER_URL": "s"}) == environment
+
+
+def test_the_operator_s_endpoints_are_found_from_the_engine_s_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert engine_environment({"GRPO_ENDPOINTS": "a.json"}) == {"GRPO_ENDPOINTS": str(tmp_path / "a.json")}
 
 
 def test_an_engine_whose_worker_has_died_never_starts(tmp_path: Path) -> None:
