@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from service.cli.http.client import JOBS, Client
+from service.cli.http.client import JOBS, Client, uses_proxy
 from service.cli.operate.settings import settings_here
 from service.cli.terminal.errors import CommandError
 
@@ -43,7 +43,8 @@ def quick_answer(context: typer.Context, path: str) -> httpx.Response:
     """A list's first page, without a retry. Raises CommandError, httpx.HTTPError, httpx.InvalidURL."""
     url, key = _connection(context)
     headers, params = {"Authorization": f"Bearer {key}"}, {"limit": COMPLETED_ITEMS}
-    return httpx.get(url.rstrip("/") + path, params=params, headers=headers, timeout=COMPLETION_SECONDS)
+    options: dict[str, Any] = {"timeout": COMPLETION_SECONDS, "trust_env": uses_proxy(url)}
+    return httpx.get(url.rstrip("/") + path, params=params, headers=headers, **options)
 
 
 def _completion(

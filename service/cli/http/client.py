@@ -5,6 +5,7 @@ Only requests that are safe to repeat are repeated: reads, and a create with an 
 
 import io
 import os
+import re
 import ssl
 import time
 import uuid
@@ -45,7 +46,11 @@ class Client:
         timeout = httpx.Timeout(60, connect=5)
         # to load the machine's certificates takes 20 ms; without TLS they are not used
         verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if self.url.startswith("http://") else True
-        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, verify=verify)
+        options: dict[str, Any] = {"headers": headers, "timeout": timeout, "verify": verify}
+        try:
+            self._http = httpx.Client(base_url=self.url, trust_env=uses_proxy(self.url), **options)
+        except (ImportError, ValueError) as error:
+            raise CommandError(f"cannot use the proxy of this environment: {error}") from error
         self._answered = False
 
     def __enter__(self) -> Self:
@@ -163,6 +168,11 @@ class Client:
         except ValueError as error:
             raise CommandError(f"{self.url} does not return JSON: is it this service?") from error
         return document
+
+
+def uses_proxy(url: str) -> bool:
+    """Whether requests may use the environment's proxy, which cannot reach this machine's loopback."""
+    return not re.match(r"http://(127\.[\d.]+|localhost|\[::1\])(?=[:/]|$)", url)
 
 
 class _CountedFile(io.FileIO):

@@ -198,6 +198,20 @@ def test_without_a_service_the_error_explains_how_to_start_one(up: Up) -> None:
     assert "`grpo up` starts the service here" in done.stderr
 
 
+def test_a_service_on_this_machine_is_reached_without_the_environment_s_proxy(up: Up) -> None:
+    dead = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "socks5://127.0.0.1:9")
+    done = call_grpo("list", environment={**up.environment, **dead, "GRPO_URL": up.url})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_proxy_of_an_unsupported_kind_is_an_error_with_its_reason(up: Up) -> None:
+    proxied = {**up.environment, "all_proxy": "socks5://127.0.0.1:9", "GRPO_URL": "http://grpo.example"}
+    done = call_grpo("list", environment=proxied)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: cannot use the proxy of this environment: ")
+    assert "httpx[socks]" in done.stderr
+
+
 def test_help_lists_the_commands(up: Up) -> None:
     done = up.grpo("--help")
     names = {"up", "serve", "worker", "migrate", "submit", "watch", "download", "files", "models", "keys"}
