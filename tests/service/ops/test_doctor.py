@@ -6,40 +6,25 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import update
 
 from grpo_engine.config.runtime import Runtime
 from grpo_engine.models.fast.operations import compiled_version
 from grpo_engine.sandbox import Capability
-from service.jobs.store.machines import Machine, announce
 from service.ops.doctor import machine, software, stores
 from service.ops.doctor.examination import examine
 from service.ops.doctor.findings import Finding, Level, ok
 from service.ops.doctor.model import model as model_check
 from service.platform.db import Database
-from service.platform.tables.workers import WorkerHost
 from service.settings import Settings
-from tests.conftest import on_postgresql, on_sqlite, settings_for
+from tests.conftest import on_sqlite, settings_for
 from tests.engine.realistic import write_model
 from tests.service.embedded import call_grpo, environment
+from tests.service.ops.findings import bad, only
 from tests.support.forking import client as forking
-from tests.support.servers import Redis
 from tests.worker.jobs import insert_job
 
 NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
 """A safetensors file."""
-NO_SERVER = "postgresql://grpo:hidden@127.0.0.1:1/none"
-
-
-def bad(findings: Iterable[Finding]) -> list[Finding]:
-    return [finding for finding in findings if finding.level is not Level.OK]
-
-
-def only(findings: Iterable[Finding]) -> Finding:
-    """The only problem, which has advice."""
-    (finding,) = bad(findings)
-    assert finding.advice.endswith((".", "too."))
-    return finding
 
 
 @pytest.fixture
@@ -140,84 +125,6 @@ def test_a_package_that_is_missing_or_too_old_is_named(monkeypatch: pytest.Monke
     found = only(software.packages()).found
     assert found.startswith("nowhere-to-be-found is missing; fastapi is 0.")
     assert "torch" not in found
-
-
-def test_an_unreachable_database_is_a_failure(tmp_path: Path) -> None:
-    found = only(stores.database(settings_for(tmp_path, NO_SERVER)))
-    assert (found.level, found.check) == (Level.FAILURE, "database")
-    assert "hidden" not in found.found
-
-
-def test_another_schema_is_a_failure(settings: Settings, database: Database) -> None:
-    with database.engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'older'")
-    found = bad(stores.database(settings))[-1]
-    assert (found.level, found.check) == (Level.FAILURE, "schema")
-    assert "grpo migrate" in found.advice
-
-
-@on_postgresql
-def test_a_postgresql_that_may_lose_commits_is_a_failure(settings: Settings, database: Database) -> None:
-    """The tests' own server is one: it does without fsync."""
-    assert only(stores.database(settings)).found == "synchronous_commit is on, fsync is off"
-    with database.engine.connect() as connection:
-        name = connection.exec_driver_sql("SELECT current_database()").scalar_one()
-        connection.exec_driver_sql(f"ALTER DATABASE {name} SET synchronous_commit = off")
-        connection.exec_driver_sql("COMMIT")
-    assert only(stores.database(settings)).advice.startswith("ALTER SYSTEM SET synchronous_commit = on")
-
-
-@on_sqlite
-def test_waiting_jobs_without_a_worker_are_a_warning(settings: Settings, database: Database) -> None:
-    insert_job(database, pool="large")
-    found = only(stores.database(settings))
-    assert (found.level, found.check) == (Level.WARNING, "pool large")
-    assert "grpo worker" in found.advice
-
-
-@on_sqlite
-def test_an_old_worker_is_named_until_it_is_upgraded(settings: Settings, database: Database) -> None:
-    with database.transaction() as session:
-        announce(session, "old-host", "default", Machine(frozenset()))
-        session.execute(update(WorkerHost).values(capabilities="sandbox"))  # as the version before it did
-    found = only(stores.database(settings))
-    assert (found.level, found.check) == (Level.WARNING, "pool default")
-    assert found.found == "old-host reads job format 1; this version writes up to 2"
-    with database.transaction() as session:
-        announce(session, "old-host", "default", Machine(frozenset()))
-    assert not [one for one in stores.database(settings) if one.level is Level.WARNING]
-
-
-def test_a_broker_that_is_unreachable_or_evicts_is_a_failure(tmp_path: Path, redis_server: Redis) -> None:
-    away = settings_for(tmp_path, broker_url="redis://:hidden@127.0.0.1:1/0")
-    assert only(stores.broker(away)).found == "no answer"
-    connection = redis_server.client()
-    connection.config_set("maxmemory-policy", "allkeys-lru")
-    try:
-        found = only(stores.broker(settings_for(tmp_path, broker_url=redis_server.url)))
-    finally:
-        connection.config_set("maxmemory-policy", "noeviction")
-        connection.close()
-    assert (found.level, found.found) == (
-        Level.FAILURE,
-        "evicts messages: maxmemory-policy is allkeys-lru",
-    )
-    assert bad(stores.broker(settings_for(tmp_path, broker_url=redis_server.url))) == []
-
-
-@pytest.mark.parametrize("url", ["file:///proc/nowhere", "file://relative", "nonsense://x"])
-def test_a_storage_that_cannot_be_written_to_is_a_failure(tmp_path: Path, url: str) -> None:
-    assert only(stores.storage(settings_for(tmp_path, storage_url=url))).level is Level.FAILURE
-
-
-def test_the_probe_of_the_storage_leaves_nothing(tmp_path: Path) -> None:
-    assert bad(stores.storage(settings_for(tmp_path))) == []
-    assert [path for path in (tmp_path / "artifacts").rglob("*") if path.is_file()] == []
-
-
-def test_a_full_disk_is_a_failure(tmp_path: Path) -> None:
-    found = only(stores.disk(settings_for(tmp_path, min_free_disk_bytes=1 << 60)))
-    assert (found.level, found.check) == (Level.FAILURE, "disk")
 
 
 def test_a_sandbox_that_fails_an_attack_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

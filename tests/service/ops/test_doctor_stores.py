@@ -1,0 +1,97 @@
+"""`grpo doctor` on the database, the broker, the storage and the disk."""
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+
+from service.jobs.store.machines import Machine, announce
+from service.ops.doctor import stores
+from service.ops.doctor.findings import Level
+from service.platform.db import Database
+from service.platform.tables.workers import WorkerHost
+from service.settings import Settings
+from tests.conftest import on_postgresql, on_sqlite, settings_for
+from tests.service.ops.findings import bad, only
+from tests.support.servers import Redis
+from tests.worker.jobs import insert_job
+
+NO_SERVER = "postgresql://grpo:hidden@127.0.0.1:1/none"
+
+
+def test_an_unreachable_database_is_a_failure(tmp_path: Path) -> None:
+    found = only(stores.database(settings_for(tmp_path, NO_SERVER)))
+    assert (found.level, found.check) == (Level.FAILURE, "database")
+    assert "hidden" not in found.found
+
+
+def test_another_schema_is_a_failure(settings: Settings, database: Database) -> None:
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'older'")
+    found = bad(stores.database(settings))[-1]
+    assert (found.level, found.check) == (Level.FAILURE, "schema")
+    assert "grpo migrate" in found.advice
+
+
+@on_postgresql
+def test_a_postgresql_that_may_lose_commits_is_a_failure(settings: Settings, database: Database) -> None:
+    """The tests' own server is one: it does without fsync."""
+    assert only(stores.database(settings)).found == "synchronous_commit is on, fsync is off"
+    with database.engine.connect() as connection:
+        name = connection.exec_driver_sql("SELECT current_database()").scalar_one()
+        connection.exec_driver_sql(f"ALTER DATABASE {name} SET synchronous_commit = off")
+        connection.exec_driver_sql("COMMIT")
+    assert only(stores.database(settings)).advice.startswith("ALTER SYSTEM SET synchronous_commit = on")
+
+
+@on_sqlite
+def test_waiting_jobs_without_a_worker_are_a_warning(settings: Settings, database: Database) -> None:
+    insert_job(database, pool="large")
+    found = only(stores.database(settings))
+    assert (found.level, found.check) == (Level.WARNING, "pool large")
+    assert "grpo worker" in found.advice
+
+
+@on_sqlite
+def test_an_old_worker_is_named_until_it_is_upgraded(settings: Settings, database: Database) -> None:
+    with database.transaction() as session:
+        announce(session, "old-host", "default", Machine(frozenset()))
+        session.execute(update(WorkerHost).values(capabilities="sandbox"))  # as the version before it did
+    found = only(stores.database(settings))
+    assert (found.level, found.check) == (Level.WARNING, "pool default")
+    assert found.found == "old-host reads job format 1; this version writes up to 2"
+    with database.transaction() as session:
+        announce(session, "old-host", "default", Machine(frozenset()))
+    assert not [one for one in stores.database(settings) if one.level is Level.WARNING]
+
+
+def test_a_broker_that_is_unreachable_or_evicts_is_a_failure(tmp_path: Path, redis_server: Redis) -> None:
+    away = settings_for(tmp_path, broker_url="redis://:hidden@127.0.0.1:1/0")
+    assert only(stores.broker(away)).found == "no answer"
+    connection = redis_server.client()
+    connection.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        found = only(stores.broker(settings_for(tmp_path, broker_url=redis_server.url)))
+    finally:
+        connection.config_set("maxmemory-policy", "noeviction")
+        connection.close()
+    assert (found.level, found.found) == (
+        Level.FAILURE,
+        "evicts messages: maxmemory-policy is allkeys-lru",
+    )
+    assert bad(stores.broker(settings_for(tmp_path, broker_url=redis_server.url))) == []
+
+
+@pytest.mark.parametrize("url", ["file:///proc/nowhere", "file://relative", "nonsense://x"])
+def test_a_storage_that_cannot_be_written_to_is_a_failure(tmp_path: Path, url: str) -> None:
+    assert only(stores.storage(settings_for(tmp_path, storage_url=url))).level is Level.FAILURE
+
+
+def test_the_probe_of_the_storage_leaves_nothing(tmp_path: Path) -> None:
+    assert bad(stores.storage(settings_for(tmp_path))) == []
+    assert [path for path in (tmp_path / "artifacts").rglob("*") if path.is_file()] == []
+
+
+def test_a_full_disk_is_a_failure(tmp_path: Path) -> None:
+    found = only(stores.disk(settings_for(tmp_path, min_free_disk_bytes=1 << 60)))
+    assert (found.level, found.check) == (Level.FAILURE, "disk")
