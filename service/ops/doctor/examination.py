@@ -10,6 +10,9 @@ from service.platform.logs import mask
 from service.settings import Settings
 
 CHECK_SECONDS = 10.0
+SERVERS = ("database", "broker", "storage", "model servers")
+OF_A_SERVER = "It accepts connections but does not respond: check that server, and the network."
+OF_THIS_MACHINE = "Check this machine's load, free memory and file systems, and run `grpo doctor` again."
 Check = Callable[[], Iterable[Finding]]
 
 
@@ -59,6 +62,6 @@ def examine(
         each.join(max(0.0, started + limit - time.monotonic()))
         findings = list(each.findings)
         if each.is_alive():
-            advice = "It accepts connections but does not respond: check that server, and the network."
+            advice = OF_A_SERVER if each.name in SERVERS else OF_THIS_MACHINE
             findings.append(failure(each.name, f"no answer within {limit:g} s", advice))
         yield from (finding._replace(found=mask(finding.found)) for finding in findings)
