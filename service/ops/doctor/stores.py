@@ -36,6 +36,10 @@ ADVICE = {
     IDLE_WORKER: "Restart the worker; see in its log why it claims no job.",
     UNRUNNABLE_JOBS: "Start a worker that offers it (bubblewrap, GRPO_GPUS, new code), or cancel the jobs.",
 }
+SERVER_ADVICE = (
+    "Start the database that GRPO_DATABASE_URL names, or correct its host, name, user or password."
+)
+FILE_ADVICE = "GRPO_HOME must be a folder that this user can write to, and its disk must not be full."
 
 
 def database(settings: Settings) -> Iterator[Finding]:
@@ -49,7 +53,8 @@ def database(settings: Settings) -> Iterator[Finding]:
         yield from _schema_and_pools(opened, settings)
     except SQLAlchemyError as error:
         reason = str(getattr(error, "orig", None) or error)
-        yield failure("database", reason, "Start the database that GRPO_DATABASE_URL names.")
+        is_file = opened.engine.name == "sqlite"
+        yield failure("database", reason, FILE_ADVICE if is_file else SERVER_ADVICE)
     finally:
         opened.engine.dispose()
 

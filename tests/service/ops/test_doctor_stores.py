@@ -23,6 +23,14 @@ def test_an_unreachable_database_is_a_failure(tmp_path: Path) -> None:
     found = only(stores.database(settings_for(tmp_path, NO_SERVER)))
     assert (found.level, found.check) == (Level.FAILURE, "database")
     assert "hidden" not in found.found
+    assert found.advice.startswith("Start the database that GRPO_DATABASE_URL names")
+
+
+def test_a_home_without_a_usable_database_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "grpo.db").mkdir()
+    found = only(stores.database(settings_for(tmp_path)))
+    assert (found.check, found.found) == ("database", "unable to open database file")
+    assert found.advice.startswith("GRPO_HOME must be a folder that this user can write to")
 
 
 def test_another_schema_is_a_failure(settings: Settings, database: Database) -> None:
