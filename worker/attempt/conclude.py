@@ -24,6 +24,7 @@ EVIDENCE_LINES, MAX_LINE_CHARACTERS = 20, 500
 DISK_FULL = Refused(
     "disk_full", "The worker's disk is full.", "Free space on the worker's disk and submit the job again."
 )
+OUT_OF_MEMORY = "Usually the machine or its container had no memory left."
 
 
 def conclude(attempt: Attempt, ending: Ending) -> None:
@@ -93,7 +94,8 @@ def describe(ending: Ending, evidence: tuple[str, ...]) -> str:
     if ending.loss:
         return mask_secrets(ending.loss)
     if ending.exit_code < 0:
-        return f"The engine was ended by {signal.Signals(-ending.exit_code).name}."
+        ended = f"The engine was ended by {signal.Signals(-ending.exit_code).name}."
+        return f"{ended} {OUT_OF_MEMORY}" if -ending.exit_code == signal.SIGKILL else ended
     last_line = next((line for line in reversed(evidence) if line.strip()), "")
     printed = f" Its last output: {last_line.strip()}" if last_line else ""
     return f"The engine ended with exit code {ending.exit_code} and no result.{printed}"
