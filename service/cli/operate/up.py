@@ -17,9 +17,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from errno import EADDRNOTAVAIL
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import IO, Annotated
 
 import httpx
 import typer
@@ -79,18 +80,13 @@ class Embedded:
         self.api.start()
         self.worker.start()
         deadline = time.monotonic() + READY_SECONDS
-        while not self.stops and not self._ready():
+        while not self.stops and (problem := unready_reason(self.url)):
             if not self.api.alive:
                 raise CommandError("the API process ended while it was starting", hint=f"see {self.log_file}")
             if time.monotonic() > deadline:
-                raise CommandError(f"not ready after {READY_SECONDS:g} s", hint=f"see {self.log_file}")
+                message = f"not ready after {READY_SECONDS:g} s: {problem}"
+                raise CommandError(message, hint=f"see {self.log_file}")
             time.sleep(TICK_SECONDS)
-
-    def _ready(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/readyz", timeout=2, trust_env=False).status_code == 200
-        except httpx.TransportError:
-            return False
 
     def supervise(self) -> None:
         """Keeps both running until a signal arrives."""
@@ -168,6 +164,18 @@ def _announce(embedded: Embedded, as_json: bool) -> None:
     print_line({"url": url, "key_file": key_file, "log_file": log, **pids}, text, as_json=as_json)
 
 
+def unready_reason(url: str) -> str | None:
+    """Why the API is not ready: its failed checks; None if it is."""
+    try:
+        answer = httpx.get(f"{url}/readyz", timeout=2, trust_env=False)
+    except httpx.TransportError:
+        return "no answer"
+    if answer.status_code == 200:
+        return None
+    checks = answer.json()["checks"].items()
+    return ", ".join(f"{name}: {found}" for name, found in checks if found not in ("ok", "none"))
+
+
 def log_file(settings: Settings) -> Path:
     """Path of the log; creates its folder."""
     folder = settings.home / "logs"
@@ -178,11 +186,7 @@ def log_file(settings: Settings) -> Path:
 @contextmanager
 def only_one(home: Path) -> Iterator[None]:
     """Holds the home's lock until the process ends. Raises CommandError if another `grpo up` holds it."""
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if home.stat().st_uid == os.geteuid():
-        # an existing one may be open to all users
-        home.chmod(0o700)
-    with (home / "up.lock").open("a+") as lock:
+    with opened_lock(home) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -196,6 +200,21 @@ def only_one(home: Path) -> Iterator[None]:
         yield
 
 
+def opened_lock(home: Path) -> IO[str]:
+    """The file for the lock, in a home that is created if missing. Raises CommandError."""
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if home.stat().st_uid == os.geteuid():
+            # an existing one may be open to all users
+            home.chmod(0o700)
+        return (home / "up.lock").open("a+")
+    except OSError as error:
+        hint = "use a folder that this user can write to"
+        raise CommandError(
+            f"cannot write to {home}: {error.strerror}", param="GRPO_HOME", hint=hint
+        ) from error
+
+
 def usable_port(host: str, port: int) -> int:
     """The port, or a free one for 0. Raises CommandError if it is not possible to listen on it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -206,7 +225,10 @@ def usable_port(host: str, port: int) -> int:
             probe.bind((host, port))
         except (OSError, OverflowError) as error:
             message = f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}"
+            is_foreign = isinstance(error, socket.gaierror) or getattr(error, "errno", 0) == EADDRNOTAVAIL
             hint = "choose another with --port, or 0 for a free one"
+            if is_foreign:
+                hint = "--host takes an address of this machine, such as 127.0.0.1, ::1 or 0.0.0.0"
             raise CommandError(message, code="port_unusable", hint=hint) from error
         return int(probe.getsockname()[1])
 

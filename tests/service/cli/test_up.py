@@ -17,6 +17,10 @@ import pytest
 
 from examples.tiny_model import make_model
 from grpo_engine.process.parent_death import dies_with_this_process
+from service.app import create_app
+from service.cli.operate.up import unready_reason
+from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.embedded import (
     GRPO,
     Up,
@@ -28,6 +32,7 @@ from tests.service.embedded import (
     run_grpo,
     write_rows,
 )
+from tests.service.serving.processes import serving
 from tests.support.servers import free_port, is_ok, wait_until
 
 FAST_RECOVERY = {
@@ -222,6 +227,32 @@ def test_a_used_port_is_a_clear_error(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith(f"Error: cannot listen on 127.0.0.1:{port}: Address already in use")
     assert "choose another with --port" in done.stderr
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
+def test_a_host_that_is_not_this_machine_is_a_clear_error(tmp_path: Path, host: str) -> None:
+    done = call_grpo("up", "--host", host, environment=environment(tmp_path / "home"))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"Error: cannot listen on {host}:8000: ")
+    assert "--host takes an address of this machine" in done.stderr
+
+
+@pytest.mark.parametrize(("home", "reason"), [("/proc/home", "No such file"), ("/dev/null", "File exists")])
+def test_a_home_that_cannot_be_written_to_is_a_clear_error(home: str, reason: str) -> None:
+    done = call_grpo("up", environment=environment(Path(home)))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"Error: cannot write to {home}: {reason}")
+    assert "param=GRPO_HOME" in done.stderr
+
+
+@on_sqlite
+def test_the_failed_checks_are_why_a_start_does_not_become_ready(settings: Settings) -> None:
+    greedy = settings.model_copy(update={"min_free_disk_bytes": 1 << 60})
+    with serving(create_app(greedy)) as url:
+        reason = unready_reason(url)
+    assert reason is not None
+    assert re.fullmatch(rf"disk: \d+ MiB are free, {1 << 40} MiB are wanted", reason)
+    assert unready_reason("http://127.0.0.1:9") == "no answer"
 
 
 def test_grpo_up_refuses_production_settings(tmp_path: Path) -> None:
