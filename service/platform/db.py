@@ -16,6 +16,14 @@ from service.settings import Settings
 IDLE_SECONDS = 20
 """PostgreSQL ends transactions that are idle for longer, so that a frozen process loses its locks and another
 worker can take over its job."""
+POSTGRESQL_CONNECTIONS = {
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "tcp_user_timeout": 20_000,
+    "client_encoding": "UTF8",
+    "target_session_attrs": "read-write",
+}
+"""A standby refuses the connection, so that it counts as an outage."""
 LOCK_SECONDS = 10
 """How long a statement on PostgreSQL waits for a lock."""
 POSTGRESQL_DISK_FULL = "53100"
@@ -47,7 +55,7 @@ def make_engine(settings: Settings) -> Engine:
         pool_timeout=5,
         pool_use_lifo=True,
         pool_pre_ping=True,
-        connect_args={"connect_timeout": 5, "keepalives_idle": 10, "tcp_user_timeout": 20_000},
+        connect_args=POSTGRESQL_CONNECTIONS,
         **options,
     )
     event.listen(engine, "connect", _prepare_postgresql)
@@ -60,6 +68,12 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
 
 
 def _prepare_postgresql(connection: Any, _record: Any) -> None:
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding not in (None, "UTF8"):
+        from psycopg import OperationalError  # only PostgreSQL's processes load it
+
+        connection.close()
+        raise OperationalError(f"its encoding is {encoding}: create a database with ENCODING 'UTF8'")
     connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
     connection.execute(f"SET lock_timeout = '{LOCK_SECONDS}s'")
     connection.commit()

@@ -1,10 +1,13 @@
 """`grpo doctor` on the database, the broker, the storage and the disk."""
 
+import uuid
 from pathlib import Path
 
 import pytest
 from sqlalchemy import update
 
+from service.cli.operate.settings import migrate_database
+from service.cli.terminal.errors import CommandError
 from service.jobs.store.machines import Machine, announce
 from service.ops.doctor import stores
 from service.ops.doctor.findings import Level
@@ -13,7 +16,7 @@ from service.platform.tables.workers import WorkerHost
 from service.settings import Settings
 from tests.conftest import on_postgresql, on_sqlite, settings_for
 from tests.service.ops.findings import bad, only
-from tests.support.servers import Redis
+from tests.support.servers import Postgres, Redis
 from tests.worker.jobs import insert_job
 
 NO_SERVER = "postgresql://grpo:hidden@127.0.0.1:1/none"
@@ -31,6 +34,27 @@ def test_a_home_without_a_usable_database_is_a_failure(tmp_path: Path) -> None:
     found = only(stores.database(settings_for(tmp_path)))
     assert (found.check, found.found) == ("database", "unable to open database file")
     assert found.advice.startswith("GRPO_HOME must be a folder that this user can write to")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("ENCODING 'SQL_ASCII' TEMPLATE template0", "its encoding is SQL_ASCII: create a database with"),
+        ("ENCODING 'LATIN1' TEMPLATE template0", "its encoding is LATIN1: create a database with"),
+        ("TEMPLATE template0", "session is read-only"),
+    ],
+)
+def test_a_postgresql_that_cannot_store_jobs_is_a_failure(
+    tmp_path: Path, postgres_server: Postgres, options: str, reason: str
+) -> None:
+    name = f"odd_{uuid.uuid4().hex}"
+    postgres_server.execute(f"CREATE DATABASE {name} {options}")
+    if "read-only" in reason:
+        postgres_server.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    settings = settings_for(tmp_path, postgres_server.url_of(name))
+    assert reason in only(stores.database(settings)).found
+    with pytest.raises(CommandError, match=reason):
+        migrate_database(settings)
 
 
 def test_another_schema_is_a_failure(settings: Settings, database: Database) -> None:
