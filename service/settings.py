@@ -4,6 +4,7 @@ Boundary: job parameters are in `grpo_engine.config.job`.
 """
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterable
@@ -149,6 +150,14 @@ class Settings(BaseSettings):
     @classmethod
     def _is_absolute_or_in_path(cls, program: Path) -> Path:
         return program.absolute() if len(program.parts) > 1 else program
+
+    @field_validator("database_url")
+    @classmethod
+    def _is_supported(cls, url: SecretStr | None) -> SecretStr | None:
+        known = r"(postgres|postgresql|postgresql\+psycopg|sqlite)://"
+        if url is not None and not re.match(known, url.get_secret_value()):
+            raise ValueError("the database is not supported: use postgresql://USER:PASSWORD@HOST/NAME")
+        return url
 
     @field_validator("database_url", "broker_url")
     @classmethod

@@ -1,8 +1,9 @@
-"""Paths in the settings: relative ones, and characters that have a meaning in URLs."""
+"""Paths and URLs in the settings."""
 
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from service.platform.db import connect
 from tests.conftest import settings_for
@@ -33,3 +34,15 @@ def test_the_database_is_inside_a_home_of_any_name(tmp_path: Path, name: str) ->
         assert session.connection().exec_driver_sql("SELECT 1").scalar_one() == 1
     database.engine.dispose()
     assert (tmp_path / name / "grpo.db").is_file()
+
+
+@pytest.mark.parametrize("url", ["hello", "mysql://u@h/db", "postgresql+psycopg2://u@h/db", ""])
+def test_a_database_of_another_kind_is_refused(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ValidationError, match="the database is not supported: use postgresql://"):
+        settings_for(tmp_path, url)
+
+
+def test_every_spelling_of_a_supported_database_is_accepted(tmp_path: Path) -> None:
+    for scheme in ("postgres", "postgresql", "postgresql+psycopg"):
+        found = settings_for(tmp_path, f"{scheme}://u@h/db").sqlalchemy_url
+        assert found == "postgresql+psycopg://u@h/db"
