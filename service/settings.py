@@ -159,6 +159,13 @@ class Settings(BaseSettings):
             raise ValueError("the database is not supported: use postgresql://USER:PASSWORD@HOST/NAME")
         return url
 
+    @field_validator("broker_url")
+    @classmethod
+    def _is_redis(cls, url: SecretStr | None) -> SecretStr | None:
+        if url and not re.match(r"(redis|rediss|redis\+socket|sentinel)://", url.get_secret_value()):
+            raise ValueError("the broker is not supported: use redis://USER:PASSWORD@HOST:PORT/NUMBER")
+        return url
+
     @field_validator("database_url", "broker_url")
     @classmethod
     def _is_whole(cls, url: SecretStr | None) -> SecretStr | None:

@@ -42,6 +42,12 @@ def test_a_database_of_another_kind_is_refused(tmp_path: Path, url: str) -> None
         settings_for(tmp_path, url)
 
 
+@pytest.mark.parametrize("url", ["hello", "http://host/", "amqp://u@host"])
+def test_a_broker_of_another_kind_is_refused(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ValidationError, match="the broker is not supported: use redis://"):
+        settings_for(tmp_path, broker_url=url)
+
+
 def test_every_spelling_of_a_supported_database_is_accepted(tmp_path: Path) -> None:
     for scheme in ("postgres", "postgresql", "postgresql+psycopg"):
         found = settings_for(tmp_path, f"{scheme}://u@h/db").sqlalchemy_url
