@@ -99,19 +99,24 @@ def _num_waiting(producer: Producer, queue: str) -> int:
         return 0  # the first message creates the queue
 
 
+BROKER_REFUSES = "refuses the user, password or database number"
+
+
 def broker_check(settings: Settings) -> str:
-    """`ok`, `none` if no broker is set, otherwise the problem. Only Redis is checked for eviction."""
+    """`ok`, `none` if no broker is set, otherwise the problem. A socket and a sentinel are not checked."""
     if settings.broker_url is None:
         return "none"
     url = settings.broker_url.get_secret_value()
     if not url.startswith(("redis://", "rediss://")):
         return "ok"
     from redis import Redis
-    from redis.exceptions import RedisError
+    from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
     client = Redis.from_url(url, socket_timeout=CHECK_SECONDS, socket_connect_timeout=CHECK_SECONDS)
     try:
         memory = cast("dict[str, str]", client.info("memory"))
+    except (AuthenticationError, ResponseError):
+        return BROKER_REFUSES
     except RedisError:
         return "no answer"
     finally:

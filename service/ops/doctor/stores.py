@@ -19,7 +19,7 @@ from service.jobs.store.queue_health import (
     PoolReport,
     pool_reports,
 )
-from service.jobs.store.wakeups import broker_check
+from service.jobs.store.wakeups import BROKER_REFUSES, broker_check
 from service.ops.doctor.findings import Finding, failure, ok, warning
 from service.ops.health import NO_ANSWER, database_check, disk_check
 from service.ops.helper_heartbeats import GPU, helpers_seen
@@ -134,6 +134,10 @@ def broker(settings: Settings) -> Iterator[Finding]:
             "Start the Redis server that GRPO_BROKER_URL names. Until then, Celery workers are not woken."
         )
         yield failure("broker", found, advice)
+    elif found == BROKER_REFUSES:
+        yield failure(
+            "broker", found, "Correct them in GRPO_BROKER_URL: redis://USER:PASSWORD@HOST:PORT/NUMBER."
+        )
     elif found not in ("ok", "none"):
         yield failure(
             "broker", found, "CONFIG SET maxmemory-policy noeviction, also in its configuration file."

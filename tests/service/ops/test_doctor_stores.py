@@ -114,6 +114,20 @@ def test_a_broker_that_is_unreachable_or_evicts_is_a_failure(tmp_path: Path, red
     assert bad(stores.broker(settings_for(tmp_path, broker_url=redis_server.url))) == []
 
 
+def test_a_broker_that_refuses_the_login_is_a_failure(tmp_path: Path, redis_server: Redis) -> None:
+    beyond = f"{redis_server.url.rpartition('/')[0]}/99"
+    connection = redis_server.client()
+    found = [only(stores.broker(settings_for(tmp_path, broker_url=beyond)))]
+    connection.config_set("requirepass", "secret")
+    try:
+        found.append(only(stores.broker(settings_for(tmp_path, broker_url=redis_server.url))))
+    finally:
+        connection.config_set("requirepass", "")
+        connection.close()
+    assert {each.found for each in found} == {"refuses the user, password or database number"}
+    assert all("GRPO_BROKER_URL" in each.advice for each in found)
+
+
 @pytest.mark.parametrize("url", ["file:///proc/nowhere", "file://relative", "nonsense://x"])
 def test_a_storage_that_cannot_be_written_to_is_a_failure(tmp_path: Path, url: str) -> None:
     assert only(stores.storage(settings_for(tmp_path, storage_url=url))).level is Level.FAILURE
