@@ -35,7 +35,7 @@ from service.cli.operate.settings import (
 )
 from service.cli.operate.supervisor import Child
 from service.cli.terminal.errors import CommandError
-from service.cli.terminal.output import JsonFlag, note, print_line
+from service.cli.terminal.output import JsonFlag, print_line
 from service.settings import Settings
 
 READY_SECONDS = 60.0
@@ -109,7 +109,8 @@ class Embedded:
 
     def log(self, message: str) -> None:
         """Shows a message of this process, and adds it to the log."""
-        note(f"grpo up: {message}")
+        with suppress(OSError):  # the terminal may be gone
+            os.write(sys.stderr.fileno(), f"grpo up: {message}\n".encode())
         timestamp = datetime.now(UTC).isoformat()
         line = {"event": message, "level": "warning", "logger": "grpo up", "timestamp": timestamp}
         with suppress(OSError), self.log_file.open("a") as file:

@@ -197,6 +197,21 @@ def test_the_children_die_with_a_killed_parent(tmp_path: Path) -> None:
         wait_until(lambda: processes_of(up.home) == [], 30)
 
 
+def test_a_service_whose_terminal_has_closed_restarts_its_api_and_stops_cleanly(tmp_path: Path) -> None:
+    env = environment(tmp_path / "home")
+    command = [*GRPO, "up", "--port", "0", "--json"]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        process.stdout.close()
+        os.kill(ready["api_pid"], signal.SIGKILL)
+        wait_until(lambda: not is_ok(f"{ready['url']}/livez"), 10)
+        wait_until(lambda: is_ok(f"{ready['url']}/livez"), 30)
+        process.send_signal(signal.SIGHUP)
+    assert process.returncode == 0
+    assert processes_of(tmp_path / "home") == []
+
+
 def test_a_process_started_alone_writes_private_files(tmp_path: Path) -> None:
     env = environment(tmp_path / "home")
     (tmp_path / "home").mkdir()
