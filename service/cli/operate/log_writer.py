@@ -70,6 +70,8 @@ def shown(fields: dict[str, Any]) -> str | None:
     event, level = str(fields["event"]), str(fields.get("level", "info"))
     if event not in JOB_EVENTS and level not in SHOWN_LEVELS:
         return None
+    if event.startswith("Traceback "):
+        event = event.rstrip().splitlines()[-1]
     clock = time.strftime("%H:%M:%S")
     about = {name: value for name, value in fields.items() if name not in _IN_FILE_ONLY}
     if exception := str(fields.get("exception", "")).strip():

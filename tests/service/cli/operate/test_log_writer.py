@@ -58,6 +58,7 @@ def test_the_file_is_rotated_and_old_ones_are_removed(tmp_path: Path) -> None:
     ("fields", "text"),
     [
         ({"event": "job ended", "job": "ftjob-1", "state": "failed"}, "ftjob-1 ended state=failed"),
+        ({"event": "Traceback (most…\n  File…\nValueError: no\n", "level": "error"}, "error: ValueError: no"),
         ({"event": "sink failed", "level": "warning", "reason": "a\x1b[31m"}, "sink failed reason=a [31m"),
         ({"event": "x", "level": "error", "long": "y" * 1000}, "…"),
         ({"event": "sweeping", "level": "info"}, None),
