@@ -49,14 +49,17 @@ def database_of(settings: Settings) -> Iterator[Database]:
     # importing SQLAlchemy takes a quarter of a second, which HTTP commands save
     from sqlalchemy.exc import DBAPIError
 
-    from service.platform.db import connect
+    from service.platform.db import connect, is_disk_full
 
     database = connect(settings)
     try:
         yield database
     except DBAPIError as error:
-        hint = "`grpo migrate` brings its tables up to date"
-        raise CommandError(f"the database refused: {error.orig}", hint=hint) from error
+        reason = str(error.orig)
+        hint = "free space on its disk" if is_disk_full(error) else None
+        if re.search("no such (table|column)|(relation|column) .* does not exist", reason):
+            hint = "`grpo migrate` brings its tables up to date"
+        raise CommandError(f"the database refused: {reason}", hint=hint) from error
     finally:
         database.engine.dispose()
 

@@ -250,12 +250,14 @@ def test_migrating_a_database_of_another_version_is_an_error_with_a_hint(tmp_pat
     )
 
 
-def test_migrating_a_database_that_does_not_respond_is_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [("migrate",), ("keys", "list")])
+def test_a_database_that_does_not_respond_is_one_line(tmp_path: Path, command: tuple[str, ...]) -> None:
     url = f"postgresql://grpo@127.0.0.1:{free_port()}/grpo"
-    done = call_grpo("migrate", environment={**environment(tmp_path), "GRPO_DATABASE_URL": url})
+    done = call_grpo(*command, environment={**environment(tmp_path), "GRPO_DATABASE_URL": url})
     (line,) = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (1, "")
     assert line.startswith("Error: the database refused: connection failed")
+    assert "grpo migrate" not in line
 
 
 def test_with_json_the_service_s_error_keeps_code_and_param(grpo: Grpo) -> None:
