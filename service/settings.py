@@ -32,7 +32,7 @@ def _one_per_gpu(given: dict[str, Any]) -> int:
 class Settings(BaseSettings):
     # errors must not show the input, because URLs contain passwords
     model_config = SettingsConfigDict(
-        env_prefix="GRPO_", frozen=True, extra="ignore", hide_input_in_errors=True
+        env_prefix="GRPO_", env_ignore_empty=True, frozen=True, extra="ignore", hide_input_in_errors=True
     )
 
     home: Path = Field(default_factory=lambda: Path.home() / ".grpo")

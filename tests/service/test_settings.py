@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from service.platform.db import connect
+from service.settings import Settings
 from tests.conftest import settings_for
 
 
@@ -21,6 +22,15 @@ def test_relative_paths_belong_to_the_folder_of_the_start(
     assert (found.models, found.endpoints) == (tmp_path / "models.json", tmp_path / "endpoints.json")
     assert found.tensorboard_dir == tmp_path / "boards"
     assert found.engine_python == tmp_path / ".venv" / "bin" / "python"
+
+
+def test_an_empty_variable_is_unset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty GRPO_HOME would be the current folder, which `grpo up` makes private."""
+    for name in ("GRPO_HOME", "GRPO_MODELS", "GRPO_BROKER_URL", "GRPO_GPUS"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = Settings()
+    assert (found.home, found.models, found.broker_url) == (tmp_path / ".grpo", None, None)
 
 
 def test_an_engine_python_without_a_folder_is_found_in_path(tmp_path: Path) -> None:
