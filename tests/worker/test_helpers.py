@@ -19,7 +19,7 @@ from service.ops.doctor.findings import Level
 from service.ops.helper_heartbeats import expect, helpers_seen
 from service.platform.clock import db_now
 from service.platform.db import Database
-from service.platform.tables.workers import WorkerHelper
+from service.platform.tables.workers import WorkerHelper, WorkerHost
 from service.settings import Settings
 from tests.conftest import settings_for
 from tests.support.chat_server import Reply, ScriptedServer
@@ -263,3 +263,20 @@ def test_heartbeats_of_old_hosts_are_deleted(
             return session.scalar(named) or 0
 
     wait_until(lambda: hosts() == 0, 30)
+
+
+@pytest.mark.parametrize(("options", "num_machines"), [((), 0), (("--beside-worker",), 1)])
+def test_a_sweeper_without_a_worker_announces_no_machine(
+    database: Database,
+    settings: Settings,
+    processes: Processes,
+    options: tuple[str, ...],
+    num_machines: int,
+) -> None:
+    earlier = insert_job(database, state="running", fence=1, attempt=1, lease_expires_at=1.0)
+    processes.start("-m", "worker.sweeper", *options)
+    wait_until(lambda: read_job(database, earlier).state == "queued", 30)
+    later = insert_job(database, state="running", fence=1, attempt=1, lease_expires_at=1.0)
+    wait_until(lambda: read_job(database, later).state == "queued", 30)
+    with database.reading() as session:
+        assert session.scalar(select(func.count()).select_from(WorkerHost)) == num_machines
