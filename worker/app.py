@@ -5,10 +5,7 @@ an engine warm. SIGTERM (Celery's warm shutdown) sets a flag that the child shar
 job is released after a checkpoint. The main process also supervises the helper processes.
 """
 
-import mmap
 import os
-import threading
-import time
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
@@ -24,26 +21,7 @@ from service.settings import Settings
 from worker.attempt.attempt import Worker, worker_name
 from worker.launchers.warm_pool import WarmPool
 from worker.loop import try_job, watch_cluster
-from worker.supervision import Helper, run_process, supervised
-
-
-class SharedFlag:
-    """One byte that is shared with forked children. It needs no lock, which a killed child might hold."""
-
-    def __init__(self) -> None:
-        self._byte = mmap.mmap(-1, 1)
-
-    def set(self) -> None:
-        self._byte[0] = 1
-
-    def is_set(self) -> bool:
-        return self._byte[0] == 1
-
-    def wait(self, timeout: float) -> bool:
-        deadline = time.monotonic() + timeout
-        while not self.is_set() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return self.is_set()
+from worker.supervision import Helper, StopFlag, run_process, supervised
 
 
 def make_app(settings: Settings) -> Celery:
@@ -64,9 +42,9 @@ def make_app(settings: Settings) -> Celery:
 
 
 settings = Settings()
-draining = SharedFlag()
+draining = StopFlag()
 app = make_app(settings)
-stopping = threading.Event()
+stopping = StopFlag()
 """Set when Celery's main process ends; the helpers of this worker then end too."""
 
 

@@ -4,12 +4,15 @@ A helper is a callable that runs until `stopping` is set. Most use `run_rounds`;
 uses `run_process`. Boundary: threads, processes and time; a helper's work is in its own module.
 """
 
+import os
+import select
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from threading import Event, Thread
+from threading import Thread
 from time import monotonic
 from typing import Protocol
 
@@ -31,8 +34,34 @@ STOP_SECONDS = 10.0
 """Time for all helpers to end after `stopping` is set."""
 
 
+class StopFlag:
+    """A flag for signal handlers and forked children. It has no lock, as `threading.Event` does.
+
+    A handler would wait forever for a lock that its own thread holds, and a killed child never releases one.
+    Set means that there is a byte in the pipe, which nobody reads.
+    """
+
+    def __init__(self) -> None:
+        self._reads, self._writes = os.pipe()
+        for end in (self._reads, self._writes):
+            weakref.finalize(self, os.close, end)
+
+    def set(self) -> None:
+        if not self.is_set():
+            os.write(self._writes, b"1")
+
+    def is_set(self) -> bool:
+        return self.wait(0.0)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Whether it is set, at the latest after `timeout` seconds; None: wait until it is."""
+        pipe = select.poll()
+        pipe.register(self._reads, select.POLLIN)
+        return bool(pipe.poll(None if timeout is None else 1000 * timeout))
+
+
 class Flag(Protocol):
-    """The interface of `threading.Event` and of a flag that processes share."""
+    """The interface of `StopFlag` and of `threading.Event`."""
 
     def is_set(self) -> bool: ...
 
@@ -48,9 +77,9 @@ class HelperEnded(Exception):
     """A helper ended before `stopping` was set."""
 
 
-def stop_flag() -> Event:
+def stop_flag() -> StopFlag:
     """A flag that SIGTERM and SIGINT set."""
-    stopping = Event()
+    stopping = StopFlag()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_signal: stopping.set())
     return stopping

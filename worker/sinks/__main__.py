@@ -7,7 +7,6 @@ no longer renews its claim.
 import argparse
 import os
 import sys
-import threading
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -19,7 +18,7 @@ from service.settings import Settings
 from service.sinks import outbox
 from worker.masking import mask_secrets
 from worker.sinks.base import Sink, SinkJob
-from worker.supervision import stop_flag
+from worker.supervision import Flag, stop_flag
 
 logger = structlog.get_logger()
 
@@ -46,7 +45,7 @@ def opened(kind: str, job: SinkJob) -> Sink:
     return WandbRun(job)
 
 
-def write_all(database: Database, settings: Settings, claim: outbox.Claim, stopping: threading.Event) -> None:
+def write_all(database: Database, settings: Settings, claim: outbox.Claim, stopping: Flag) -> None:
     """Write all steps until the job pauses or ends, or another process takes over the claim."""
     with database.reading() as session:
         target = outbox.target(session, claim)
@@ -61,9 +60,7 @@ def write_all(database: Database, settings: Settings, claim: outbox.Claim, stopp
         (outbox.finish if state.is_over else outbox.release)(session, claim)
 
 
-def follow(
-    database: Database, claim: outbox.Claim, sink: Sink, stopping: threading.Event
-) -> outbox.NewMetrics | None:
+def follow(database: Database, claim: outbox.Claim, sink: Sink, stopping: Flag) -> outbox.NewMetrics | None:
     """Write new steps until the job pauses or ends, or `stopping` is set.
 
     Returns the newest state; None if the claim was lost.
@@ -96,7 +93,7 @@ def public_reason(kind: str, error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if text[-1:] in ".!?" else f"{type(error).__name__}: {text}."
 
 
-def run(database: Database, settings: Settings, claim: outbox.Claim, stopping: threading.Event) -> int:
+def run(database: Database, settings: Settings, claim: outbox.Claim, stopping: Flag) -> int:
     """Write the sink's steps. Returns the exit code, which is 0 even if a failure was recorded."""
     try:
         write_all(database, settings, claim, stopping)
