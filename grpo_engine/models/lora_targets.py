@@ -15,6 +15,8 @@ from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
 from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
 from transformers.pytorch_utils import Conv1D
 
 from grpo_engine.config.hyperparameters import Lora
@@ -56,8 +58,9 @@ def adapter_shape(model: PreTrainedModel, lora: Lora) -> LoraConfig:
 
 
 def _not_wrapped(model: PreTrainedModel, config: LoraConfig) -> list[str]:
-    """Linear layers that PEFT wraps in vain, wrongly (routers with two results) or not at all (Mamba's)."""
-    found = set()
+    """Linear layers that PEFT wraps in vain, wrongly (routers with two results) or not at all (Mamba's), and
+    those whose matrices it would not load again."""
+    found, renamed = set(), _renamed_when_read(model)
     for name, module in model.named_modules():
         leaf = name.rpartition(".")[2]
         try:
@@ -67,7 +70,26 @@ def _not_wrapped(model: PreTrainedModel, config: LoraConfig) -> list[str]:
             is_refused = True
         if isinstance(module, nn.Linear) and (is_refused or _is_router(module)):
             found.add(leaf)
+        elif f"{name}.weight" in renamed:
+            found.add(_in_layer(name))
     return sorted(found)
+
+
+def _renamed_when_read(model: PreTrainedModel) -> set[str]:
+    """Weights whose names in memory transformers would change if they were names in a file.
+
+    PEFT changes the names in an adapter in the same way, and ignores those that the model does not have.
+    """
+    conversions = get_model_conversion_mapping(model)
+    renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
+    found = set()
+    for name, _ in model.named_parameters():
+        renamed = name
+        for each in renamings:
+            renamed, _ = each.rename_source_key(renamed)
+        if renamed != name:
+            found.add(name)
+    return found
 
 
 def _displaced(model: PreTrainedModel, config: LoraConfig, lora: Lora) -> set[str]:

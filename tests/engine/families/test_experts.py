@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, FalconH1Config, Llama4TextConfig, MambaConfig
+from transformers import AutoModelForCausalLM, FalconH1Config, LagunaConfig, Llama4TextConfig, MambaConfig
 
 from grpo_engine.config.hyperparameters import Lora
 from grpo_engine.contract.errors import ConfigError
 from grpo_engine.contract.events import Warned
 from grpo_engine.models import lora
 from grpo_engine.models.lora_targets import left_out
-from tests.engine.families.catalogue import SIZES
+from tests.engine.families.catalogue import EXPERTS, SIZES
 from tests.engine.families.jobs import (
     RESULT,
     adapter_config,
@@ -38,6 +38,14 @@ MIXTURES = {
     },
 }
 MAMBA = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "time_step_rank": 4}
+LAGUNA = {
+    **SIZES,
+    **EXPERTS,
+    "layer_types": ["full_attention"] * 2,
+    "num_attention_heads_per_layer": [4, 4],
+    "mlp_layer_types": ["dense", "sparse"],
+    "shared_expert_intermediate_size": 16,
+}
 RANKS = {"qwen3-moe": 8, "mixtral": 8, "glm4-moe": 8}
 """PEFT gives each of two fused projections its own rank."""
 pytestmark = pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning")
@@ -117,6 +125,16 @@ def test_a_router_that_is_a_linear_layer_is_trained_as_a_parameter() -> None:
         name for name, each in adapter.named_parameters() if "lora_B" in name and each.grad is not None
     ]
     assert sum("router" in name for name in trained) == 2
+
+
+def test_a_layer_whose_matrices_peft_does_not_load_again_is_left_out_and_reported() -> None:
+    """transformers' pattern for the file's name of Laguna's shared expert also fits its name in memory."""
+    config = LagunaConfig(vocab_size=64, pad_token_id=0, sliding_window=16, **LAGUNA)
+    model = AutoModelForCausalLM.from_config(config)
+    adapter = lora.attach(model, Lora(rank=4))
+    names = [f"mlp.shared_experts.{name}_proj.weight" for name in ("down", "gate", "up")]
+    assert left_out(adapter) == dict.fromkeys(names, 1)
+    assert any("layers.0.mlp.gate_proj.lora_A" in name for name, _ in adapter.named_parameters())
 
 
 def test_a_layer_that_peft_refuses_is_left_out_and_reported() -> None:
