@@ -35,10 +35,10 @@ STOP_SECONDS = 10.0
 
 
 class StopFlag:
-    """A flag for signal handlers and forked children. It has no lock, as `threading.Event` does.
+    """A flag for signal handlers and forked children. Unlike `threading.Event`, it has no lock.
 
     A handler would wait forever for a lock that its own thread holds, and a killed child never releases one.
-    Set means that there is a byte in the pipe, which nobody reads.
+    To set the flag, a byte is written to a pipe; it is never read, so the pipe stays readable.
     """
 
     def __init__(self) -> None:

@@ -45,7 +45,7 @@ WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 """Configuration class → what its language model and its vision model differ in."""
 UNTIED = ("Mistral3Config",)
-"""Classes that tie the output layer unless told otherwise, as the published model is."""
+"""Classes whose published model has an output layer of its own; their default is to share the embedding."""
 
 
 def make_wrapper(folder: Path, kind: str) -> Path:
