@@ -21,7 +21,7 @@ from service.keys.schemas import (
     TenantLimits,
     TenantRead,
 )
-from service.platform.clock import read_clock
+from service.platform.clock import db_now
 from service.platform.db import lock_tenant
 from service.platform.errors import Conflict, Forbidden, NotFound
 from service.platform.pages import newest_page
@@ -51,7 +51,7 @@ class Shares:
             key = create_key(
                 session,
                 principal.tenant,
-                expires_at=read_clock(session) + body.expires_in_seconds,
+                expires_at=db_now() + body.expires_in_seconds,
                 job_id=job_id,
                 actor=principal,
             )
@@ -98,13 +98,12 @@ class Keys:
         seconds = body.expires_in_seconds
         with self.database.transaction() as session:
             require_good_key(session, principal)
-            expires_at = None if seconds is None else read_clock(session) + seconds
             key = create_key(
                 session,
                 body.tenant,
                 name=body.name,
                 scopes=body.scopes,
-                expires_at=expires_at,
+                expires_at=None if seconds is None else db_now() + seconds,
                 actor=principal,
             )
             about = KeyRead.model_validate(_row_of(session, key))

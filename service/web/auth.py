@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Depends, Request
-from sqlalchemy import and_, bindparam, or_, select, update
+from sqlalchemy import SQLColumnExpression, and_, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.platform import audit
@@ -70,11 +70,12 @@ def create_key(
     *,
     name: str = "",
     scopes: Iterable[str] = ("read", "write"),
-    expires_at: float | None = None,
+    expires_at: SQLColumnExpression[float] | float | None = None,
     job_id: str | None = None,
     actor: Principal = OPERATOR,
 ) -> str:
-    """Create a key of a tenant and return it in full, this once. `expires_at`: Unix seconds; None: never.
+    """Create a key of a tenant and return it in full, this once. `expires_at`: Unix seconds, or an expression
+    such as `db_now() + 60`, exactly a minute after its creation; None: never.
 
     With `job_id` it is a share: it may only read this job of the tenant. It has no scopes, so that an API
     process of an older version refuses it.
