@@ -53,6 +53,8 @@ class Part:
     """Steps of an end-to-end run; 0: as many as the set has."""
     ours: dict[str, Any] = field(default_factory=dict)
     """Hyperparameters of this engine that differ from the set's."""
+    tests: tuple[str, ...] = ()
+    """Files of tests to run."""
 
     @property
     def needs(self) -> str:
@@ -80,7 +82,9 @@ class Sizes:
     time_factor: float = 1.0
     """Multiplies the parts' time limits."""
     tests: tuple[str, ...] = ()
-    """Tests of the engine on a GPU, which run before everything else."""
+    """Files with tests of the engine on a GPU, which run before everything else."""
+    family_tests: tuple[str, ...] = ()
+    """The same for each family of models, which run last."""
     passes: int = 3
     """Maximum timed repetitions of a training cell; fewer if its time is short."""
     matrix_size: int | None = None  # of the product that measures the machine's limit; None: the usual size
@@ -124,7 +128,8 @@ FULL = Sizes(
     },
     overlap={"0.6b": Cell(32, 8, 256, 256)},
     quantized={"4b": (_row(2, 8, 1024, 16_384, 128),)},
-    tests=("tests/engine/device",),
+    tests=("tests/engine/device/test_on_gpu.py", "tests/engine/device/test_sharding_on_gpu.py"),
+    family_tests=("tests/engine/device/test_families_on_gpu.py",),
 )
 QUICK = Sizes(
     shapes={"tiny": Shape(hidden=64, layers=2, heads=4, kv=2, head=32, inter=96, vocab=512)},
@@ -159,7 +164,7 @@ def parts_of(sizes: Sizes, together: Sampler) -> Iterator[Part]:
     """Parts in order of importance; `together` is the sampler that both engines can use here."""
     yield Part("machine", "machine", sizes.time_factor * USUAL["machine"])
     if sizes.tests:
-        yield Part("device-tests", "tests", USUAL["tests"])
+        yield Part("device-tests", "tests", USUAL["tests"], tests=sizes.tests)
     for shape in sizes.shapes:
         yield Part(f"model-{shape}", "model", _limit(sizes, shape, "model"), shape)
         yield Part(f"train-{shape}", "train", _limit(sizes, shape, "train"), shape, sizes.train)
@@ -170,6 +175,8 @@ def parts_of(sizes: Sizes, together: Sampler) -> Iterator[Part]:
         yield _sampling(sizes, shape, "vllm")
     for shape in sizes.shapes:
         yield from _side_by_side(sizes, shape, sizes.long_groups, together)
+    if sizes.family_tests:
+        yield Part("family-tests", "tests", USUAL["tests"], tests=sizes.family_tests)
 
 
 OVERLAP_STEPS = 6

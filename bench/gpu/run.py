@@ -161,7 +161,7 @@ class Runner:
         if part.kind == "tests":
             # tests/conftest.py starts servers, which the tests of the device do not need
             options = ["--confcutdir=tests/engine", "-m", "needs_gpu", f"--junitxml={output}"]
-            return [sys.executable, "-m", "pytest", *options, *self.sizes.tests]
+            return [sys.executable, "-m", "pytest", *options, *part.tests]
         module = f"bench.trl.{part.kind}" if part.steps is not None else "bench.gpu.measure"
         python = self.vllm_python if part.sampler == "vllm" else None
         return [python or sys.executable, "-m", module, str(task), str(output)]

@@ -12,6 +12,7 @@ from grpo_engine.contract.events import StepFinished, StepSkipped
 from grpo_engine.contract.records import FinishReason, Sample, Score
 from grpo_engine.graders.printed import PrintedOutput
 from grpo_engine.models.loading import load_policy
+from grpo_engine.models.policy import Policy
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.objective.types import Completion, Group, PackedBatch, Prompt
 from grpo_engine.rollout.sampler.base import OnGroup, Sampling
@@ -20,13 +21,13 @@ from grpo_engine.training.trainer import Trainer
 CPU = torch.device("cpu")
 
 
-def trained_batch(group: Group) -> PackedBatch:
+def trained_batch(group: Group, device: torch.device = CPU) -> PackedBatch:
     """All completions of a group as one micro-batch of weight 1."""
     sequences = tuple(
         TrainingSequence(c.token_ids, c.logprobs, (1.0,) * len(c.token_ids), 1.0, trained=c.sampled)
         for c in group.completions
     )
-    return next(pack([TrainingGroup(group.prompt.token_ids, sequences)], 100_000, CPU))
+    return next(pack([TrainingGroup(group.prompt.token_ids, sequences)], 100_000, device))
 
 
 @dataclass(frozen=True)
@@ -133,9 +134,12 @@ def steps_of(config: RunConfig, steps: int = 3) -> list[Groups]:
 
 
 def injected_trainer(
-    config: RunConfig, steps: Sequence[Groups], sampler: InjectedSampler | None = None
+    config: RunConfig,
+    steps: Sequence[Groups],
+    sampler: InjectedSampler | None = None,
+    place: Callable[[Policy], None] = lambda policy: None,
 ) -> Trainer:
-    """A trainer for the configuration's model with injected completions."""
+    """A trainer for the configuration's model with injected completions. `place` may move the policy."""
     assert isinstance(config.method, Reinforcement)
     method = config.method.reinforcement
     policy = load_policy(config.model, method.hyperparameters, CPU, torch.float32, config.seed)
@@ -145,6 +149,7 @@ def injected_trainer(
     for name, parameter in policy.trainable.items():
         if "lora_B" in name:
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.05
+    place(policy)
     prompts = [Prompt(0, "", (1,), {})]
     return Trainer(config, method, policy, sampler or InjectedSampler(steps), InjectedGrading(), prompts)
 
@@ -158,10 +163,14 @@ def metrics_of_step(trainer: Trainer, step: int) -> dict[str, float]:
 
 
 def after_steps(
-    config: RunConfig, steps: Sequence[Groups], *, shares_prompts: bool = True
+    config: RunConfig,
+    steps: Sequence[Groups],
+    *,
+    shares_prompts: bool = True,
+    place: Callable[[Policy], None] = lambda policy: None,
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Parameters after all steps, and the last step's metrics."""
-    trainer = injected_trainer(config, steps)
+    trainer = injected_trainer(config, steps, place=place)
     trainer.policy.shares_prompts &= shares_prompts
     metrics: dict[str, float] = {}
     for step in range(1, len(steps) + 1):

@@ -14,9 +14,13 @@ from grpo_engine.config.job import ModelSource, RunConfig
 from grpo_engine.contract.events import BaseEvent
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
+from grpo_engine.objective.types import Prompt
+from grpo_engine.rollout.sampler.base import Sampler, Sampling
+from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from grpo_engine.run.build import build_loop
 from grpo_engine.run.export import ExportRun
 from tests.engine.conftest import write_rows
+from tests.engine.injection import trained_batch
 from tests.engine.run.export_samples import export_of
 
 ROWS = [
@@ -68,6 +72,17 @@ def engine_logprobs(policy: Policy, *, reference: bool = False) -> Tensor:
     (batch,) = pack([TrainingGroup(IDS[:1], (sequence,))], 100_000, policy.device)
     with torch.no_grad():
         return policy.reference_logprobs(batch) if reference else policy.logprobs(batch)[0]
+
+
+def sampling_differences(policy: Policy, sampler: Sampler | None = None) -> Tensor:
+    """Between the log-probabilities of sampling and of training, of each sampled token."""
+    prompts = [Prompt(n, "", tuple(range(20, 23 + 9 * n)), {}) for n in range(2)]
+    found = []
+    for group in (sampler or TorchSampler(policy, 64)).generate(prompts, 2, Sampling(max_tokens=10, seed=3)):
+        batch = trained_batch(group, policy.device)
+        with torch.no_grad():
+            found.append((policy.logprobs(batch)[0] - batch.sampled_logprobs_N).abs())
+    return torch.cat(found)
 
 
 def plain_logprobs(base: Path, adapter: Path | None = None, dtype: torch.dtype = torch.float32) -> Tensor:

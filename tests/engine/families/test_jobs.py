@@ -13,9 +13,6 @@ from transformers import AutoTokenizer
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.events import StepFinished, Warned
 from grpo_engine.models.policy import Policy
-from grpo_engine.objective.types import Prompt
-from grpo_engine.rollout.sampler.base import Sampling
-from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from tests.engine.families.catalogue import FAMILIES
 from tests.engine.families.jobs import (
     RESULT,
@@ -23,10 +20,10 @@ from tests.engine.families.jobs import (
     merged,
     plain_logprobs,
     run,
+    sampling_differences,
     supervised,
     tensors_of_run,
 )
-from tests.engine.injection import trained_batch
 
 pytestmark = [
     # peft, on targets of fused experts that it names itself
@@ -36,18 +33,6 @@ TOLERANCE = 1e-4
 """Largest difference of a log-probability in float32."""
 MOVED = 0.05
 """Least difference to the base model's of at least one log-probability."""
-
-
-def sampled_difference(policy: Policy) -> float:
-    """Largest difference between the log-probabilities of sampling and of training."""
-    prompts = [Prompt(n, "", tuple(range(20, 23 + 9 * n)), {}) for n in range(2)]
-    groups = TorchSampler(policy, 64).generate(prompts, 2, Sampling(max_tokens=10, seed=3))
-    found = []
-    for group in groups:
-        batch = trained_batch(group)
-        with torch.no_grad():
-            found.append(float((policy.logprobs(batch)[0] - batch.sampled_logprobs_N).abs().max()))
-    return max(found)
 
 
 def forward_of(policy: Policy) -> str:
@@ -86,7 +71,7 @@ def test_a_job_trains_samples_and_exports_and_all_weights_resume(
     config = supervised(base, tmp_path, settings)
     policy = trained(config, tmp_path, FAMILIES[family].forward)
 
-    assert sampled_difference(policy) < TOLERANCE
+    assert float(sampling_differences(policy).max()) < TOLERANCE
     expected, result = engine_logprobs(policy), tmp_path / "whole" / RESULT / kind
     assert float((expected - plain_logprobs(base)).abs().max()) > MOVED
     if lora == "full":
