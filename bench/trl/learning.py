@@ -1,17 +1,22 @@
 """Compares learning curves of this engine and of TRL 1.16 on sums with carries, from the same model.
 
-    python -m bench.trl.learning [--seeds 0 1 2] [--steps 60] [--out bench/learning.md]
+    python -m bench.trl.learning [--seeds 0 1 2] [--steps 60] [--device cuda] [--out bench/learning.md]
 
-Prompts, their order, rewards and hyperparameters are equal; each run draws its own samples and adapter.
-Writes the page, and `results/learning.json` beside it. Exit status 1: a difference is not within noise.
+Prompts, their order, rewards and hyperparameters are equal; each run draws its own samples and adapter. A run
+has one CPU thread, and as many run at once as there are cores.
+Writes the page, and a JSON file of the same name in `results` beside it. Exit status 1: a difference is not
+within noise.
 """
 
 import argparse
+import itertools
 import json
+import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -37,7 +42,7 @@ WINDOW = 8
 """Number of steps over which a smoothed reward is averaged."""
 PAGE = """# Learning curves of this engine and of TRL 1.16
 
-Written by `make learning` (`python -m bench.trl.learning`), with the curves in `bench/results/learning.json`.
+Written by `python -m bench.trl.learning{option}`, with the curves in `bench/results/{stem}.json`.
 
 A small model works out sums of three numbers and forgets half of the carries. Its largest logit is
 {logit:.0f}. GRPO rewards the right sum: {steps} steps of 8 prompts × 8 completions, temperature 1, β 0.02,
@@ -64,7 +69,7 @@ Mean reward over the seeds in each fifth of the steps:
 """
 
 
-def spec_of(case: dict[str, Any], task: Path, **more: Any) -> Spec:
+def spec_of(case: dict[str, Any], task: Path, *, device: str = "cpu", **more: Any) -> Spec:
     return Spec(
         model=str(task / MODEL),
         prompts=PROMPTS,
@@ -74,7 +79,7 @@ def spec_of(case: dict[str, Any], task: Path, **more: Any) -> Spec:
         lengths="natural",
         beta=0.02,
         sampler="torch",
-        device="cpu",
+        device=device,
         threads=1,
         grader=GRADER,
         ours=LIKE_TRL,
@@ -110,35 +115,40 @@ def run_once(side: str, spec: Spec, task: Path) -> dict[str, Any]:
     return {"seed": spec.seed, "accuracy": found, "area": area, "rewards": rewards, "smoothed": smooth}
 
 
-def measure(name: str, task: Path, seeds: Sequence[int], steps: int) -> dict[str, Any]:
+def measure(name: str, task: Path, seeds: Sequence[int], steps: int, device: str) -> dict[str, Any]:
     """Runs and verdicts of one case."""
     before, logit = accuracy(task, task, CASES[name]["dtype"])
-    runs: dict[str, list[dict[str, Any]]] = {engine: [] for engine in SIDES}
-    for seed in seeds:
-        for engine, side in SIDES.items():
-            rows = _in_our_order(task, seed, steps) if side == "theirs" else task / TRAIN
-            run = run_once(side, spec_of(CASES[name], task, seed=seed, steps=steps, rows=str(rows)), task)
-            print(f"{name}, seed {seed}, {engine}: {run['area']:.3f}, {run['accuracy']:.3f}", flush=True)
-            runs[engine].append(run)
+
+    def one(seed: int, engine: str) -> dict[str, Any]:
+        side = SIDES[engine]
+        rows = _in_our_order(task, seed, steps) if side == "theirs" else task / TRAIN
+        spec = spec_of(CASES[name], task, device=device, seed=seed, steps=steps, rows=str(rows))
+        run = run_once(side, spec, task)
+        print(f"{name}, seed {seed}, {engine}: {run['area']:.3f}, {run['accuracy']:.3f}", flush=True)
+        return run
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        found = list(pool.map(one, *zip(*itertools.product(seeds, SIDES), strict=True)))
+    runs = {engine: found[place :: len(SIDES)] for place, engine in enumerate(SIDES)}
     first = statistics.mean(run["rewards"][0] for each in runs.values() for run in each)
     verdicts = {}
     for kind, start in (("accuracy", before), ("area", first)):
         ours, trl = ([run[kind] for run in each] for each in runs.values())
         verdicts[kind] = judge(ours, trl, start)
-    return {**CASES[name], "largest_logit": logit, "runs": runs, "verdicts": verdicts}
+    return {**CASES[name], "device": device, "largest_logit": logit, "runs": runs, "verdicts": verdicts}
 
 
 def _in_our_order(task: Path, seed: int, steps: int) -> Path:
     """A file for TRL, with the rows in the order in which this engine draws them. TRL does not shuffle it."""
     rows: Any = read_rows(task / TRAIN)
-    source, ordered = PromptSource(rows, PROMPTS, seed), task / "ordered.jsonl"
+    source, ordered = PromptSource(rows, PROMPTS, seed), task / f"ordered-{seed}.jsonl"
     drawn: list[Any] = [row for step in range(1, steps + 1) for row in source.batch(step)]
     ordered.write_text("".join(json.dumps(row) + "\n" for row in drawn))
     return ordered
 
 
-def page(found: dict[str, Any]) -> str:
-    """The results as Markdown."""
+def page(found: dict[str, Any], stem: str = "learning") -> str:
+    """The results as Markdown. `stem`: name of the page's file and of its curves' file."""
     verdicts, curves = [], []
     for name, case in found.items():
         for kind, verdict in case["verdicts"].items():
@@ -158,22 +168,30 @@ def page(found: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in library_versions().items())
     logit = min(case["largest_logit"] for case in found.values())
     tables = {"verdicts": "\n".join(verdicts), "curves": "\n".join(curves)}
-    return PAGE.format(logit=logit, steps=steps, versions=versions, trl=version("trl"), **tables)
+    (device,) = {case["device"] for case in found.values()}
+    option = "" if device == "cpu" else f" --device {device} --out bench/{stem}.md"
+    names = {"option": option, "stem": stem, "versions": versions, "trl": version("trl")}
+    return PAGE.format(logit=logit, steps=steps, **names, **tables)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.trl.learning", description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="2 to 6 of them")
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "learning.md")
     options = parser.parse_args(arguments)
     if len(options.seeds) not in T_99:
         parser.error(f"--seeds: {len(options.seeds)} given; give 2 to 6")
     task = make_task()
-    found = {name: measure(name, task, options.seeds, options.steps) for name in options.cases}
-    options.out.write_text(page(found))
-    (options.out.parent / "results" / "learning.json").write_text(json.dumps(found, indent=1) + "\n")
+    found = {
+        name: measure(name, task, options.seeds, options.steps, options.device) for name in options.cases
+    }
+    options.out.write_text(page(found, options.out.stem))
+    curves = options.out.parent / "results" / f"{options.out.stem}.json"
+    curves.parent.mkdir(exist_ok=True)
+    curves.write_text(json.dumps(found, indent=1) + "\n")
     verdicts = [each["verdict"] for case in found.values() for each in case["verdicts"].values()]
     return 0 if set(verdicts) == {"within noise"} else 1
 

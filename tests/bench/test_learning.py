@@ -79,8 +79,12 @@ def test_the_page_shows_each_seed_and_the_fifths_of_the_curve() -> None:
     runs = [{"accuracy": 0.8, "area": 0.55, "rewards": [i / 10 for i in range(10)]}] * 2
     verdict = {"before": 0.4, "difference": -0.01, "noise": 0.1, "verdict": "within noise"}
     verdicts = {"accuracy": verdict, "area": verdict}
-    found = {"LoRA": {"largest_logit": 18.0, "runs": {"ours": runs, "TRL": runs}, "verdicts": verdicts}}
-    lines = page(found).splitlines()
+    case = {"device": "cuda", "largest_logit": 18.0, "runs": {"ours": runs, "TRL": runs}}
+    lines = page({"LoRA": {**case, "verdicts": verdicts}}, "learning-gpu").splitlines()
+    assert (
+        "Written by `python -m bench.trl.learning --device cuda --out bench/learning-gpu.md`, with"
+        in lines[2]
+    )
     assert (
         "| LoRA | accuracy | 0.400 | 0.800, 0.800 | 0.800, 0.800 | -0.010 | 0.100 | within noise |" in lines
     )
