@@ -61,7 +61,7 @@ equivalence: setup  ## Compare every loss with TRL's; write bench/equivalence.md
 recipes: setup  ## Train every recipe on the demo task with three seeds; write bench/recipes.md
 	$(BIN)/python -m bench.recipes
 
-learning: setup  ## Compare learning curves with TRL's, three seeds (15 minutes); write bench/learning.md
+learning: setup  ## Compare learning curves with TRL's, three seeds (5 minutes); write bench/learning.md
 	$(BIN)/python -m bench.trl.learning
 
 bench: setup  ## Compare speed with TRL (30 minutes); write bench/results/<machine>.json and a table
