@@ -1,13 +1,19 @@
 """The page of the GPU set's results.
 
-Adds shares of the machine's limits, and ratios to TRL and to the figures that prime-rl has published.
+Reads what each part has written, and adds shares of the machine's limits, and ratios to TRL and to the
+figures that prime-rl has published.
 """
 
+import json
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from bench.gpu.plan import Part, overlap_names, step_name
 from bench.trl.compare import RATIOS, unfairness_of
+from bench.trl.side import read_answer
 
 PUBLISHED = {
     "0.6b": {"tokens_per_second": 13_342, "peak_memory_gib": 5.15},
@@ -117,3 +123,53 @@ def _ratios(figures: dict[str, Any], published: dict[str, float]) -> dict[str, f
         "tokens_per_second_ratio": figures["tokens_per_second"] / published["tokens_per_second"],
         "peak_memory_ratio": gib / published["peak_memory_gib"],
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a child process."""
+
+    in_time: bool
+    trouble: str = ""
+    """Why the child failed; empty if it succeeded."""
+
+
+def result_of(part: Part, output: Path, ended: Ended) -> dict[str, Any]:
+    """The results that the child has written, even if it was cut short."""
+    if part.kind == "tests" and output.exists():
+        return read_junit(output)
+    if part.cells:
+        found = json.loads(output.read_text())["cells"] if output.exists() else []
+        return _of_cells(part, found, ended)
+    if ended.trouble:
+        return {"status": "failed", "reason": ended.trouble}
+    if part.steps is not None:
+        return {"status": "done", "figures": read_answer(output).figures()}
+    return {"status": "done", **json.loads(output.read_text())}
+
+
+def read_junit(report: Path) -> dict[str, Any]:
+    """The result of each test in a JUnit report."""
+    found = {
+        f"{case.get('classname')}::{case.get('name')}": case
+        for case in ElementTree.parse(report).iter("testcase")
+    }
+    trouble = {
+        name: str(problem.get("message"))[:1000]
+        for name, case in found.items()
+        for problem in (*case.iter("failure"), *case.iter("error"))
+    }
+    seconds = {name: float(case.get("time", 0)) for name, case in found.items()}
+    return {"status": "failed" if trouble or not found else "done", "failed": trouble, "seconds_of": seconds}
+
+
+def _of_cells(part: Part, found: list[dict[str, Any]], ended: Ended) -> dict[str, Any]:
+    """The result of a part with cells. If it was cut after some cells, it counts as done with those cells."""
+    missing = [{"not_run": ended.trouble}] * (len(part.cells) - len(found))
+    cells = [
+        {"cell": asdict(cell), **entry} for cell, entry in zip(part.cells, [*found, *missing], strict=True)
+    ]
+    broke = bool(ended.trouble) and (ended.in_time or not found)
+    failed = broke or any("error" in entry for entry in found)
+    reason = {"reason": ended.trouble} if ended.trouble else {}
+    return {"status": "failed" if failed else "done", **reason, "cells": cells}

@@ -24,17 +24,16 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from bench.gpu.measure import save
-from bench.gpu.page import page_of
+from bench.gpu.page import Ended, page_of, result_of
 from bench.gpu.plan import FULL, QUICK, Part, Sampler, Sizes, parts_of
 from bench.packages import has_modules, required, version_in
 from bench.trl.compare import Workload, prepare
-from bench.trl.side import Spec, read_answer
+from bench.trl.side import Spec
 from grpo_engine.process.setup import DEFAULTS
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -208,15 +207,6 @@ class Runner:
         return prepare(work, self.folder / part.name, self.threads, SEED)
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The end of a child process."""
-
-    in_time: bool
-    trouble: str = ""
-    """Why the child failed; empty if it succeeded."""
-
-
 def run_in_group(command: list[str], log: Path, seconds: float) -> Ended:
     """Run it for at most `seconds`, then kill its whole process group."""
     own = {**DEFAULTS, "HF_HUB_OFFLINE": "1"}
@@ -251,47 +241,6 @@ def run_in_group(command: list[str], log: Path, seconds: float) -> Ended:
 
 def _unblock_sigterm() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-
-def result_of(part: Part, output: Path, ended: Ended) -> dict[str, Any]:
-    """The results that the child has written, even if it was cut short."""
-    if part.kind == "tests" and output.exists():
-        return tests_of(output)
-    if part.cells:
-        found = json.loads(output.read_text())["cells"] if output.exists() else []
-        return _of_cells(part, found, ended)
-    if ended.trouble:
-        return {"status": "failed", "reason": ended.trouble}
-    if part.steps is not None:
-        return {"status": "done", "figures": read_answer(output).figures()}
-    return {"status": "done", **json.loads(output.read_text())}
-
-
-def tests_of(report: Path) -> dict[str, Any]:
-    """The result of each test in a JUnit report."""
-    found = {
-        f"{case.get('classname')}::{case.get('name')}": case
-        for case in ElementTree.parse(report).iter("testcase")
-    }
-    trouble = {
-        name: str(problem.get("message"))[:1000]
-        for name, case in found.items()
-        for problem in (*case.iter("failure"), *case.iter("error"))
-    }
-    seconds = {name: float(case.get("time", 0)) for name, case in found.items()}
-    return {"status": "failed" if trouble or not found else "done", "failed": trouble, "seconds_of": seconds}
-
-
-def _of_cells(part: Part, found: list[dict[str, Any]], ended: Ended) -> dict[str, Any]:
-    """The result of a part with cells. If it was cut after some cells, it counts as done with those cells."""
-    missing = [{"not_run": ended.trouble}] * (len(part.cells) - len(found))
-    cells = [
-        {"cell": asdict(cell), **entry} for cell, entry in zip(part.cells, [*found, *missing], strict=True)
-    ]
-    broke = bool(ended.trouble) and (ended.in_time or not found)
-    failed = broke or any("error" in entry for entry in found)
-    reason = {"reason": ended.trouble} if ended.trouble else {}
-    return {"status": "failed" if failed else "done", **reason, "cells": cells}
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from bench.gpu import run as gpu
 from bench.gpu.measure import measure_cells, random_groups
-from bench.gpu.page import page_of, shares
+from bench.gpu.page import Ended, page_of, read_junit, shares
 from bench.gpu.plan import FULL, QUICK, Cell, Part, parts_of
-from bench.gpu.run import Ended, Runner
+from bench.gpu.run import Runner
 from bench.trl.flops import decode_bytes
 from bench.trl.models import Shape
 from bench.trl.side import Spec
@@ -81,7 +81,7 @@ def test_the_page_names_each_failed_test_of_the_device(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", "."]
     assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 1
-    found = gpu.tests_of(report)
+    found = read_junit(report)
     assert found["status"] == "failed"
     assert set(found["seconds_of"]) == {"test_two::test_right", "test_two::test_wrong"}
     assert found["failed"] == {"test_two::test_wrong": "assert 1 == 2"}
