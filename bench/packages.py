@@ -1,4 +1,4 @@
-"""Installs the packages that the engine needs and an interpreter lacks into a folder, and replaces none.
+"""Installs the packages that service and engine need and an interpreter lacks into a folder; replaces none.
 
     python3 -m bench.packages --to FOLDER [--wheels WHEELS]    for this interpreter, with PYTHONPATH=FOLDER
     python3 -m bench.packages --download WHEELS --python-version 3.12
@@ -27,10 +27,10 @@ PLATFORMS = [f"manylinux_2_{number}_x86_64" for number in (28, 27, 26, 24, 17)] 
 
 
 def requirements() -> dict[str, str]:
-    """Name → requirement of the engine and its tests, except packages that are given or depend on torch."""
+    """Name → requirement of service, engine and tests, except packages that are given or depend on torch."""
     project = tomllib.loads(PYPROJECT.read_text())["project"]
     extras = project["optional-dependencies"]
-    listed = [*project["dependencies"], *extras["engine"], *extras["tests"]]
+    listed = [*project["dependencies"], *extras["service"], *extras["engine"], *extras["tests"]]
     named = {re.split(r"[^A-Za-z0-9._-]", each)[0]: each for each in listed}
     return {name: each for name, each in named.items() if name not in GIVEN and name not in ON_TORCH}
 
@@ -60,6 +60,16 @@ def install(wheels: Path, folder: Path) -> list[str]:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--upgrade"]
         subprocess.run([*pip, "--target", str(folder), *map(str, lacking.values())], check=True)
     return list(lacking)
+
+
+def describe_project(folder: Path) -> None:
+    """Let the project be found as an installed package in `folder`, though it runs from its sources: the
+    service states its own version."""
+    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    name, number = project["name"].replace("-", "_"), project["version"]
+    described = folder / f"{name}-{number}.dist-info" / "METADATA"
+    described.parent.mkdir(parents=True, exist_ok=True)
+    described.write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {number}\n")
 
 
 def _is_installed(name: str) -> bool:
@@ -98,6 +108,7 @@ def main() -> None:
         if wheels is None or not any(wheels.glob("*.whl")):
             wheels = Path(folder)
             download(wheels, None)
+        describe_project(options.to)
         print(f"installed into {options.to}: {', '.join(install(wheels, options.to)) or 'nothing'}")
 
 

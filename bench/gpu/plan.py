@@ -83,6 +83,8 @@ class Sizes:
     """Multiplies the parts' time limits."""
     tests: tuple[str, ...] = ()
     """Files with tests of the engine on a GPU, which run before everything else."""
+    service_tests: tuple[str, ...] = ()
+    """The same of the whole service."""
     family_tests: tuple[str, ...] = ()
     """The same for each family of models, which run last."""
     passes: int = 3
@@ -128,6 +130,7 @@ FULL = Sizes(
     overlap={"0.6b": Cell(32, 8, 256, 256)},
     quantized={"4b": (_row(2, 8, 1024, 16_384, 128),)},
     tests=("tests/engine/device/test_on_gpu.py", "tests/engine/device/test_sharding_on_gpu.py"),
+    service_tests=("tests/engine/device/test_service_on_gpu.py",),
     family_tests=("tests/engine/device/test_families_on_gpu.py",),
 )
 QUICK = Sizes(
@@ -159,11 +162,16 @@ USUAL: dict[Kind, float] = {
 }
 
 
+SERVICE_TESTS = "service-tests"
+
+
 def parts_of(sizes: Sizes, together: Sampler) -> Iterator[Part]:
     """Parts in order of importance; `together` is the sampler that both engines can use here."""
     yield Part("machine", "machine", sizes.time_factor * USUAL["machine"])
     if sizes.tests:
         yield Part("device-tests", "tests", USUAL["tests"], tests=sizes.tests)
+    if sizes.service_tests:
+        yield Part(SERVICE_TESTS, "tests", USUAL["tests"], tests=sizes.service_tests)
     for shape in sizes.shapes:
         yield Part(f"model-{shape}", "model", _limit(sizes, shape, "model"), shape)
         yield Part(f"train-{shape}", "train", _limit(sizes, shape, "train"), shape, sizes.train)

@@ -30,7 +30,7 @@ from typing import Any
 
 from bench.gpu.measure import save
 from bench.gpu.page import Ended, page_of, result_of
-from bench.gpu.plan import FULL, QUICK, Part, Sampler, Sizes, parts_of
+from bench.gpu.plan import FULL, QUICK, SERVICE_TESTS, Part, Sampler, Sizes, parts_of
 from bench.packages import has_modules, required, version_in
 from bench.trl.compare import Workload, prepare
 from bench.trl.side import Spec
@@ -171,6 +171,8 @@ class Runner:
             return f"{required('vllm')} is not installed here (--vllm-python)"
         if part.kind == "theirs" and not has_modules(sys.executable, "trl"):
             return "TRL is not installed here"
+        if part.name == SERVICE_TESTS and not has_modules(sys.executable, "sqlalchemy", "celery"):
+            return "the service is not installed here"
         return ""
 
     def _task(self, part: Part, spec: Spec, until: float) -> dict[str, Any]:

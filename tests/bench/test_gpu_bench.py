@@ -206,7 +206,7 @@ def test_training_cells_fill_rows_of_16384_completion_tokens() -> None:
 
 def test_parts_come_in_the_order_of_importance_and_each_after_what_it_needs() -> None:
     names = [part.name for part in parts_of(FULL, "torch")]
-    assert names[:5] == ["machine", "device-tests", "model-0.6b", "train-0.6b", "sample-0.6b-torch"]
+    assert names[:5] == ["machine", "device-tests", "service-tests", "model-0.6b", "train-0.6b"]
     assert names.index("steps-0.6b-g8-trl") < names.index("model-4b")
     assert len(set(names)) == len(names)
     for part in parts_of(FULL, "vllm"):

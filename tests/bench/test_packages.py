@@ -3,9 +3,10 @@
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
-from bench.packages import install, requirements, version_in
+from bench.packages import describe_project, install, requirements, version_in
 
 
 def wheel(folder: Path, name: str) -> None:
@@ -42,3 +43,13 @@ def test_torch_and_what_depends_on_it_are_not_among_the_requirements() -> None:
 def test_the_version_of_a_package_is_that_of_the_named_interpreter() -> None:
     assert version_in(sys.executable, "pytest") is not None
     assert version_in(sys.executable, "package-that-does-not-exist") is None
+
+
+def test_the_project_itself_is_found_where_only_its_sources_are(tmp_path: Path) -> None:
+    describe_project(tmp_path)
+    code = "from importlib.metadata import version; print(version('grpo-service'))"
+    command = [sys.executable, "-S", "-c", code]  # without site-packages, where it is installed
+    done = subprocess.run(
+        command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == version("grpo-service"), done.stderr

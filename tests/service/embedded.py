@@ -51,7 +51,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GRPO_")}
     return {
         **kept,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "OMP_NUM_THREADS": "1",
         "GRPO_HOME": str(home),
         "GRPO_ENGINE_MODULE": "tests.support.fake_engine",
@@ -139,7 +139,9 @@ def grpo_up(home: Path, *, python: Path | str = "", **more: str) -> Iterator[Up]
     engines, unless `more` names another GRPO_ENGINE_PYTHON.
     """
     home.mkdir(parents=True, exist_ok=True)
-    env = environment(home, **{"GRPO_ENGINE_PYTHON": str(forking.engine_python()), **more})
+    if "GRPO_ENGINE_PYTHON" not in more:
+        more["GRPO_ENGINE_PYTHON"] = str(forking.engine_python())
+    env = environment(home, **more)
     with (home / "up.log").open("w") as log:
         process = subprocess.Popen(
             [python or forking.embedded_python(), *CLI, "up", "--port", "0", "--json"],
