@@ -70,11 +70,16 @@ def print_line(document: Any, text: object, *, as_json: bool) -> None:
 def print_table(
     document: Any, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, as_json: bool = False
 ) -> None:
-    """Prints a result as JSON or as a table without a frame, whose lines can be copied."""
+    """Prints a result as JSON or as a table without a frame, whose lines can be copied.
+
+    In a narrow terminal all columns but `id` wrap, and no value is cut: a part of an id is of no use.
+    """
     if as_json:
         print_json(document)
         return
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=column == "id", overflow="fold")
     for row in rows:
         table.add_row(*(literal("" if cell is None else cell) for cell in row))
     console.print(table)

@@ -1,6 +1,7 @@
 """The command in a terminal with the real service: progress, Ctrl-C and Tab."""
 
 import hashlib
+import io
 import json
 import subprocess
 import sys
@@ -13,9 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 from fastapi.testclient import TestClient
+from rich.console import Console
 
 from service.cli import options
-from service.cli.terminal import progress
+from service.cli.terminal import output, progress
 from service.jobs.model.states import JobState
 from service.platform.db import Database
 from service.settings import Settings
@@ -189,3 +191,13 @@ def test_without_a_terminal_a_long_wait_is_one_line(
     with progress.waiting("checking 50,000 rows…"):
         assert shown.wait(60)
     assert capfd.readouterr().out == "checking 50,000 rows…\n"
+
+
+def test_a_terminal_of_80_columns_shows_whole_ids_beside_long_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(output, "console", Console(file=shown, width=80))
+    job_id = "ftjob-Wx3H3xxY4QFeo9Ic3VRSyQrw"
+    values = ("long name " * 12, job_id, "succeeded (!)", "+0.058, not significant", "ft:tiny:" + "x" * 200)
+    output.print_table([], ("name", "id", "status", "held-out", "model"), [values])
+    assert job_id in shown.getvalue().split()
+    assert "…" not in shown.getvalue()
