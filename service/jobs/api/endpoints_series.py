@@ -28,9 +28,7 @@ RECONNECT_MS = 2000
 Name = Annotated[str, StringConstraints(pattern="[^,]")]
 Names = Annotated[list[Name] | None, Query(description="Metric names, separated by commas or repeated.")]
 AfterStep = Annotated[int, Query(ge=-1, le=MAX_NUMBER, description="Return only later steps.")]
-BeforeStep = Annotated[
-    int | None, Query(ge=0, le=MAX_NUMBER, description="With max_points: return only earlier steps.")
-]
+BeforeStep = Annotated[int | None, Query(ge=0, le=MAX_NUMBER, description="Return only earlier steps.")]
 MaxPoints = Annotated[
     int | None, Query(ge=2, le=10_000, description="Thin all rows evenly to this number; limit is ignored.")
 ]
@@ -84,7 +82,9 @@ def list_metrics(
                 max_points=max_points,
             )
             return MetricPage(data=rows, has_more=False)
-        rows = metrics.metric_rows(*place, after_step=after_step, names=chosen, limit=limit + 1)
+        rows = metrics.metric_rows(
+            *place, after_step=after_step, before_step=before_step, names=chosen, limit=limit + 1
+        )
     return MetricPage(data=rows[:limit], has_more=len(rows) > limit)
 
 

@@ -42,11 +42,12 @@ def metric_rows(
     job_id: str,
     *,
     after_step: int = -1,
+    before_step: int | None = None,
     names: Collection[str] | None = None,
     limit: int | None = None,
 ) -> list[MetricRow]:
     """At most `limit` rows `{"step": …, name: value, …}` in order of steps, with only `names` if given."""
-    query = _owned(tenant, job_id).where(Metric.step > after_step).order_by(Metric.step).limit(limit)
+    query = _between(tenant, job_id, after_step, before_step).limit(limit)
     return [_flat(metric, names) for metric in session.scalars(query)]
 
 
@@ -87,9 +88,7 @@ def thinned_rows(
 
     Evaluations are rare: thinned with the other rows, most of them would be missing.
     """
-    query = _owned(tenant, job_id).where(Metric.step > after_step).order_by(Metric.step)
-    if before_step is not None:
-        query = query.where(Metric.step < before_step)
+    query = _between(tenant, job_id, after_step, before_step)
     all_steps = query.with_only_columns(Metric.step)
     steps = session.scalars(all_steps).all()
     if len(steps) > max_points >= 4:
@@ -119,8 +118,12 @@ def to_csv(rows: Sequence[MetricRow]) -> str:
     return file.getvalue()
 
 
-def _owned(tenant: str, job_id: str) -> Select[Metric]:
-    return select(Metric).join(Job, Job.id == Metric.job_id).where(Job.id == job_id, Job.tenant == tenant)
+def _between(tenant: str, job_id: str, after_step: int, before_step: int | None) -> Select[Metric]:
+    """The metrics of the tenant's job in order of steps, without both ends."""
+    query = select(Metric).join(Job, Job.id == Metric.job_id).where(Job.id == job_id, Job.tenant == tenant)
+    if before_step is not None:
+        query = query.where(Metric.step < before_step)
+    return query.where(Metric.step > after_step).order_by(Metric.step)
 
 
 def _flat(metric: Metric, names: Collection[str] | None) -> MetricRow:

@@ -103,6 +103,11 @@ def test_metrics_go_on_after_a_step(client: TestClient, measured: str) -> None:
     }
 
 
+def test_metrics_end_before_a_step(client: TestClient, measured: str) -> None:
+    page = get(client, f"{measured}/metrics", after_step=3, before_step=6)
+    assert ([row["step"] for row in page["data"]], page["has_more"]) == ([4, 5], False)
+
+
 def test_names_that_are_given_but_empty_are_refused(client: TestClient, measured: str) -> None:
     for path in ("metrics", "metrics.csv"):
         answer = client.get(f"{JOBS}/{measured}/{path}", params={"names": ","})
