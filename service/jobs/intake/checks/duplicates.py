@@ -38,14 +38,17 @@ class DuplicateCheck:
     _answered: set[bytes] = field(default_factory=set)
     """Digests of training rows' prompts with their answers, if the rows have any."""
 
-    def watch(self, rows: Iterable[Row], param: str) -> Iterator[Row]:
-        """The same rows; repetitions are reported after the last one."""
+    def watch(self, rows: Iterable[Row], param: str, *, is_held_out_part: bool = False) -> Iterator[Row]:
+        """The same rows; repetitions are reported after the last one.
+
+        `is_held_out_part`: the rows are those that a split of the training file holds out.
+        """
         found = _Repetitions()
         for row in rows:
             self._compare(row, param == "training_file", found)
             yield row
         if found.num_prompts:
-            self._warn(param, found)
+            self._warn(param, found, is_held_out_part)
 
     def _compare(self, row: Row, is_training: bool, found: _Repetitions) -> None:
         prompt, answer = _parts(row)
@@ -64,11 +67,13 @@ class DuplicateCheck:
         if is_training:
             self._answered.add(answered)
 
-    def _warn(self, param: str, found: _Repetitions) -> None:
-        shown = ", ".join(f"row {line} repeats training row {first}" for line, first in found.first)
+    def _warn(self, param: str, found: _Repetitions, is_held_out_part: bool) -> None:
+        # a split keeps equal prompts on one side, so these rows repeat each other
+        side, kind = ("held-out", "held-out rows") if is_held_out_part else ("training", "rows")
+        shown = ", ".join(f"row {line} repeats {side} row {first}" for line, first in found.first)
         left = found.num_prompts - len(found.first)
         shown += f" and {left:,} more" if left else ""
-        count = f"{found.num_prompts:,} of {found.num_rows:,} rows"
+        count = f"{found.num_prompts:,} of {found.num_rows:,} {kind}"
         answers = f" ({found.num_answers:,} with the same answer)" if self._answered else ""
         if param == "training_file":
             text = f"{count} repeat the prompt of an earlier one{answers}: {shown}."

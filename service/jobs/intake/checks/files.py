@@ -142,7 +142,7 @@ class FileCheck:
             is_training=use.name == "training_file",
         )
         if not environments_of(method):  # with environments, equal rows are different tasks
-            rows = self.duplicates.watch(rows, use.param)
+            rows = self.duplicates.watch(rows, use.param, is_held_out_part=use.part == "held_out")
         if self.text is None:
             return sum(1 for _ in self._graded(rows, use))
         tools = tuple(function_schemas(self.report.tools))

@@ -141,3 +141,23 @@ def test_rows_with_the_same_prompt_stay_together(client: TestClient) -> None:
     assert report["rows"] == {"training": 16, "validation": 4}
     warned = {warning["code"] for warning in report["warnings"]}
     assert warned == {"duplicate_rows"}
+
+
+@on_sqlite
+def test_repeated_rows_are_named_by_the_side_that_repeats_them(client: TestClient) -> None:
+    rows = [*ROWS[:10], *ROWS[:10]]
+    chosen = held_out(rows, 4, seed=1)
+    trained = [n for n in range(20) if n not in chosen]
+    report = checked(client, rows, validation_split=4, seed=1)
+    training, held = (warning["message"] for warning in report["warnings"])
+    first, again = trained[0] + 1, trained[8] + 1
+    assert training.startswith(
+        "training_file: 8 of 16 rows repeat the prompt of an earlier one: "
+        f"row {again} repeats training row {first}, "
+    )
+    pairs = [(chosen[2] + 1, chosen[0] + 1), (chosen[3] + 1, chosen[1] + 1)]
+    shown = ", ".join(f"row {line} repeats held-out row {earlier}" for line, earlier in pairs)
+    assert held == (
+        f"training_file: 2 of 4 held-out rows repeat the prompt of an earlier one: {shown}. "
+        "Repeated prompts weigh more."
+    )
