@@ -143,7 +143,7 @@ class Keys:
         return TenantRead(
             id=tenant,
             num_keys=num_keys,
-            unfinished_jobs=num_unfinished(session, tenant, settings.max_queued_jobs),
+            unfinished_jobs=num_unfinished(session, tenant),
             stored_bytes=stored_bytes(session, tenant),
             limits=TenantLimits(
                 unfinished_jobs=settings.max_queued_jobs,

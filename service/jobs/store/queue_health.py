@@ -35,7 +35,7 @@ _PLACED = (
 _PLACES = select(_PLACED.c.id, _PLACED.c.place).where(_PLACED.c.id.in_(bindparam("ids", expanding=True)))
 
 
-def num_unfinished(session: Session, tenant: str, limit: int) -> int:
+def num_unfinished(session: Session, tenant: str, limit: int | None = None) -> int:
     """Unfinished jobs of the tenant, counted up to `limit`."""
     return _num_jobs(session, tenant, IS_UNFINISHED, limit)
 
@@ -47,7 +47,7 @@ def is_at_running_limit(session: Session, tenant: str, max_running: int | None) 
     return _num_jobs(session, tenant, is_in("jobs", *HELD), max_running) == max_running
 
 
-def _num_jobs(session: Session, tenant: str, condition: ColumnElement[bool], limit: int) -> int:
+def _num_jobs(session: Session, tenant: str, condition: ColumnElement[bool], limit: int | None) -> int:
     counted = select(Job.id).where(Job.tenant == tenant, condition).limit(limit).subquery()
     return session.scalar(select(func.count()).select_from(counted)) or 0
 

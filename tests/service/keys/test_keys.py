@@ -231,3 +231,13 @@ def test_tenants_are_listed_with_their_use_and_limits(
         "stored_bytes": None,
         "requests_per_second": None,
     }
+
+
+def test_all_unfinished_jobs_are_counted_after_their_limit_was_lowered(
+    app: FastAPI, admin: TestClient, client: TestClient, database: Database, settings: Settings
+) -> None:
+    for _ in range(3):
+        add_job(database, JobState.QUEUED)
+    app.state.settings = settings.model_copy(update={"max_queued_jobs": 1})
+    (tenant,) = (one for one in admin.get(TENANTS).json()["data"] if one["id"] == "tenant-a")
+    assert (tenant["unfinished_jobs"], tenant["limits"]["unfinished_jobs"]) == (3, 1)
