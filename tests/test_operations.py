@@ -78,6 +78,18 @@ def test_a_backup_of_running_production_can_be_restored_elsewhere(
         postgres_server.execute("DROP DATABASE restored WITH (FORCE)")
 
 
+@on_postgresql
+def test_a_second_backup_into_the_same_folder_has_the_newer_objects(
+    settings: Settings, database: Database, tmp_path: Path
+) -> None:
+    storage = open_storage(settings.storage_location)
+    for key in ("files/first", "files/second"):
+        storage.put(key, b"content")
+        run_block("backup, production", settings, tmp_path / "backup")
+    copied = open_storage(f"file://{tmp_path / 'backup' / 'artifacts'}")
+    assert sorted(key for key, *_ in copied.listed()) == ["files/first", "files/second"]
+
+
 @on_sqlite
 def test_a_backup_of_a_busy_embedded_service_can_be_restored_elsewhere(
     database: Database, tmp_path: Path
