@@ -82,10 +82,10 @@ class Files:
             with self.database.reading() as session:
                 is_recorded = session.get(File, file_id) is not None
             if not is_recorded:
-                self.storage.delete(key)
+                self.storage.discard([key])
             raise
         if answer.id != file_id:
-            self.storage.delete(key)
+            self.storage.discard([key])
         return answer
 
     def _known(
@@ -182,7 +182,7 @@ class Files:
                 message = f"{file_id} is used by the unfinished job {job_id}. Cancel the job first."
                 raise InvalidRequest(message, param="file_id", code="file_in_use")
             _mark_deleted(session, principal, "file.delete", row)
-        self.storage.delete(row.storage_key)
+        self.storage.discard([row.storage_key])
 
     def _purge_expired(self, principal: Principal) -> None:
         """Delete the content of the tenant's expired files that no unfinished job needs."""
@@ -192,8 +192,7 @@ class Files:
             unused = [row for row in rows if repository.unfinished_user(session, row) is None]
             for row in unused:
                 _mark_deleted(session, principal, "file.expire", row)
-        for row in unused:
-            self.storage.delete(row.storage_key)
+        self.storage.discard(row.storage_key for row in unused)
 
 
 def _adopted(session: Session, row: File, fields: UploadFields) -> FileRead | None:

@@ -104,8 +104,7 @@ class Models:
                 cancel_export(session, export)
             keys = repository.forget_model(session, principal.tenant, job)
             audit.record(session, principal, "model.delete", job.id)
-        for key in keys:
-            self.storage.delete(key)
+        self.storage.discard(keys)
         return ModelDeleted(id=name)
 
 

@@ -153,6 +153,18 @@ class Storage:
         except ObjectMissing:
             return
 
+    def discard(self, keys: Iterable[str]) -> None:
+        """Remove objects whose rows are deleted, up to the first failure, which is only logged.
+
+        The rows are gone, so a repeated request could not delete the rest, but `grpo orphans` can.
+        """
+        for key in keys:
+            try:
+                self.delete(key)
+            except StorageError as error:
+                logger.warning("orphans left", key=key, error=str(error))
+                return
+
     def _range(self, key: str, start: int, end: int) -> bytes:
         with _translated(key):
             piece = bytes(obstore.get_range(self._store, _checked(key), start=start, end=end))

@@ -48,8 +48,7 @@ def delete_job(database: Database, storage: Storage, principal: Principal, job_i
         _delete_rows(session, principal.tenant, ids)
         audit.record(session, principal, "job.delete", job_id)
     fault_point("job.deleted")
-    for key in dict.fromkeys(keys):
-        storage.delete(key)
+    storage.discard(dict.fromkeys(keys))
 
 
 def _check_unused(session: Session, job: Job, exports: list[Job]) -> None:

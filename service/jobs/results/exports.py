@@ -176,8 +176,7 @@ class Exports:
             cancel_export(session, found.row)
             keys = repository.forget_results(session, principal.tenant, [export_id])
             audit.record(session, principal, "job.export.delete", export_id)
-        for key in keys:
-            self.storage.delete(key)
+        self.storage.discard(keys)
         return ExportDeleted(id=export_id)
 
 

@@ -47,6 +47,18 @@ def test_deleting_a_file_removes_its_object(client: TestClient, bucket: Bucket) 
     assert bucket.keys == []
 
 
+def test_a_deletion_succeeds_while_the_store_refuses_it(
+    client: TestClient, bucket: Bucket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file_id = uploaded(client)
+    bucket.proxy.rule = strike(503, "DELETE POST")
+    answer = client.delete(f"/v1/files/{file_id}")
+    assert (answer.status_code, answer.json()["deleted"]) == (200, True)
+    assert client.get(f"/v1/files/{file_id}").status_code == 404
+    assert '"event": "orphans left"' in "".join(capsys.readouterr())
+    assert bucket.keys == [f"files/{file_id}"]
+
+
 def test_an_upload_that_fails_in_storage_is_reported_and_leaves_nothing(
     client: TestClient, bucket: Bucket
 ) -> None:
