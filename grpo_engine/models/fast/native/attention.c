@@ -92,6 +92,7 @@ INLINED void attend_head(const Call *c, long row, long head, float *scores, long
     long first = head * c->shared, end = first + c->shared;
     for (; first + MOST_QUERIES <= end; first += MOST_QUERIES)
         attend_queries(c, row, head, first, MOST_QUERIES, scores, parts, half);
+    for (; first + 2 <= end; first += 2) attend_queries(c, row, head, first, 2, scores, parts, half);
     for (; first < end; first++) attend_queries(c, row, head, first, 1, scores, parts, half);
 }
 
