@@ -32,6 +32,7 @@ void rms_norm(const void *x, long stride, const float *weight, long weight_strid
 
 INLINED void turn(const void *restrict x, const void *restrict cosine, const void *restrict sine,
                   void *restrict y, long dim, int half) {
+    #pragma omp simd simdlen(16)
     for (long i = 0; i < dim / 2; i++) {
         long j = i + dim / 2;
         float low = get(x, i, half), high = get(x, j, half);

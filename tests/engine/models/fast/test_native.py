@@ -42,10 +42,11 @@ def test_heads_of_a_wider_row_are_normed_each_with_its_own_weight(dtype: torch.d
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_rotation_is_its_formula(dtype: torch.dtype) -> None:
-    x = normal(5, 6, 24, dtype=dtype)[:, 2:]
-    cosine, sine = normal(5, 1, 24, seed=1, dtype=dtype), normal(5, 1, 24, seed=2, dtype=dtype)
-    exact = x.double() * cosine.double() + x.double().roll(12, -1) * sine.double()
+@pytest.mark.parametrize("dim", [24, 32, 80, 128])
+def test_a_rotation_is_its_formula(dtype: torch.dtype, dim: int) -> None:
+    x = normal(5, 6, dim, dtype=dtype)[:, 2:]
+    cosine, sine = normal(5, 1, dim, seed=1, dtype=dtype), normal(5, 1, dim, seed=2, dtype=dtype)
+    exact = x.double() * cosine.double() + x.double().roll(dim // 2, -1) * sine.double()
     assert_near(native.rotated(x, cosine, sine), exact)
 
 
