@@ -1,7 +1,8 @@
 """Operations between the matrix products: compiled if the library takes the tensors, otherwise torch's.
 
-The only place that decides between the two. Values only, without gradient; the autograd functions are in
-`kernels.py` and `logprobs.py`. The two round differently in the last bits.
+The only place that decides between the two, but for `packed.py`, which does so for each weight. Values only,
+without gradient; the autograd functions are in `kernels.py` and `logprobs.py`. The two round differently in
+the last bits.
 """
 
 from collections.abc import Callable

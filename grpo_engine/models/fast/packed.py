@@ -5,16 +5,21 @@ decoding. The adapter is part of the same product: B is appended to the weight, 
 Boundary: no gradient; holds a copy of the weights.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self, cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from grpo_engine.models.fast import native
 from grpo_engine.models.fast.products import has_onednn, onednn_product, prefers_onednn
 
 ROWS = 64
 """Number of rows that the order is optimised for; any number works."""
+MOST_COMPILED = 2**16
+"""Entries of A up to which the compiled product is faster than two calls of libraries."""
 
 
 def packs(weight: Tensor) -> bool:
@@ -30,21 +35,31 @@ class Packed:
     weight: Tensor
     """[O, I + r], reordered: only `onednn_product` reads it."""
     bias: Tensor | None
-    down: Tensor | None
-    """[r, I], reordered."""
+    append: Callable[[Tensor], Tensor] | None
+    """x [B, I] → [x | x Aᵀ] [B, I + r]."""
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None, down: Tensor | None, up: Tensor | None) -> Self:
         """weight [O, I], bias [O]; the adapter's A [r, I] and scaled B [O, r]."""
         if down is None or up is None:
             return cls(_reordered(weight), bias, None)
-        return cls(_reordered(torch.cat([weight, up], 1)), bias, _reordered(down))
+        return cls(_reordered(torch.cat([weight, up], 1)), bias, _appending(down.detach()))
 
     def __call__(self, x: Tensor) -> tuple[Tensor]:
         """x [B, I] → [B, O]."""
-        if self.down is not None:
-            x = torch.cat([x, onednn_product(x, self.down)], 1)
+        if self.append is not None:
+            x = self.append(x)
         return (onednn_product(x, self.weight, self.bias),)
+
+
+def _appending(down: Tensor) -> Callable[[Tensor], Tensor]:
+    """`Packed.append` for A [r, I], the faster way; decided by A alone, so that a row has the same result
+    among any others."""
+    if down.numel() <= MOST_COMPILED and native.library() is not None:
+        columns = pad(down.float().t(), (0, -len(down) % native.LANES)).contiguous()
+        return lambda x: native.append_product(x, columns, len(down))
+    reordered = _reordered(down)
+    return lambda x: torch.cat([x, onednn_product(x, reordered)], 1)
 
 
 def _reordered(weight: Tensor) -> Tensor:

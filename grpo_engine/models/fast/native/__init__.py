@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-VERSION = 2
+VERSION = 3
 """Version of the arguments; a library compiled for another version is not used."""
 LANES = 16
 WIDEST_HEAD = 256
@@ -44,10 +44,20 @@ class _Call(ctypes.Structure):
     )
 
 
+class _Append(ctypes.Structure):
+    """`Append` of adapter.c."""
+
+    _fields_ = (
+        *((name, c_long) for name in ("rows", "width", "rank", "stride")),
+        *((name, c_void_p) for name in ("x", "down", "out")),
+    )
+
+
 ROWS = (c_void_p, c_long)
 """Address of the first row, and entries from one row to the next."""
 ARGUMENTS: dict[str, list[Any]] = {
     "attend": [c_void_p],
+    "append_product": [c_void_p],
     "rms_norm": [*ROWS, *ROWS, c_void_p, *(c_long,) * 3, c_float],
     "rms_norm_back": [*ROWS, *ROWS, *ROWS, c_void_p, *(c_long,) * 3, c_float],
     "rotate": [*ROWS, c_void_p, c_void_p, c_void_p, *(c_long,) * 3],
@@ -57,7 +67,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "logprobs": [c_void_p, c_void_p, c_float, c_void_p, c_void_p, *(c_long,) * 2],
 }
 
-NEED_MEMORY = ("attend", "draw", "logprobs")
+NEED_MEMORY = ("attend", "append_product", "draw", "logprobs")
 
 
 @cache
@@ -119,6 +129,16 @@ def attend(
         out.data_ptr(),
     )
     _run("attend", query.dtype, ctypes.byref(call))
+    return out
+
+
+def append_product(x: Tensor, down: Tensor, rank: int) -> Tensor:
+    """x [B, I], down [I, rank rounded up to LANES] in float32 → x and x · down side by side [B, I + rank]."""
+    batch, width = x.shape
+    out = x.new_empty(batch, width + rank)
+    addresses = x.data_ptr(), down.data_ptr(), out.data_ptr()
+    call = _Append(batch, width, rank, x.stride(0), *addresses)
+    _run("append_product", x.dtype, ctypes.byref(call))
     return out
 
 

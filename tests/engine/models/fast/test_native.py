@@ -12,7 +12,7 @@ from torch.nn.functional import silu
 from grpo_engine.models.fast import native
 from grpo_engine.models.fast.kernels import rms_norm, rotated, swiglu
 from grpo_engine.rollout.sampler.rows import choose
-from tests.engine.models.fast.near import DTYPES, assert_near, normal
+from tests.engine.models.fast.near import DTYPES, TOLERANCE, assert_near, normal
 
 pytestmark = pytest.mark.needs_compiled
 
@@ -48,6 +48,19 @@ def test_a_rotation_is_its_formula(dtype: torch.dtype, dim: int) -> None:
     cosine, sine = normal(5, 1, dim, seed=1, dtype=dtype), normal(5, 1, dim, seed=2, dtype=dtype)
     exact = x.double() * cosine.double() + x.double().roll(dim // 2, -1) * sine.double()
     assert_near(native.rotated(x, cosine, sine), exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rank", [1, 16, 40])
+@pytest.mark.parametrize("rows", [1, 4, 7])
+def test_a_product_appended_to_its_input_is_its_formula(rows: int, rank: int, dtype: torch.dtype) -> None:
+    x, down = normal(rows, 60, dtype=dtype)[:, :50], normal(50, rank, seed=1)
+    columns = torch.nn.functional.pad(down, (0, -rank % native.LANES))
+    found = native.append_product(x, columns, rank)
+    assert torch.equal(found[:, :50], x)
+    # the sum of 50 products may be close to 0, its parts are not
+    exact = x.double() @ down.double()
+    assert torch.allclose(found[:, 50:].double(), exact, rtol=TOLERANCE[dtype], atol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

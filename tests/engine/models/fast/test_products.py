@@ -1,10 +1,12 @@
 """Products by either library: the same sums in another order."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
-from grpo_engine.models.fast.packed import Packed
+from grpo_engine.models.fast.packed import MOST_COMPILED, Packed
 from grpo_engine.models.fast.products import MIN_ONEDNN_ELEMENTS, MIN_ROWS, add_product, has_onednn, product
 
 SHAPES = {"small": (5, 24, 40), "large": (96, 320, 160)}
@@ -13,6 +15,14 @@ SHAPES = {"small": (5, 24, 40), "large": (96, 320, 160)}
 
 def normal(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def packed(weight: Tensor, rank: int) -> Callable[[Tensor], Tensor]:
+    """The layer for oneDNN, with an adapter of this rank; 0: without."""
+    outputs, inputs = weight.shape
+    down = normal(rank, inputs, seed=4, dtype=weight.dtype) if rank else None
+    layer = Packed.of(weight, None, down, normal(outputs, rank, seed=5, dtype=weight.dtype))
+    return lambda rows: layer(rows)[0]
 
 
 def exact(x: Tensor, weight: Tensor) -> Tensor:
@@ -31,7 +41,7 @@ def test_a_row_of_a_product_does_not_depend_on_the_rows_beside_it(size: str, dty
     x, weight = normal(96, inputs, seed=1, dtype=dtype), normal(outputs, inputs, seed=3, dtype=dtype)
     layers = [lambda rows: product(rows, weight)]
     if has_onednn(dtype, x.device):
-        layers.append(lambda rows: Packed.of(weight, None, None, None)(rows)[0])
+        layers += [packed(weight, rank) for rank in (0, 20, MOST_COMPILED // inputs + 1)]
     for layer in layers:
         together = layer(x)
         for count in (*range(1, 2 * MIN_ROWS), 64):
