@@ -1,4 +1,5 @@
-"""Compares this engine with TRL 1.16: same model, prompts, seeds, number of tokens and hyperparameters.
+"""Compares this engine with TRL 1.16: same model, seeds, number of tokens, hyperparameters and, in each step,
+prompts.
 
     python -m bench.trl.compare --model shape:hidden=512,layers=8,heads=8,kv=4,vocab=8192 --lengths fixed
     python -m bench.trl.compare --workload c --rounds 3
@@ -28,9 +29,10 @@ from bench import machine
 from bench.trl import flops
 from bench.trl.models import Shape, prompts_of, random_prompts, shape_model
 from bench.trl.reasoning import reasoning_model
-from bench.trl.side import Answer, Spec, read_answer
+from bench.trl.side import Answer, Spec, read_answer, read_rows
 from examples.tiny_model import make_model
 from grpo_engine.process.setup import DEFAULTS
+from grpo_engine.rollout.prompt_source import PromptSource
 
 RATIOS = {
     "completions_per_second": "completions_per_second",
@@ -145,6 +147,7 @@ def _model(workload: Workload, folder: Path) -> Path:
 
 def run_side(side: str, spec: Spec, folder: Path) -> Answer:
     """Run once in a child process, so that the peak memory is that of this run."""
+    spec = in_our_order(spec, folder) if side == "theirs" else spec
     spec_file, answer_file = folder / "spec.json", folder / "answer.json"
     spec_file.write_text(json.dumps(asdict(spec)))
     # this engine gets its own defaults; TRL gets those that speed up any program
@@ -155,6 +158,16 @@ def run_side(side: str, spec: Spec, folder: Path) -> Answer:
     if done.returncode:
         raise RuntimeError(f"{side} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     return read_answer(answer_file)
+
+
+def in_our_order(spec: Spec, folder: Path) -> Spec:
+    """The input for TRL, with the rows in the order in which this engine draws them, which it does not
+    shuffle. Otherwise the engines would get prompts with answers of other lengths in a step."""
+    rows: Any = read_rows(spec.rows)
+    source, ordered = PromptSource(rows, spec.prompts, spec.seed), folder / "ordered.jsonl"
+    drawn: list[Any] = [row for step in range(1, spec.steps + 1) for row in source.batch(step)]
+    ordered.write_text("".join(json.dumps(row) + "\n" for row in drawn))
+    return replace(spec, rows=str(ordered), theirs={**spec.theirs, "shuffle_dataset": False})
 
 
 def _medians(figures: Sequence[dict[str, float]]) -> dict[str, float]:

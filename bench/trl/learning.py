@@ -24,8 +24,7 @@ from typing import Any
 
 from bench.trl.compare import run_side
 from bench.trl.learning_task import GRADER, MAX_TOKENS, MODEL, NUM_HELD_OUT, TRAIN, accuracy, make_task
-from bench.trl.side import Spec, read_rows
-from grpo_engine.rollout.prompt_source import PromptSource
+from bench.trl.side import Spec
 from grpo_engine.training.run_description import library_versions
 
 SIDES = {"ours": "ours", "TRL": "theirs"}
@@ -83,7 +82,6 @@ def spec_of(case: dict[str, Any], task: Path, *, device: str = "cpu", **more: An
         threads=1,
         grader=GRADER,
         ours=LIKE_TRL,
-        theirs={"shuffle_dataset": False},
         **case,
         **more,
     )
@@ -121,8 +119,7 @@ def measure(name: str, task: Path, seeds: Sequence[int], steps: int, device: str
 
     def one(seed: int, engine: str) -> dict[str, Any]:
         side = SIDES[engine]
-        rows = _in_our_order(task, seed, steps) if side == "theirs" else task / TRAIN
-        spec = spec_of(CASES[name], task, device=device, seed=seed, steps=steps, rows=str(rows))
+        spec = spec_of(CASES[name], task, device=device, seed=seed, steps=steps, rows=str(task / TRAIN))
         run = run_once(side, spec, task)
         print(f"{name}, seed {seed}, {engine}: {run['area']:.3f}, {run['accuracy']:.3f}", flush=True)
         return run
@@ -136,15 +133,6 @@ def measure(name: str, task: Path, seeds: Sequence[int], steps: int, device: str
         ours, trl = ([run[kind] for run in each] for each in runs.values())
         verdicts[kind] = judge(ours, trl, start)
     return {**CASES[name], "device": device, "largest_logit": logit, "runs": runs, "verdicts": verdicts}
-
-
-def _in_our_order(task: Path, seed: int, steps: int) -> Path:
-    """A file for TRL, with the rows in the order in which this engine draws them. TRL does not shuffle it."""
-    rows: Any = read_rows(task / TRAIN)
-    source, ordered = PromptSource(rows, PROMPTS, seed), task / f"ordered-{seed}.jsonl"
-    drawn: list[Any] = [row for step in range(1, steps + 1) for row in source.batch(step)]
-    ordered.write_text("".join(json.dumps(row) + "\n" for row in drawn))
-    return ordered
 
 
 def page(found: dict[str, Any], stem: str = "learning") -> str:

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from bench.trl import ours
+from bench.trl.compare import in_our_order
 from bench.trl.learning import CASES, judge, page, spec_of
 from bench.trl.learning_task import HELD_OUT, LARGEST_LOGIT, TRAIN, accuracy, make_task, solution
 from bench.trl.side import read_rows
+from grpo_engine.run.build import build_loop
+from grpo_engine.training.trainer import Trainer
 
 HAS_ZERO = {"type": "format", "name": "has_zero", "pattern": ".*0.*"}
 """A reward that differs between the samples of a model that has learned almost nothing."""
@@ -51,6 +54,20 @@ def test_this_engines_side_saves_what_it_has_trained(name: str, task: Path, tmp_
     assert found.moved > 1e-3
     before, after = (accuracy(task, folder, spec.dtype)[1] for folder in (task, tmp_path / "trained"))
     assert before != after
+
+
+def test_trl_gets_the_prompts_of_each_step_in_the_order_of_this_engine(task: Path, tmp_path: Path) -> None:
+    few = tmp_path / "rows.jsonl"
+    few.write_text("".join(f"{line}\n" for line in (task / TRAIN).read_text().splitlines()[:6]))
+    spec = spec_of(CASES["LoRA, bfloat16"], task, seed=3, steps=5, rows=str(few))
+    spec = replace(spec, prompts=2)
+    trainer = build_loop(ours.config_of(spec), tmp_path / "run").method
+    assert isinstance(trainer, Trainer)
+    drawn = [prompt.text for step in range(1, 6) for prompt in trainer.source.batch(step)]
+    trainer.close()
+    theirs = in_our_order(spec, tmp_path)
+    assert [row["prompt"] for row in read_rows(theirs.rows)] == drawn
+    assert theirs.theirs == {"shuffle_dataset": False}
 
 
 def test_a_difference_is_compared_with_the_spread_between_seeds() -> None:
