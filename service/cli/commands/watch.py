@@ -189,6 +189,8 @@ def watch_job(client: Client, job_id: str, *, as_json: bool = False) -> dict[str
     try:
         for event in follow(client, job_id):
             show(event, display)
+            if event.name == "status" and event.data["status"] == "paused":
+                display.message(f"`grpo resume {job_id}` continues it.", "info")
             for text in errors.found(event.data) if event.name == "metrics" else ():
                 display.message(text, "warn")
     finally:

@@ -1,4 +1,4 @@
-"""`grpo watch` shows why completions cannot be scored, while the job runs and when it fails."""
+"""`grpo watch` shows why completions cannot be scored, and how a paused job goes on."""
 
 import pytest
 
@@ -72,3 +72,18 @@ def test_a_failed_session_is_shown_with_its_row_and_reason(grpo: Grpo, database:
     assert f"warn: {reason}\nwarn: the completion: north\n" in shown
     assert "row 3): no connection\n" in shown
     assert shown.count("the completion:") == 1
+
+
+def test_a_paused_job_is_shown_with_the_command_that_continues_it(grpo: Grpo, database: Database) -> None:
+    job_id = add_job(database, JobState.CANCELLED)
+    paused = {"status": "paused", "state": "paused", "phase": "paused"}
+    over = {"status": "cancelled", "state": "cancelled", "phase": "cancelled"}
+    with database.transaction() as session:
+        append(
+            session,
+            job_id,
+            HistoryEntry("status", "The job was paused.", data=paused),
+            HistoryEntry("status", "The job was cancelled.", data=over),
+        )
+    lines = grpo.run("watch", job_id).stdout.splitlines()
+    assert lines == ["paused", f"`grpo resume {job_id}` continues it.", "cancelled", f"{job_id} cancelled"]
