@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Iterator, Mapping
+from textwrap import indent
 from typing import Annotated, Any
 
 import typer
@@ -30,7 +31,7 @@ def diagnose(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -
 def _show(job_id: str, finding: dict[str, Any]) -> None:
     say(f"\n{finding['severity']}: {finding['cause']} [{finding['code']}]", STYLES[finding["severity"]])
     for line in finding["evidence"]:
-        say(f"  {line}")
+        say(indent(line, "  "))
     if finding["advice"]:
         say(f"  {finding['advice']}")
     if finding["patch"] is not None:

@@ -280,14 +280,14 @@ def test_help_works_with_json(offline: Grpo) -> None:
 
 
 def test_a_diagnosis_ends_with_the_command_that_retries_the_job(grpo: Grpo, database: Database) -> None:
-    failure = {"code": "non_finite", "message": NASTY, "hint": "the hint", "evidence": []}
+    failure = {"code": "non_finite", "message": NASTY, "hint": "the hint", "evidence": ["Trace:\n  line 7"]}
     job_id = add_job(database, JobState.FAILED, failure=failure, step=4)
     assert grpo("diagnose", job_id).splitlines() == [
         f"{job_id} failed at step 4: "
         "The loss or its gradient became NaN or infinite: the updates were too large.",
         "",
         "error: The loss or its gradient became NaN or infinite: the updates were too large. [non_finite]",
-        f"  at step 4 of 10: {SHOWN}",
+        *(f"  at step 4 of 10: {SHOWN}", "  Trace:", "    line 7"),
         "  the hint",
         f"  grpo retry {job_id} --set method.reinforcement.hyperparameters.learning_rate=3.3e-06",
     ]
