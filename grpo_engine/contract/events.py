@@ -168,7 +168,7 @@ class Finished(BaseEvent):
     path: str
     """Folder of the trained adapter (or whole model), relative to the run directory."""
     num_tokens: int
-    """Tokens trained on, over the whole job."""
+    """Tokens of all completions that the training steps sampled; supervised: of all turns trained on."""
     best_step: int | None = None
     """Best evaluated step (0: before training); None without held-out rows."""
     best_path: str | None = None
