@@ -1,4 +1,4 @@
-"""`grpo watch` shows why completions cannot be scored, and how a paused job goes on."""
+"""`grpo watch` shows why completions cannot be scored, and how to resume a paused job."""
 
 import pytest
 
