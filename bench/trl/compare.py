@@ -161,8 +161,10 @@ def run_side(side: str, spec: Spec, folder: Path) -> Answer:
 
 
 def in_our_order(spec: Spec, folder: Path) -> Spec:
-    """The input for TRL, with the rows in the order in which this engine draws them, which it does not
-    shuffle. Otherwise the engines would get prompts with answers of other lengths in a step."""
+    """The input for TRL, with the rows in the order in which this engine draws them, and no shuffling.
+
+    Otherwise a step's prompts, and so the lengths of its completions, would differ between the engines.
+    """
     rows: Any = read_rows(spec.rows)
     source, ordered = PromptSource(rows, spec.prompts, spec.seed), folder / "ordered.jsonl"
     drawn: list[Any] = [row for step in range(1, spec.steps + 1) for row in source.batch(step)]
