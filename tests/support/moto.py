@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import signal
 import sys
 
 import httpx
@@ -11,6 +12,9 @@ from tests.support.servers import Server, is_ok
 
 class Moto(Server):
     """An S3-compatible store in memory that accepts any credentials."""
+
+    stop_signal = signal.SIGKILL
+    """On SIGTERM, moto raises SystemExit in the code that its main thread runs, which may discard it."""
 
     def __init__(self) -> None:
         super().__init__()
