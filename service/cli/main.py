@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -42,6 +43,12 @@ app = typer.Typer(
 SERVICE, WORK, SETUP = "The service", "Jobs", "Datasets, models, keys, webhooks"
 
 
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"grpo-service {version('grpo-service')}")
+        raise typer.Exit
+
+
 @app.callback()
 def connection(
     url: Annotated[str, typer.Option(envvar="GRPO_URL", help="URL of the service.")] = DEFAULT_URL,
@@ -49,6 +56,9 @@ def connection(
         str | None,
         typer.Option(envvar="GRPO_API_KEY", help="API key (default: the one in $GRPO_HOME/api_key)."),
     ] = None,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Options of every command, which `options.client_of` reads."""
 

@@ -212,7 +212,8 @@ def test_a_proxy_of_an_unsupported_kind_is_an_error_with_its_reason(up: Up) -> N
     assert "httpx[socks]" in done.stderr
 
 
-def test_help_lists_the_commands(up: Up) -> None:
+def test_help_lists_the_commands_and_version_prints_the_version(up: Up) -> None:
+    assert re.fullmatch(r"grpo-service \d+\.\d+\.\d+\n", up.grpo("--version").stdout)
     done = up.grpo("--help")
     names = {"up", "serve", "worker", "migrate", "submit", "watch", "download", "files", "models", "keys"}
     assert names <= set(done.stdout.split())
