@@ -81,8 +81,10 @@ def requested_weights(
 
     `checkpoint`: an id or, like `which`, the word "final" or "best". Raises NotFound.
     """
-    if checkpoint is None or checkpoint in ("final", "best"):
-        return chosen_weights(session, tenant, job, checkpoint or which)
+    if checkpoint is None:
+        return chosen_weights(session, tenant, job, which, param="which")
+    if checkpoint in ("final", "best"):
+        return chosen_weights(session, tenant, job, checkpoint)
     return weights_at(session, tenant, checkpoint, job.id, param="checkpoint")
 
 
@@ -102,20 +104,23 @@ def weights_at(
     return of_checkpoint(repository.require_job(session, tenant, found.job_id), found)
 
 
-def chosen_weights(session: Session, tenant: str, job: Job, which: str) -> StoredWeights:
+def chosen_weights(
+    session: Session, tenant: str, job: Job, which: str, *, param: str = "checkpoint"
+) -> StoredWeights:
     """The job's best weights or its final ones, which are its newest checkpoint's if it has not ended.
 
-    Raises NotFound with code `no_adapter_yet`, `adapter_deleted` or `no_best_checkpoint` and a hint.
+    `param`: the request's field that chose them. Raises NotFound with code `no_adapter_yet`,
+    `adapter_deleted` or `no_best_checkpoint` and a hint.
     """
     final = result_of(session, job)
     points = [of_checkpoint(job, point) for point in repository.checkpoints_of(session, tenant, job.id)]
     available = [final, *points] if final else points
     if not available:
         raise _without_weights(job)
-    return available[0] if which == "final" else _best(job, available)
+    return available[0] if which == "final" else _best(job, available, param)
 
 
-def _best(job: Job, available: list[StoredWeights]) -> StoredWeights:
+def _best(job: Job, available: list[StoredWeights], param: str) -> StoredWeights:
     step = (job.evaluation.get("best") or {}).get("step")
     for weights in available:
         if weights.step == step:
@@ -126,7 +131,7 @@ def _best(job: Job, available: list[StoredWeights]) -> StoredWeights:
         message = f"{job.id} was best before training: no evaluated step did better on the held-out rows"
     else:
         message = f"{job.id} was best at step {step}, whose checkpoint was not kept"
-    raise NotFound(f"{message}. Use checkpoint=final.", param="checkpoint", code="no_best_checkpoint")
+    raise NotFound(f"{message}. Use {param}=final.", param=param, code="no_best_checkpoint")
 
 
 def _without_weights(job: Job) -> NotFound:

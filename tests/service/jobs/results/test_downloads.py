@@ -129,8 +129,13 @@ def test_the_best_evaluated_weights_can_be_downloaded(
     assert adapter(client, job_id, which="final").content == CONTENT
 
 
-def test_without_evaluation_there_is_no_best(client: TestClient, job_id: str) -> None:
-    assert refusal(adapter(client, job_id, which="best")) == (404, "no_best_checkpoint")
+@pytest.mark.parametrize("param", ["which", "checkpoint"])
+def test_without_evaluation_there_is_no_best(client: TestClient, job_id: str, param: str) -> None:
+    answer = adapter(client, job_id, **{param: "best"})
+    assert refusal(answer) == (404, "no_best_checkpoint")
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert error["message"].endswith(f"Use {param}=final.")
 
 
 def test_a_checkpoint_is_served_under_three_addresses(
