@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 
+from grpo_engine.config.recipes import problem_at
 from grpo_engine.contract.described import Described
 
 Project = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^/\\#?%:\x00-\x1f]+$")]
@@ -57,6 +58,18 @@ class Mlflow(_Given):
 
 
 Integration = Annotated[Wandb | Tensorboard | Mlflow, Field(discriminator="type")]
+
+
+def _one_of_each_type(integrations: list[Integration]) -> list[Integration]:
+    types = [one.type for one in integrations]
+    for index, each in enumerate(types):
+        if each in types[:index]:
+            raise problem_at(f"give only one sink of the type {each}", index, "type")
+    return integrations
+
+
+Integrations = Annotated[list[Integration], Field(max_length=8), AfterValidator(_one_of_each_type)]
+"""The sinks of one job."""
 
 
 def as_documents(*groups: Iterable[Wandb | Tensorboard | Mlflow]) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from grpo_engine.config.job import Method, ProbeSize, Reinforcement
 from grpo_engine.config.recipes import problem_at
 from grpo_engine.config.validation_split import ValidationSplit
 from grpo_engine.contract.records import filled_in
-from service.integrations import Integration
+from service.integrations import Integrations
 from service.jobs.model.editing import MAX_TAGS, ONE_LINE, JobName, Notes, Tag
 from service.jobs.model.openai_terms import from_openai_terms
 from service.jobs.model.resources import Resources
@@ -82,7 +82,7 @@ class JobCreate(RequestBody):
     """Training method and its options."""
     hyperparameters: dict[str, Any] | None = None
     """Deprecated by OpenAI: used as the supervised method's if no method is given, otherwise ignored."""
-    integrations: list[Integration] | None = Field(None, max_length=8)
+    integrations: Integrations | None = None
     """Other destinations of metrics: Weights & Biases, TensorBoard, MLflow."""
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 

@@ -98,6 +98,14 @@ def test_a_wrong_integration_is_refused_at_its_field(
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
+def test_a_second_sink_of_a_type_is_refused(client: TestClient, training_file: str) -> None:
+    second = {"type": "wandb", "wandb": {"project": "other"}}
+    answer = client.post(JOBS, json=request(training_file, integrations=[WANDB, TENSORBOARD, second]))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "integrations[2].type")
+    assert "only one sink of the type wandb" in error["message"]
+
+
 def test_the_operator_s_sinks_are_every_job_s_and_a_job_s_own_come_first(
     settings: Settings, database: Database, api_key: str
 ) -> None:
