@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass, field
 
 import structlog
+from sqlalchemy.exc import SQLAlchemyError
 
 from grpo_engine.process.parent_death import bound_command
 from service.ops.helper_heartbeats import SINKS, Heartbeat
@@ -87,12 +88,23 @@ class Keeper:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
     def end_all(self) -> None:
-        """Send SIGTERM to all; each may still write the steps that it has read."""
+        """Send SIGTERM to all; each may still write the steps that it has read and releases its claim."""
         for process in self._running.values():
             process.terminate()
         for process in self._running.values():
             end_process(process, STOP_SECONDS)
+        self._release_killed()
         self._running.clear()
+
+    def _release_killed(self) -> None:
+        """Release the claims of processes that could not do so, such as those that were still starting."""
+        killed = [claim for claim, process in self._running.items() if process.returncode != 0]
+        try:
+            with self.database.transaction() as session:
+                for claim in killed:
+                    outbox.release(session, claim)
+        except SQLAlchemyError as error:  # the claims expire
+            logger.warning("sinks not released", error=type(error).__name__)
 
 
 def _ended(code: int) -> str:

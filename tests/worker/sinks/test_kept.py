@@ -166,6 +166,18 @@ def test_a_stopped_keeper_lets_sinks_write_the_steps_already_read(
     assert claim(database) == outbox.Claim(job_id, "tensorboard", 3)
 
 
+def test_a_stopped_keeper_releases_a_sink_that_is_still_starting(
+    database: Database, keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = add_job(database, WANDB, steps=3)
+    monkeypatch.setattr("worker.sinks.keeper.STOP_SECONDS", 0.1)
+    started_with(keeper, tmp_path, "time.sleep(600)", monkeypatch)
+    keeper.end_all()
+    row = row_of(database, job_id)
+    assert (row.state, row.failures) == ("pending", 0)
+    assert claim(database) == outbox.Claim(job_id, "wandb", 3)
+
+
 def test_steps_missed_during_a_failure_are_sent_later(database: Database, settings: Settings) -> None:
     blocked = settings.tensorboard_root
     blocked.write_text("a file where the folder should be")
