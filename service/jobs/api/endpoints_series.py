@@ -68,7 +68,10 @@ def list_metrics(
     max_points: MaxPoints = None,
     limit: RowLimit = 1000,
 ) -> MetricPage:
-    """Flat rows in order of steps; `max_points` thins them evenly and keeps both ends and the evaluations."""
+    """Flat rows in order of steps; `max_points` thins them evenly and keeps both ends.
+
+    From 4 rows on, up to half of them are steps with an evaluation.
+    """
     chosen = _split_names(names)
     with database.reading() as session:
         require_job(session, principal.tenant, job_id)
