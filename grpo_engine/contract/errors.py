@@ -49,8 +49,8 @@ class BaseChangedError(ModelError):
 
     code = "base_model_changed"
     hint = (
-        "Restore the model's original files; a new job can then continue from the last checkpoint. "
-        "With the new files, training must start from step 0."
+        "Restore the model's original files and repeat the request; a new job can continue from the last "
+        "checkpoint. With the new files, training must start from step 0."
     )
 
 
