@@ -7,9 +7,11 @@ from pydantic import BaseModel, Field, StringConstraints
 from service.web.validation import RequestBody
 
 ONE_LINE = r"^[^\x00-\x1f\x7f]*$"
-JobName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=ONE_LINE)]
+JobName = Annotated[
+    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=128, pattern=ONE_LINE)
+]
 Notes = Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00]*$")]
-Tag = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=ONE_LINE)]
+Tag = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=64, pattern=ONE_LINE)]
 MAX_TAGS = 16
 
 

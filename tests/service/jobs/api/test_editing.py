@@ -80,11 +80,13 @@ def test_a_change_is_audited(client: TestClient, database: Database) -> None:
     ("change", "param"),
     [
         ({"name": ""}, "name"),
+        ({"name": "  "}, "name"),
         ({"name": "a\nb"}, "name"),
         ({"name": "x" * 129}, "name"),
         ({"notes": "x" * 4097}, "notes"),
         ({"tags": ["x"] * 17}, "tags"),
         ({"tags": ["x" * 65]}, "tags[0]"),
+        ({"tags": [" "]}, "tags[0]"),
         ({"tags": None}, "tags"),
         ({"archived": "yes"}, "archived"),
         ({"seed": 1}, "seed"),
@@ -100,10 +102,11 @@ def test_an_invalid_change_names_the_field_and_changes_nothing(
     assert client.get(f"{JOBS}/{job_id}").json()["archived"] is False
 
 
-def test_a_new_job_has_the_given_name_notes_and_tags(client: TestClient, model: Path) -> None:
-    given = {"name": "First", "notes": "n", "tags": ["a"]}
-    job = create(client, upload(client), **given)
-    assert shown(job) == {**given, "archived": False}
+def test_a_new_job_has_the_given_name_notes_and_tags_without_outer_spaces(
+    client: TestClient, model: Path
+) -> None:
+    job = create(client, upload(client), name=" First ", notes="n", tags=["a", " b"])
+    assert shown(job) == {"name": "First", "notes": "n", "tags": ["a", "b"], "archived": False}
 
 
 def test_a_clone_keeps_the_current_tags_but_neither_name_nor_notes(client: TestClient, model: Path) -> None:
