@@ -10,14 +10,15 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 
 from service.jobs.store.wakeups import broker_check
 from service.ops import helper_heartbeats
 from service.ops.bounded_check import BoundedCheck
+from service.ops.database_rights import missing_rights
 from service.platform.catalog import Catalog, CatalogError
 from service.platform.db import Database
-from service.platform.migrate import current_revision, head_revision
+from service.platform.migrate import current_revision, head_revision, is_known
 from service.platform.storage import Storage, StorageError
 from service.settings import Settings
 from service.web.error_handlers import DATABASE_ERRORS
@@ -67,13 +68,24 @@ class Readiness:
 
 
 def database_check(database: Database) -> str:
-    """Whether the database responds and has this code's schema."""
+    """Whether the database responds, has this code's schema, and lets its user read and change it."""
     try:
-        found = current_revision(database.engine)
+        found, needed = current_revision(database.engine), head_revision()
+        if found != needed:
+            return f"schema is {found}, {needed} is needed: {_way_to(found)}"
+        with database.reading() as session:
+            missing = missing_rights(session)
     except DATABASE_ERRORS:
         return NO_ANSWER
-    needed = head_revision()
-    return "ok" if found == needed else f"schema is {found}, {needed} is needed: run `grpo migrate`"
+    except ProgrammingError as error:
+        return f"refuses to be read: {error.orig}"
+    shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+    return f"its user lacks {shown}" if missing else "ok"
+
+
+def _way_to(found: str | None) -> str:
+    """How a database with another schema gets this code's."""
+    return "run `grpo migrate`" if is_known(found) else "another version upgraded it"
 
 
 def storage_check(storage: Storage) -> str:

@@ -15,6 +15,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
+from sqlalchemy.exc import ProgrammingError
 from starlette.datastructures import State
 
 from service.jobs.model.states import TERMINAL, JobState
@@ -63,7 +64,7 @@ class JobMetrics:
         self._codes: dict[str, int] = {}
 
     def read(self) -> Snapshot | None:
-        """The current snapshot; None if the database does not respond."""
+        """The current snapshot; None if the database does not respond or refuses."""
         try:
             with self._database.reading() as session:
                 found = job_counts(session)
@@ -72,7 +73,7 @@ class JobMetrics:
                     self._codes = failure_codes(session)
                 pools = pool_reports(session, self._sweep_seconds)
                 return Snapshot(found, oldest_seconds(session), overdue_leases(session), self._codes, pools)
-        except DATABASE_ERRORS:
+        except (*DATABASE_ERRORS, ProgrammingError):
             return None
 
 

@@ -53,3 +53,9 @@ def head_revision() -> str:
     if revision is None:
         raise RuntimeError("migrations/versions is empty")
     return revision
+
+
+def is_known(revision: str | None) -> bool:
+    """Whether this code can upgrade a database with this schema version."""
+    known = ScriptDirectory.from_config(alembic_config()).walk_revisions()
+    return revision is None or revision in {script.revision for script in known}

@@ -39,6 +39,10 @@ ADVICE = {
 SERVER_ADVICE = (
     "Start the database that GRPO_DATABASE_URL names, or correct its host, name, user or password."
 )
+SCHEMA_ADVICE = (
+    "Run `grpo migrate` with this version's code, or a newer version if that upgraded the database. For a "
+    "missing right, let the tables' owner grant it to the user that GRPO_DATABASE_URL names."
+)
 FILE_ADVICE = "GRPO_HOME must be a folder that this user can write to, and its disk must not be full."
 
 
@@ -87,7 +91,7 @@ def _clock(session: Session) -> Finding:
 def _schema_and_pools(opened: Database, settings: Settings) -> Iterator[Finding]:
     schema = database_check(opened)
     if schema != "ok":
-        yield failure("schema", schema, "Run `grpo migrate` with this version's code.")
+        yield failure("schema", schema, SCHEMA_ADVICE)
         return
     yield ok("schema", head_revision())
     with opened.reading() as session:

@@ -15,6 +15,7 @@ from service.platform.db import Database
 from service.platform.tables.workers import WorkerHost
 from service.settings import Settings
 from tests.conftest import on_postgresql, on_sqlite, settings_for
+from tests.service.ops.database_users import limited_user
 from tests.service.ops.findings import bad, only
 from tests.support.servers import Postgres, Redis
 from tests.worker.jobs import insert_job
@@ -63,6 +64,19 @@ def test_another_schema_is_a_failure(settings: Settings, database: Database) -> 
     found = bad(stores.database(settings))[-1]
     assert (found.level, found.check) == (Level.FAILURE, "schema")
     assert "grpo migrate" in found.advice
+
+
+@on_postgresql
+def test_a_user_of_the_database_without_rights_is_a_failure(settings: Settings, database: Database) -> None:
+    reading = "SELECT ON ALL TABLES IN SCHEMA public"
+    writing = "INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public"
+    with limited_user(database, settings, reading) as limited:
+        found = bad(stores.database(limited))[-1]
+    assert (found.level, found.check) == (Level.FAILURE, "schema")
+    assert found.found.startswith("its user lacks DELETE on api_keys")
+    assert "grant it to the user" in found.advice
+    with limited_user(database, settings, reading, writing, "USAGE ON audit_id_seq") as limited:
+        assert [each.check for each in bad(stores.database(limited))] == ["durability"]
 
 
 @on_postgresql

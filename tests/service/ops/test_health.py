@@ -11,6 +11,8 @@ from pydantic import SecretStr
 from service.app import create_app
 from service.platform.db import Database
 from service.settings import Settings
+from tests.conftest import on_postgresql
+from tests.service.ops.database_users import limited_user
 from tests.support.servers import Postgres, Redis
 
 WELL = {
@@ -109,6 +111,7 @@ def test_on_another_schema_it_is_not_ready(anonymous: TestClient, database: Data
     status, state, checks = ready(anonymous)
     assert (status, state) == (503, "unready")
     assert checks["database"].startswith("schema is older, 2026_")
+    assert checks["database"].endswith("another version upgraded it")
 
 
 def test_on_an_empty_database_it_is_not_ready(anonymous: TestClient, database: Database) -> None:
@@ -130,6 +133,29 @@ def test_without_its_database_it_is_alive_but_not_ready(
     assert (answer[0], answer[2]["database"], alive) == (503, "no answer", 200)
     assert "grpo_database_up 0.0" in counted
     assert ready(anonymous)[0] == 200
+
+
+@on_postgresql
+@pytest.mark.parametrize(
+    ("grants", "found"),
+    [
+        ([], "refuses to be read: permission denied for table alembic_version"),
+        (["SELECT ON ALL TABLES IN SCHEMA public"], "its user lacks DELETE on api_keys, DELETE on "),
+        (
+            ["SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public"],
+            "its user lacks USAGE on public.audit_id",
+        ),
+    ],
+)
+def test_with_too_few_rights_in_its_database_it_is_not_ready(
+    settings: Settings, database: Database, grants: list[str], found: str
+) -> None:
+    with limited_user(database, settings, *grants) as limited, TestClient(create_app(limited)) as client:
+        status, state, checks = ready(client)
+        metrics = client.get("/metrics")
+    assert (status, state) == (503, "unready")
+    assert checks["database"].startswith(found)
+    assert metrics.status_code == 200
 
 
 def test_without_its_storage_it_is_degraded_and_still_serves(
