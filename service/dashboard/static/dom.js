@@ -166,6 +166,9 @@ export function duration(seconds) {
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.round(hours / 24)} days`;
 }
 
+// Seconds from a job's start to its end or, while it runs, to now. Not negative: clocks differ and are set back.
+export const secondsRun = ({ started_at: from, finished_at: to }) => Math.max(0, (to ?? Date.now() / 1000) - from);
+
 // Unix seconds → a <time> with the relative time, and the full date as its title.
 export function ago(unix) {
   if (!unix) return "–";

@@ -70,7 +70,7 @@ def shown(job: Job) -> Cost | None:
     if not cost or not cost.get("steps"):
         return None
     if job.finished_at is not None and job.started_at is not None:
-        seconds = round(job.finished_at - job.started_at, 1)
+        seconds = round(max(0.0, job.finished_at - job.started_at), 1)
     names = ("steps", "sampled_tokens", "trained_tokens", "peak_memory_bytes", "machine", "computation")
     return {name: cost.get(name) for name in names} | {"seconds": seconds}
 
@@ -131,12 +131,12 @@ def seconds_of_attempts(
 ) -> float:
     """From a job's first start to its end, without the time between its attempts: a pause may take days.
 
-    The worker's clock, which has stamped the cost, may differ from the database's.
+    The worker's clock, which has stamped the cost, may differ from the database's, and both may be set back.
     """
     loading = max(0.0, cost.get("loaded_at", started_at) - started_at)
     saving = max(0.0, finished_at - cost.get("last_event_at", finished_at)) if has_succeeded else 0.0
     seconds = loading + cost.get("running_seconds", 0.0) + saving
-    return float(min(seconds, finished_at - started_at))
+    return float(min(seconds, max(0.0, finished_at - started_at)))
 
 
 def read_past(session: Session, tenant: str) -> list[Past]:

@@ -8,9 +8,11 @@ from service.jobs.intake.costs import (
     past_of,
     seconds_of_attempts,
     seconds_per_step,
+    shown,
     with_start,
     with_step,
 )
+from service.platform.tables.core import Job
 
 STEP = {
     "timing/sample_seconds": 2.0,
@@ -79,7 +81,10 @@ def test_a_worker_s_clock_that_is_off_makes_no_job_longer(skew: float) -> None:
 
 def test_a_clock_that_is_set_back_makes_no_negative_time() -> None:
     cost = with_step(with_start(None, started(at=100.0)), step(1, at=104.0))
-    assert seconds_per_step(with_step(cost, step(2, at=50.0))) == 2
+    later = with_step(cost, step(2, at=50.0))
+    assert seconds_per_step(later) == 2
+    assert seconds_of_attempts(later, 100.0, 50.0, has_succeeded=True) == 0
+    assert shown(Job(actual=later, started_at=100.0, finished_at=50.0))["seconds"] == 0
 
 
 def test_without_a_step_no_pace_is_known() -> None:

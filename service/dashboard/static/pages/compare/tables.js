@@ -1,7 +1,7 @@
 // The tables below the chart: each job's results, and the settings that differ.
 
 import { changeOf } from "../../change.js";
-import { button, duration, el, number, table } from "../../dom.js";
+import { button, duration, el, number, secondsRun, table } from "../../dom.js";
 import { jobName, statusBadge } from "../../job_parts.js";
 import { leaves, settingLabel, settingValue } from "../../labels.js";
 import { ownMethod } from "../new/draft.js";
@@ -15,7 +15,7 @@ export function outcomes(runs, drop) {
 function outcome({ job, rows, color }, drop) {
   const { baseline, last: final, best } = job.eval;
   const last = rows.findLast((row) => row.reward !== undefined || row.loss !== undefined);
-  const took = job.started_at && job.finished_at ? job.finished_at - job.started_at : null;
+  const took = job.started_at && job.finished_at ? secondsRun(job) : null;
   const cells = [
     statusBadge(job), `${number(job.progress.step)} of ${number(job.progress.total_steps)}`,
     number(last?.reward ?? last?.loss), number(baseline?.reward ?? baseline?.loss), number(final?.reward ?? final?.loss),

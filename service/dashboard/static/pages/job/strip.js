@@ -1,7 +1,7 @@
 // The results at the top of a job's page: state, held-out change, steps, time and cost. Boundary: elements of one job.
 
 import { signed } from "../../change.js";
-import { ago, bytes, decimals, duration, el, number, svg } from "../../dom.js";
+import { ago, bytes, decimals, duration, el, number, secondsRun, svg } from "../../dom.js";
 import { doing, isOver, progressBar, statusBadge } from "../../job_parts.js";
 import { heldOutName } from "../../metric_names.js";
 
@@ -99,8 +99,7 @@ function steps(job) {
 
 function elapsed(job) {
   if (!job.started_at) return null;
-  const seconds = (job.finished_at ?? Date.now() / 1000) - job.started_at;
-  return cell(isOver(job) ? "Duration" : "Elapsed", duration(seconds), el("span", {}, "Started ", ago(job.started_at)));
+  return cell(isOver(job) ? "Duration" : "Elapsed", duration(secondsRun(job)), el("span", {}, "Started ", ago(job.started_at)));
 }
 
 function cost(job) {
@@ -109,7 +108,7 @@ function cost(job) {
   const tokens = sampled || trained;
   if (!tokens && !gpus) return null;
   const memory = peak && `${bytes(peak)} peak memory`;
-  const spent = seconds ?? (job.started_at && (job.finished_at ?? Date.now() / 1000) - job.started_at);
+  const spent = seconds ?? (job.started_at && secondsRun(job));
   if (gpus && spent) return cell("GPU time", duration(spent * gpus), [`${number(gpus)} GPU${gpus > 1 ? "s" : ""} · ${number(tokens)} tokens`, memory]);
   return tokens ? cell("Tokens", short(tokens), [sampled ? "Sampled" : "Trained", memory && ` · ${memory}`].filter(Boolean).join("")) : null;
 }
