@@ -9,6 +9,8 @@ from service.cli.operate.settings import database_of, settings_here
 from service.cli.terminal.errors import CommandError
 from service.cli.terminal.output import JsonFlag, print_json, say
 
+STORAGE_HINT = "`grpo doctor` shows the reason"
+
 
 def audit(
     job_ids: Annotated[list[str] | None, typer.Argument(metavar="JOB…", help="Default: all jobs.")] = None,
@@ -19,12 +21,13 @@ def audit(
     Exit code 1 if a check fails. Reads every archive of the jobs.
     """
     from service.jobs.results import evidence
-    from service.platform.storage import open_storage
+    from service.platform.storage import StorageError, open_storage
 
     settings = settings_here()
-    storage, limit = open_storage(settings.storage_location), settings.max_attempts_without_checkpoint
+    limit = settings.max_attempts_without_checkpoint
     with database_of(settings) as database:
         try:
+            storage = open_storage(settings.storage_location)
             found = {
                 job_id: [
                     vars(each) for each in evidence.audit_job(database, storage, job_id, max_failures=limit)
@@ -33,6 +36,8 @@ def audit(
             }
         except LookupError as error:
             raise CommandError(str(error.args[0]), code="job_not_found") from error
+        except StorageError as error:
+            raise CommandError(error.public, hint=STORAGE_HINT) from error
     if as_json:
         print_json({"num_jobs": len(found), "violations": found})
     else:
@@ -56,16 +61,16 @@ def orphans(
     from service.platform.storage import StorageError, open_storage
 
     settings = settings_here()
-    storage = open_storage(settings.storage_location)
     with database_of(settings) as database:
         try:
+            storage = open_storage(settings.storage_location)
             found = find_orphans(database, storage)
             for each in found if delete else ():
                 storage.delete(each.key)
         except AnothersStorage as error:
             raise CommandError(str(error)) from error
         except StorageError as error:
-            raise CommandError(error.public) from error
+            raise CommandError(error.public, hint=STORAGE_HINT) from error
     if as_json:
         print_json([vars(each) for each in found])
         return

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -79,3 +80,16 @@ def test_the_command_lists_and_deletes_only_old_ones(
     deleted = call_grpo("orphans", "--delete", "--json", environment=variables)
     assert json.loads(deleted.stdout) == [{"key": LOST[0], "num_bytes": 4}]
     assert (storage.exists(LOST[0]), storage.exists(LOST[1])) == (False, True)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("command", ["audit", "orphans"])
+def test_commands_on_an_unusable_storage_name_the_doctor(
+    settings: Settings, database: Database, command: str
+) -> None:
+    add_things(settings, database)
+    shutil.rmtree(settings.home / "artifacts")
+    (settings.home / "artifacts").write_text("a file, not a folder")
+    done = call_grpo(command, environment=environment(settings.home))
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: the storage does not answer Hint: `grpo doctor` shows the reason")
