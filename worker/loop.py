@@ -8,6 +8,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.ops.helper_heartbeats import CHAT, CLUSTER
+from service.platform.db import reason_of
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
 from worker.launchers.warm_pool import WarmPool
@@ -55,5 +56,5 @@ def try_job(worker: Worker, engines: WarmPool | None = None) -> bool:
     try:
         return run_job(worker, engines)
     except SQLAlchemyError as error:
-        logger.warning("no claim", error=type(error).__name__)
+        logger.warning("no claim", error=reason_of(error))
         return False

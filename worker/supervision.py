@@ -21,6 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from grpo_engine.process.parent_death import bound_command
 from service.ops.helper_heartbeats import Heartbeat
+from service.platform.db import reason_of
 
 logger = structlog.get_logger()
 
@@ -113,7 +114,7 @@ def run_rounds(
             heartbeat.beat()
             pause = 0.0 if is_busy else pause_seconds
         except SQLAlchemyError as error:
-            logger.warning("database unavailable", helper=heartbeat.helper, error=type(error).__name__)
+            logger.warning("database unavailable", helper=heartbeat.helper, error=reason_of(error))
             pause = max(pause_seconds, RETRY_SECONDS)
         stopping.wait(pause)
     heartbeat.leave()

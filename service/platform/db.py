@@ -27,6 +27,8 @@ POSTGRESQL_CONNECTIONS = {
 LOCK_SECONDS = 10
 """How long a statement on PostgreSQL waits for a lock."""
 POSTGRESQL_DISK_FULL = "53100"
+POSTGRESQL_REFUSALS = ("42501", "42P01", "42703")
+"""Insufficient rights; a missing table; a missing column."""
 _LOCK = text("SELECT pg_advisory_xact_lock(:number)")
 _READING: dict[str, dict[str, Any]] = {
     "sqlite": {"grpo_read_only": True},
@@ -103,6 +105,19 @@ def is_disk_full(error: Exception) -> bool:
     cause = getattr(error, "orig", None)
     is_full_sqlite = getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
     return is_full_sqlite or getattr(cause, "sqlstate", None) == POSTGRESQL_DISK_FULL
+
+
+def refusal_of(error: Exception) -> str | None:
+    """Why PostgreSQL refuses a statement: missing rights or another schema. None for other errors."""
+    cause = getattr(error, "orig", None)
+    is_refused = getattr(cause, "sqlstate", None) in POSTGRESQL_REFUSALS
+    return str(cause).splitlines()[0] if is_refused else None
+
+
+def reason_of(error: Exception) -> str:
+    """An error's kind and, if the database refuses the statement, why; without the statement."""
+    kind, refusal = type(error).__name__, refusal_of(error)
+    return kind if refusal is None else f"{kind}: {refusal}"
 
 
 class Database:

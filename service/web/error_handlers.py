@@ -11,13 +11,13 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import InterfaceError, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from service.platform.catalog import CatalogError
-from service.platform.db import is_disk_full
+from service.platform.db import is_disk_full, refusal_of
 from service.platform.errors import (
     InsufficientStorage,
     InvalidRequest,
@@ -51,6 +51,7 @@ def install(app: FastAPI) -> None:
         OSError: _os_error,
         StorageError: _storage_error,
         CatalogError: _catalog_error,
+        ProgrammingError: _database_refusal,
         **dict.fromkeys(DATABASE_ERRORS, _database_error),
     }
     for kind, translation in translations.items():
@@ -122,6 +123,13 @@ def _database_error(_request: Request, error: Exception) -> ServiceError:
     if is_disk_full(error):
         return Unavailable("The disk of the database is full. Its operator must free space.")
     return Unavailable("The database does not respond. Try again later.", headers=RETRY_LATER)
+
+
+def _database_refusal(_request: Request, error: ProgrammingError) -> ServiceError:
+    if (refusal := refusal_of(error)) is None:
+        raise error
+    log.error("database refuses", error=refusal)
+    return Unavailable("The database has another schema or too few rights. Its operator runs `grpo doctor`.")
 
 
 def _storage_error(_request: Request, error: StorageError) -> ServiceError:

@@ -165,10 +165,11 @@ def _works_below(process: Path, folder: Path) -> bool:
 
 
 def _bug(http: httpx.Client, key: str, postgres: Postgres, output: Output) -> None:
-    """Rename a table, so that a request raises an unexpected exception."""
-    postgres.execute("ALTER TABLE files RENAME COLUMN filename TO renamed")
+    """Change a column's type, so that a request raises an unexpected exception."""
+    change = "ALTER TABLE files ALTER COLUMN tenant TYPE"
+    postgres.execute(f"{change} bytea USING convert_to(tenant, 'UTF8')")
     answer = http.get("/v1/files", headers={"authorization": f"Bearer {key}"})
-    postgres.execute("ALTER TABLE files RENAME COLUMN renamed TO filename")
+    postgres.execute(f"{change} varchar(64) USING convert_from(tenant, 'UTF8')")
     assert answer.status_code == 500
     output.add("answers", answer.text, http.get("/metrics").text)
 

@@ -65,7 +65,7 @@ def test_a_bug_is_logged_as_one_line_with_its_trace_and_without_data(output: Out
     lines = lines_of(output, "api")
     (line,) = [line for line in lines if line["event"] == "unexpected error"]
     assert (line["route"], line["tenant"]) == ("/v1/files", "acme")
-    assert "UndefinedColumn" in line["exception"]
+    assert "UndefinedFunction" in line["exception"]
     assert "[parameters:" not in line["exception"]
 
 

@@ -41,11 +41,15 @@ def test_an_old_worker_finishes_jobs_on_a_newer_schema(
     assert read_job(database, job_id).state == "succeeded"
 
 
-def test_a_new_worker_waits_for_the_migration(database: Database, worker: Worker, submit: Submit) -> None:
+def test_a_new_worker_waits_for_the_migration(
+    database: Database, worker: Worker, submit: Submit, capfd: pytest.CaptureFixture[str]
+) -> None:
     job_id = submit()
     engines = WarmPool(worker.settings, keep_warm=False)
     alter(database, "ALTER TABLE jobs RENAME COLUMN phase TO not_yet")
     assert not try_job(worker, engines)
+    if database.engine.name == "postgresql":
+        assert "ProgrammingError: column " in capfd.readouterr().err
     alter(database, "ALTER TABLE jobs RENAME COLUMN not_yet TO phase")
     assert try_job(worker, engines)
     assert read_job(database, job_id).state == "succeeded"

@@ -166,6 +166,19 @@ def test_a_stopped_database_is_a_503_that_may_be_tried_again(
     assert client.get("/v1/files").status_code == 200
 
 
+@on_postgresql
+@pytest.mark.parametrize("change", ["DROP TABLE files CASCADE", "ALTER TABLE files DROP COLUMN purpose"])
+def test_a_database_with_another_schema_is_a_503_that_refers_to_the_doctor(
+    client: TestClient, database: Database, change: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql(change)
+    error = error_of(client.get("/v1/files"), 503)
+    assert error["code"] == "unavailable"
+    assert "grpo doctor" in error["message"]
+    assert "does not exist" in capfd.readouterr().err
+
+
 def test_the_log_keeps_no_secrets(capsys: pytest.CaptureFixture[str]) -> None:
     event = {"password": "x1", "url": "postgresql://user:x2@host/db", "text": "key grpo_abc_x3", "tokens": 4}
     cleaned = {name: logs.mask(str(value)) for name, value in logs.drop_secrets(None, "info", event).items()}
