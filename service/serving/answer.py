@@ -39,6 +39,8 @@ WANT_SECONDS = 3.0
 """Time between two renewals of a request for a worker."""
 REASON_SECONDS = 2.0
 """Longest wait for the reason why a server has ended."""
+RENEWAL_SECONDS = 5.0
+"""A worker that has not renewed its lease for this long has probably ended; it renews every 3 s."""
 CONNECT_SECONDS = 3.0
 GONE = {"model_not_found", "base_model_changed"}
 """Codes of refusals that apply to every worker."""
@@ -144,7 +146,7 @@ class OpenAnswer(Subscriber[Positioned]):
         self._inbox.put_nowait(last)
 
     async def _copy(self, server: ServerState, model: WantedModel, path: str, body: str) -> bool:
-        """Copy the server's answer. False: its server was unloaded before that. Raises ServiceError."""
+        """Copy the server's answer. False: the server has ended before it. Raises ServiceError."""
         headers = {"authorization": f"Bearer {server.secret}", "content-type": "application/json"}
         sending = self.http.stream("POST", f"{server.address}{path}", content=body, headers=headers)
         has_begun = False
@@ -156,11 +158,11 @@ class OpenAnswer(Subscriber[Positioned]):
                     has_begun = True
                     self._inbox.put_nowait(piece)
         except (httpx.ConnectError, httpx.ConnectTimeout):
-            if await _reason(model, server, UNREACHABLE) == UNREACHABLE:
+            if await _is_renewed(model, server):
                 raise error_of(UNREACHABLE) from None
             return False
         except httpx.TransportError:
-            reason = await _reason(model, server, LOST)
+            reason = await _reason(model, server)
             if reason is None and not has_begun:
                 return False
             raise error_of(reason or DIED) from None
@@ -187,8 +189,24 @@ class OpenAnswer(Subscriber[Positioned]):
         return found
 
 
-async def _reason(model: WantedModel, server: ServerState, otherwise: Refusal) -> Refusal | None:
-    """Why a server has ended, which its worker writes; `otherwise` if it does not.
+async def _is_renewed(model: WantedModel, server: ServerState) -> bool:
+    """Whether its worker is alive and keeps the model at the same address.
+
+    If the worker was killed, another one serves the model after the lease has expired.
+    """
+    until = time.monotonic() + RENEWAL_SECONDS
+    while time.monotonic() < until:
+        found = await run_in_threadpool(model.server)
+        if found is None or (found.fence, found.address) != (server.fence, server.address):
+            return False
+        if not found.is_held or found.lease_expires_at != server.lease_expires_at:
+            return found.is_held
+        await asyncio.sleep(LOADING_SECONDS)
+    return False
+
+
+async def _reason(model: WantedModel, server: ServerState) -> Refusal | None:
+    """Why a server has ended, which its worker writes; LOST if it does not.
 
     None: an idle model was unloaded for another one, perhaps before its worker knew of the request.
     """
@@ -200,7 +218,7 @@ async def _reason(model: WantedModel, server: ServerState, otherwise: Refusal) -
         if found.address != server.address:
             return None if found.refusal is None else Refusal.model_validate(found.refusal)
         await asyncio.sleep(LOADING_SECONDS)
-    return otherwise
+    return LOST
 
 
 def _refusal(status: int, body: bytes) -> Refusal:

@@ -44,6 +44,7 @@ class ServerState(NamedTuple):
     address: str | None
     secret: str | None
     refusal: dict[str, Any] | None
+    lease_expires_at: float | None
 
     @property
     def is_served(self) -> bool:
@@ -59,7 +60,7 @@ class ClaimedModel(NamedTuple):
 
 def find(session: Session, key: str) -> ServerState | None:
     row = ModelServer
-    columns = (row.fence, ~_IS_FREE, row.address, row.secret, row.refusal)
+    columns = (row.fence, ~_IS_FREE, row.address, row.secret, row.refusal, row.lease_expires_at)
     found = session.execute(select(*columns).where(row.key == key)).one_or_none()
     return None if found is None else ServerState(*found)
 

@@ -13,6 +13,7 @@ from sqlalchemy import select, update
 
 from service.ops.doctor.findings import Level
 from service.ops.doctor.serving import model_servers
+from service.platform.clock import db_now
 from service.platform.db import Database
 from service.platform.tables.serving import ModelServer
 from service.serving import answer, repository
@@ -126,6 +127,19 @@ def test_a_request_to_a_model_that_is_just_being_unloaded_is_answered_by_its_nex
     with unloaded_by_the_first_request(database) as address:
         change(database, address=address)
         answered = client.post(CHAT, json=body("again"))
+    assert answered.json()["choices"][0]["message"]["content"] == "Base: again"
+
+
+@pytest.mark.usefixtures("answered")
+def test_a_request_after_the_end_of_its_worker_is_answered_by_the_next_worker(
+    client: TestClient, database: Database
+) -> None:
+    """A killed worker holds its lease for some time, although nothing listens at its address."""
+    assert client.post(CHAT, json=body()).status_code == 200
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    change(database, address=address, lease_owner="killed", lease_expires_at=db_now() + 3.0)
+    answered = client.post(CHAT, json=body("again"))
     assert answered.json()["choices"][0]["message"]["content"] == "Base: again"
 
 

@@ -243,7 +243,7 @@ def test_an_unloaded_model_is_loaded_again_only_for_a_new_request(database: Data
             assert claimed is not None
             repository.end(session, *claimed[:2], refusal)
             assert not repository.has_wanted(session)
-            assert repository.find(session, "key") == (claimed.fence, False, None, None, refusal)
+            assert repository.find(session, "key") == (claimed.fence, False, None, None, refusal, None)
 
 
 @on_sqlite
