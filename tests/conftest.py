@@ -136,6 +136,7 @@ def postgres_url(postgres_databases: DatabasePool) -> Iterator[str]:
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can create network namespaces")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

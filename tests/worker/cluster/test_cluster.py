@@ -9,12 +9,14 @@ import pytest
 from service.jobs.store import queue
 from service.platform.db import Database
 from service.settings import Settings
+from tests.conftest import needs_root
 from tests.support.ray_hosts.cluster import program_of
 from tests.support.servers import wait_until
 from tests.worker.cluster.conftest import Cluster
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import messages
 
+pytestmark = needs_root
 Submit = Callable[..., str]
 WaitFor = Callable[..., None]
 Check = Callable[[str], bool]

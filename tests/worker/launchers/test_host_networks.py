@@ -10,11 +10,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.conftest import needs_root
 from tests.support.ray_hosts.network import Host, Network
 from tests.support.ray_hosts.stores import stores_on
 from tests.support.servers import wait_until
 from tests.support.waiting import is_alive
 
+pytestmark = needs_root
 PORT = 7000
 START_ORPHAN = """
 import subprocess
