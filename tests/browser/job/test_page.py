@@ -78,6 +78,16 @@ def test_without_held_out_rows_the_training_reward_is_compared(page: Page, deplo
     expect(cell(page, "Training reward")).to_contain_text(f"{first:.3f}{last:.3f}")
 
 
+def test_a_job_that_ended_before_its_start_by_the_clock_took_no_time(
+    page: Page, deployment: Deployment
+) -> None:
+    job = deployment.job("first")
+    job["finished_at"] = job["started_at"] - 3600
+    page.route(f"**{JOBS}/{job['id']}", lambda route: route.fulfill(json=job))
+    page.goto(f"/#/jobs/{job['id']}")
+    expect(cell(page, "Duration").get_by_role("definition").first).to_have_text("0 s")
+
+
 def test_a_tab_is_an_address_and_does_not_reload_the_page(page: Page, deployment: Deployment) -> None:
     open_job(page, deployment, "first")
     drawn(page, "Reward")
