@@ -92,12 +92,17 @@ def wrapped(source: str, name: str) -> tuple[str, str]:
     return f"{source.rstrip()}\n\n\n{_adapter(function)}", note
 
 
+_RETURNED = "return float(reward) if isinstance(reward, bool) else reward"
+"""TRL and verl put rewards into a tensor, which makes numbers of bools; the sandbox refuses a bool."""
 VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 """Arguments that verl passes to a reward function."""
 
 
 def wrapped_verl(source: str | None, reference: str) -> tuple[str, str]:
-    """The same for verl's `compute_score(data_source, solution_str, ground_truth, extra_info)`."""
+    """The same for verl's `compute_score(data_source, solution_str, ground_truth, extra_info)`.
+
+    Of a dict that it returns, only `score` is the reward; verl logs the other values.
+    """
     if source is None:
         raise Refusal(NOT_FOUND)
     function = _function(source, reference.rpartition(":")[2])
@@ -112,7 +117,9 @@ def wrapped_verl(source: str | None, reference: str) -> tuple[str, str]:
         "ground_truth": item["reward_model"]["ground_truth"],
         "extra_info": item.get("extra_info"),
     }}
-    return {function.name}(**{{name: given[name] for name in {taken!r}}})
+    reward = {function.name}(**{{name: given[name] for name in {taken!r}}})
+    reward = reward["score"] if isinstance(reward, dict) else reward
+    {_RETURNED}
 """
     return f"{source.rstrip()}\n\n\n{adapter}", f"{WRAPPED}; the rows need reward_model.ground_truth"
 
@@ -163,7 +170,7 @@ def _columns(function: ast.FunctionDef) -> list[str]:
 
 
 def _adapter(function: ast.FunctionDef) -> str:
-    """Source of `grade`, which passes lists with one completion; a result of None stays None."""
+    """Source of `grade`, which passes lists with one completion; None stays None, a bool becomes a number."""
     arguments = function.args
     names = [each.arg for each in (*arguments.args, *arguments.kwonlyargs)]
     taken = f"{{name: given[name] for name in {tuple(sorted(names))!r} if name in given}}"
@@ -174,5 +181,6 @@ def _adapter(function: ast.FunctionDef) -> str:
     given = {{name: [value] for name, value in item.items() if name not in ("prompt", "prompt_messages")}}
     given["prompts"] = [item["prompt"] if is_plain else item.get("prompt_messages")]
     given["completions"] = [text if is_plain else [{{"role": "assistant", "content": text}}]]
-    return {function.name}(**{passed})[0]
+    reward = {function.name}(**{passed})[0]
+    {_RETURNED}
 """

@@ -9,7 +9,7 @@ from trl.rewards import get_soft_overlong_punishment, think_format_reward
 from grpo_engine.config.job import Reinforcement
 from grpo_engine.contract.records import Sample
 from grpo_engine.graders import Grader
-from grpo_engine.graders.rules.python_code import as_openai
+from grpo_engine.graders.rules.python_code import PythonGrader, as_openai
 from service.importing.convert import Imported, imported
 from service.importing.rewards import wrapped, wrapped_verl
 from service.importing.rules import Options, Refusal
@@ -112,6 +112,15 @@ def test_a_function_that_returns_none_leaves_the_completion_unscored() -> None:
     assert run(source, "4", {}) is None
 
 
+def test_a_bool_is_the_number_that_trl_makes_of_it() -> None:
+    source = (
+        "def right(completions, answer, **kwargs):\n    return [text == answer[0] for text in completions]\n"
+    )
+    grader = grader_of(of("m.right", sources={"m.right": source}))
+    graded = [grader.grade(Sample(output_text=text), {"prompt": "2+2?", "answer": "4"}) for text in "45"]
+    assert [(each.reward, each.errors) for each in graded] == [(1.0, {}), (0.0, {})]
+
+
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
@@ -139,9 +148,21 @@ def test_a_job_without_any_reward_is_refused() -> None:
 
 def test_verl_s_function_gets_verl_s_arguments() -> None:
     source = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-    source += "    return {'score': float(ground_truth in solution_str), 'of': data_source}\n"
+    source += "    return float(ground_truth in solution_str and data_source == 'gsm8k')\n"
     graded, _ = wrapped_verl(source, "reward.py:compute_score")
     row = {"data_source": "gsm8k", "reward_model": {"ground_truth": "4"}}
-    assert run(graded, "it is 4", row) == {"score": 1.0, "of": "gsm8k"}
+    assert run(graded, "it is 4", row) == 1.0
+    assert run(graded, "it is 4", row | {"data_source": "math"}) == 0.0
     with pytest.raises(Refusal, match="needs tokenizer"):
         wrapped_verl("def f(tokenizer): return 0.0", "reward.py:f")
+
+
+@pytest.mark.parametrize("result", ["{'score': right, 'acc': right, 'pred': '4'}", "right"])
+def test_only_the_score_of_verl_s_function_reaches_the_grader(result: str) -> None:
+    source = (
+        f"def f(solution_str, ground_truth):\n    right = ground_truth in solution_str\n    return {result}\n"
+    )
+    graded, _ = wrapped_verl(source, "reward.py:f")
+    grader = PythonGrader(type="python", source=graded)
+    score = grader.grade(Sample(output_text="it is 4"), {"reward_model": {"ground_truth": "4"}})
+    assert (score.reward, score.errors) == (1.0, {})
