@@ -48,11 +48,16 @@ QUANTIZATION_FIELDS = {
     "bnb_4bit_quant_storage": "bnb_4bit_quant_storage",
 }
 NAMES = ("pretrained_model_name_or_path", "model_name")
+MOVES = ("to", "cuda", "cpu", "train", "eval")
+"""Methods that return the model itself, on another device or in another mode."""
 
 
 def weights_fields(script: Script, value: Located) -> None:
     """The model's name, and the options that it is loaded with. Raises NotConstant."""
     found = script.constants.followed(value)
+    if (moved := _moved(found)) is not None:
+        weights_fields(script, moved)
+        return
     name = script.callee(found)
     if not isinstance(found.node, ast.Call) or not name:
         script.take("model_name_or_path", value)
@@ -76,6 +81,14 @@ def weights_fields(script: Script, value: Located) -> None:
                 script.take(WEIGHTS_FIELDS[argument], expression)
     else:
         raise NotConstant(value.node, f"`{source_of(found.node)}` is not a model that the script names")
+
+
+def _moved(found: Located) -> Located | None:
+    """The model in `model.to("cuda")`; None for other expressions."""
+    match found.node:
+        case ast.Call(func=ast.Attribute(value=ast.Call() | ast.Name() as model, attr=name)) if name in MOVES:
+            return Located(model, found.scope)
+    return None
 
 
 def peft_fields(script: Script, value: Located) -> None:

@@ -99,6 +99,20 @@ def test_adapter_quantisation_and_sink_of_a_script_are_in_the_job(tmp_path: Path
     JobCreate.model_validate(found.job)
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        'model = AutoModelForCausalLM.from_pretrained("tiny", torch_dtype="auto").to("cuda")',
+        'loaded = AutoModelForCausalLM.from_pretrained("tiny")\nmodel = loaded.cuda().train()',
+    ],
+)
+def test_a_model_that_the_script_moves_to_a_device_is_named(tmp_path: Path, before: str) -> None:
+    before = f"from transformers import AutoModelForCausalLM\n{before}"
+    script = script_of(tmp_path, script_with(before=before, model="model"))
+    assert refused(script.lines) == {}
+    assert script.fields["model_name_or_path"] == "tiny"
+
+
 def test_a_reward_function_has_only_what_it_uses(tmp_path: Path) -> None:
     script = script_of(tmp_path, GSM8K)
     name, *others = script.fields["reward_funcs"]
