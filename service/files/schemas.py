@@ -14,6 +14,8 @@ from service.web.validation import RequestBody, UnixSeconds, invalid_request
 MAX_FILENAME_LENGTH = 255
 _BRACKETED = re.compile(r"(\w+)\[(\w+)\]")
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
+_QUOTE = "%22"
+"""A quotation mark of a file name in a form, as browsers, curl and httpx send it; they do not escape "%"."""
 
 
 class ExpiresAfter(Described):
@@ -132,7 +134,7 @@ def parse_form(form: FormData) -> tuple[UploadFile, str, UploadFields]:
         fields = UploadFields.model_validate(given)
     except ValidationError as error:
         raise invalid_request(error.errors(), given) from error
-    return upload, _checked_name(upload.filename or "upload"), fields
+    return upload, _checked_name((upload.filename or "upload").replace(_QUOTE, '"')), fields
 
 
 def _nested(fields: Mapping[str, Any]) -> dict[str, Any]:

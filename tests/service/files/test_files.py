@@ -167,6 +167,12 @@ def test_a_name_is_data_and_leaves_no_folder(client: TestClient, settings: Setti
     assert stored(settings) == [f"files/{file_id}"]
 
 
+@on_sqlite
+def test_a_quotation_mark_of_a_name_is_kept(client: TestClient) -> None:
+    file_id = uploaded(client, name='the "best" 50%.jsonl')  # httpx sends %22, as browsers do
+    assert client.get(f"/v1/files/{file_id}").json()["filename"] == 'the "best" 50%.jsonl'
+
+
 def test_a_file_expires_after_the_given_time(client: TestClient, database: Database) -> None:
     file = upload(client, **expires_after("3600")).json()
     assert file["expires_at"] - file["created_at"] in (3600, 3601)
