@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 from tests.browser.deployment import JOBS, Deployment, questions
 from tests.browser.new.test_code_editor import write
 from tests.browser.new.test_form import RUN_MS, open_with, request_shown
-from tests.service.job_samples import upload
+from tests.service.job_samples import jsonl, row, upload
 
 
 def test_more_settings_are_part_of_the_request(
@@ -177,6 +177,15 @@ def test_rows_that_cannot_be_scored_show_the_graders_error(page: Page, rows: Pat
     page.get_by_role("button", name="Test on rows").click()
     expect(page.get_by_text("rows cannot be scored.")).to_be_visible()
     expect(page.locator(".trial-rows li").first).to_contain_text("ValueError")
+
+
+def test_the_initial_python_grader_scores_rows_whose_answer_is_a_number(page: Page, rows: Path) -> None:
+    rows.write_bytes(jsonl(*({**row(f"What is {n} + {n}?"), "answer": 2 * n} for n in range(8))))
+    open_with(page, rows)
+    page.get_by_label("Grader", exact=True).select_option("python")
+    page.get_by_text("Test this grader on rows").click()
+    page.get_by_role("button", name="Test on rows").click()
+    expect(page.get_by_text("Mean reward 1 over 8 rows.")).to_be_visible()
 
 
 @pytest.mark.parametrize(

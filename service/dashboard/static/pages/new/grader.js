@@ -8,7 +8,7 @@ import { codeArea, field, idOf, input, jsonArea, select } from "./fields.js";
 const FORMULA = "calculate_output";
 const OUTPUT = "{{sample.output_text}}";
 const PYTHON = `def grade(sample, item):
-    return 1.0 if item["answer"] in sample["output_text"] else 0.0
+    return 1.0 if str(item["answer"]) in sample["output_text"] else 0.0
 `;
 
 const STYLE = `def grade(sample, item):
