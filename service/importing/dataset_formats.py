@@ -9,6 +9,7 @@ Boundary: the service checks the rows' fields.
 import csv
 import json
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, time
@@ -19,11 +20,12 @@ from typing import Any
 
 import httpx
 
-from service.jobs.model.dataset import RowError, parse_line
+from service.jobs.model.dataset import RowError, parse_line, unique_keys
 
 HUB = "hf://"
 PARQUET = b"PAR1"
 HUB_SECONDS = 10
+HALF_PAIR = re.compile("[\ud800-\udfff]")
 MAX_HUB_BYTES = 2**30
 """Largest download for a conversion; the service takes 512 MB by default."""
 
@@ -139,9 +141,11 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
 
 def _json_rows(path: Path) -> Iterator[Row]:
     try:
-        rows = json.loads(path.read_bytes())
+        rows = json.loads(path.read_bytes(), object_pairs_hook=unique_keys)
     except ValueError as error:
         raise Unreadable(f"{path} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise Unreadable(f"{path} is nested too deeply") from error
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise Unreadable(f"{path}, row {number} is not a JSON object")
@@ -153,9 +157,12 @@ def _csv_rows(path: Path) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.DictReader(file, strict=True)
         try:
+            names = rows.fieldnames or ()
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise Unreadable(f"{path}, line 1 has two columns named {twice[0]!r}: rename one of them")
             for number, row in enumerate(rows, 1):
                 if None in row or None in row.values():
-                    cells = f"{len(rows.fieldnames or ())} cells, as line 1 has"
+                    cells = f"{len(names)} cells, as line 1 has"
                     raise Unreadable(f"{path}, row {number} does not have {cells}")
                 yield row
         except (csv.Error, UnicodeDecodeError) as error:
@@ -220,6 +227,9 @@ def _line(row: Row, number: int) -> str:
         except (ValueError, RecursionError) as error:
             reason = "a number that is NaN or infinite, or too deep a nesting, has no JSON form"
             raise Unreadable(f"row {number}, column {name!r}: {reason}") from error
+        if HALF_PAIR.search(name + text):
+            reason = "half of a surrogate pair has no form in UTF-8"
+            raise Unreadable(f"row {number}, column {name!r}: {reason}")
         cells.append(f"{json.dumps(name, ensure_ascii=False)}: {text}")
     return "{" + ", ".join(cells) + "}"
 

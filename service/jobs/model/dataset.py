@@ -143,7 +143,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
     if len(line) > MAX_LINE_BYTES:
         raise RowError("", f"is longer than {MAX_LINE_BYTES} bytes")
     try:
-        value = json.loads(line.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        value = json.loads(line.decode(), object_pairs_hook=unique_keys, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise RowError("", f"is not UTF-8 (byte {error.start + 1} of the line)") from error
     except RecursionError as error:
@@ -224,7 +224,8 @@ def _is_text_part(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The JSON object of these pairs. Raises ValueError for a key that appears twice."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
