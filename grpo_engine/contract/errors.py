@@ -80,8 +80,8 @@ class NoSignalError(EngineError):
 
     code = "no_signal"
     hint = (
-        "All completions of each prompt got the same reward. Use prompts the model solves sometimes, "
-        "a finer grader, larger group_size or higher temperature; or start with supervised fine-tuning."
+        "All completions of each prompt got the same reward. Use prompts the model solves sometimes or a "
+        "finer grader, raise group_size or temperature, or start with supervised fine-tuning."
     )
 
 

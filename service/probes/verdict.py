@@ -173,7 +173,7 @@ def _little_signal(facts: Probed, settings: ReinforcementHyperparameters) -> Ver
     why = f"{facts.groups_solved} are solved already" if too_easy else "in most the model never succeeds"
     sentence = (
         f"Only {facts.groups_with_signal} of {facts.prompts} groups had different rewards ({why}): most of "
-        f"the sampling would teach nothing; use {'harder' if too_easy else 'easier'} prompts or a larger "
+        f"the sampling would teach nothing; use {'harder' if too_easy else 'easier'} prompts, or raise "
         "group_size."
     )
     return Verdict("maybe", sentence, (HARDER if too_easy else EASIER, _larger_group(settings), REPLACE))

@@ -116,13 +116,13 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         {"passed": 3, "groups_with_signal": 3, "groups_solved": 0},
         "maybe",
         "Only 3 of 16 groups had different rewards (in most the model never succeeds): most of the sampling "
-        "would teach nothing; use easier prompts or a larger group_size.",
+        "would teach nothing; use easier prompts, or raise group_size.",
     ),
     "few groups with signal, most too easy": (
         {"passed": 60, "groups_with_signal": 3, "groups_solved": 12},
         "maybe",
         "Only 3 of 16 groups had different rewards (12 are solved already): most of the sampling would "
-        "teach nothing; use harder prompts or a larger group_size.",
+        "teach nothing; use harder prompts, or raise group_size.",
     ),
     "a grader that fails too often": (
         {"grader_errors": 40, "grader_error": "g: other_error: no such key"},
