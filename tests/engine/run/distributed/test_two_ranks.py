@@ -217,7 +217,8 @@ def test_only_the_first_rank_ever_holds_the_whole_model(folder: Path, two: dict[
     assert whole > 100 * 2**20
     by_rank = [json.loads((folder / "together" / f"larger.{rank}.json").read_text()) for rank in range(2)]
     assert [each["held"] for each in by_rank] == [pytest.approx(whole / 2, rel=0.01)] * 2
-    assert by_rank[0]["loading"] > whole > by_rank[1]["loading"] * 1.2
+    # resident memory, with pages of code that differ from run to run
+    assert by_rank[0]["loading"] > whole > by_rank[1]["loading"] * 1.05
     assert max(each["saving"] for each in by_rank) < 0.2 * whole  # Adam's moments have twice the bytes
 
 
