@@ -1,6 +1,8 @@
 """The whole service on a real GPU, as its user meets it: run by `make gpu-check`."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,30 @@ pytestmark = pytest.mark.needs_gpu
 ENGINE = {"GRPO_ENGINE_PYTHON": sys.executable, "GRPO_ENGINE_MODULE": "grpo_engine"}
 
 
+@contextmanager
+def running(folder: Path, **settings: str) -> Iterator[Up]:
+    make_model(folder / "home" / "models" / "tiny", hidden=64, layers=2, seed=1)
+    with grpo_up(folder / "home", python=sys.executable, **ENGINE, **settings) as up:
+        yield up
+
+
+def finished(up: Up, **hyperparameters: Any) -> dict[str, Any]:
+    """A job that has succeeded."""
+    body = grpo_job(up.client.upload(write_rows(up.home / "train.jsonl"))["id"])
+    reinforcement = body["method"]["reinforcement"]
+    reinforcement["grader"] = {"type": "format", "pattern": "[0-9]", "match": "search"}
+    reinforcement["hyperparameters"] |= hyperparameters
+    job = watch_job(up.client, up.client.create(JOBS, body)["id"])
+    assert job["status"] == "succeeded", job["failure"]
+    assert job["actual"]["machine"] == torch.cuda.get_device_name()
+    return job
+
+
+def adapter_of(up: Up, job: dict[str, Any]) -> dict[str, torch.Tensor]:
+    adapter = unpack(fetch_adapter(up.client, job["id"], up.home / job["id"])[0])
+    return load_file(adapter / "adapter_model.safetensors")
+
+
 def answer_of(up: Up, model: str) -> dict[str, Any]:
     question = {"role": "user", "content": "3+4="}
     body = {"model": model, "messages": [question], "max_tokens": 4, "logprobs": True}
@@ -26,15 +52,20 @@ def answer_of(up: Up, model: str) -> dict[str, Any]:
 
 
 def test_a_job_trains_on_the_gpu_and_its_adapter_is_downloaded_and_answers(tmp_path: Path) -> None:
-    make_model(tmp_path / "home" / "models" / "tiny", hidden=64, layers=2, seed=1)
-    with grpo_up(tmp_path / "home", python=sys.executable, **ENGINE) as up:
-        file = up.client.upload(write_rows(tmp_path / "train.jsonl"))
-        job = watch_job(up.client, up.client.create(JOBS, grpo_job(file["id"]))["id"])
-        assert job["status"] == "succeeded", job["failure"]
-        assert job["actual"]["machine"] == torch.cuda.get_device_name()
-        adapter = unpack(fetch_adapter(up.client, job["id"], tmp_path / "downloads")[0])
-        assert all(
-            each.isfinite().all() for each in load_file(adapter / "adapter_model.safetensors").values()
-        )
+    with running(tmp_path) as up:
+        job = finished(up)
+        assert all(each.isfinite().all() for each in adapter_of(up, job).values())
         tokens = answer_of(up, job["fine_tuned_model"])["logprobs"]["content"]
         assert 1 <= len(tokens) <= 4
+
+
+def test_a_job_whose_engine_is_killed_on_the_gpu_equals_an_undisturbed_one(tmp_path: Path) -> None:
+    (marks := tmp_path / "marks").mkdir()
+    faults = {"GRPO_FAULT": "step.trained:kill@5", "GRPO_FAULT_MARKS": str(marks), "GRPO_WARM_ENGINE": "0"}
+    settings = {"checkpoint_interval": 2, "n_steps": 6, "learning_rate": 1e-3}
+    with running(tmp_path, **faults) as up:
+        killed, whole = (finished(up, **settings) for _ in range(2))
+        assert (killed["attempt"], whole["attempt"]) == (2, 1)
+        one, other = adapter_of(up, killed), adapter_of(up, whole)
+    assert any(bool(each.any()) for name, each in one.items() if "lora_B" in name)
+    assert all(torch.equal(one[name], other[name]) for name in one)
