@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from grpo_engine.models.fast.model import reads_at_once
 from grpo_engine.models.fast.native import Shared
-from grpo_engine.models.fast.operations import attend, scores_of
+from grpo_engine.models.fast.operations import attend, attention_weights, scores_of
 
 HIDDEN = float("-inf")
 GROWTH = {"cpu": 32, "cuda": 256}
@@ -126,18 +126,17 @@ class RowCache:
 
     def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """The same by torch's operations."""
-        keys, values = self.keys[layer], self.values[layer]
+        keys, values, prompts = self.keys[layer], self.values[layer], self.prompts
         self._write(keys, key)
         self._write(values, value)
-        prompts, heads = self.prompts, key.shape[1]
-        queries = (query * scale).view(len(query), heads, -1, query.shape[2])
+        queries = (query * scale).view(*key.shape[:2], -1, query.shape[2])
         own = scores_of(queries.flatten(0, 1), keys.flatten(0, 1)).view(*queries.shape[:3], -1)
-        own += self.bias[:, :, None]
-        before = prompts.in_rows(prompts.scores(layer, queries))
-        weights = torch.cat([before, own], 3).softmax(-1).to(values.dtype)
-        of_prompt, own = weights.split([before.shape[3], own.shape[3]], 3)
-        made = torch.bmm(own.reshape(len(query) * heads, -1, own.shape[3]), values.flatten(0, 1))
-        return made.view(len(query), -1) + prompts.in_rows(prompts.mixed(layer, of_prompt)).flatten(1)
+        before = prompts.scores(layer, queries)
+        of_own, of_prompt = attention_weights(
+            own, before, self.bias, prompts.bias, prompts.places, prompts.members, values.dtype
+        )
+        made = torch.bmm(of_own.flatten(0, 1), values.flatten(0, 1))
+        return made.view(len(query), -1) + prompts.mixed(layer, of_prompt).flatten(1)
 
     def _widen(self, columns: int) -> None:
         if columns:
@@ -159,16 +158,25 @@ def spread(states: Tensor, columns: Tensor) -> Tensor:
     return states[columns].transpose(1, 2).contiguous()
 
 
-def arranged(prompt_of_row: Sequence[int], prompts: int, most: int) -> tuple[list[list[int]], list[int]]:
-    """Arrange rows by prompt: a grid [prompts, most], whose free places point at row 0, and the place of each
-    row among its prompt's."""
-    grid, places = [[0] * most for _ in range(prompts)], []
+def arranged(
+    prompt_of_row: Sequence[int], prompts: int, most: int, heads: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Arrange rows by prompt, at most `most` for each. `heads`: the numbers [Hkv] of the heads.
+
+    Returns each row's prompt [B], its place [B, Hkv] among all prompts' heads and rows, and the row and head
+    at each place [P, Hkv, most]; free places hold row 0.
+    """
+    grid, columns = [[0] * most for _ in range(prompts)], []
     used = [0] * prompts
     for row, prompt in enumerate(prompt_of_row):
-        places.append(used[prompt])
+        columns.append(used[prompt])
         grid[prompt][used[prompt]] = row
         used[prompt] += 1
-    return grid, places
+    rows_PM, prompt_B, column_B = (
+        torch.tensor(each).to(heads.device, non_blocking=True) for each in (grid, prompt_of_row, columns)
+    )
+    places = (prompt_B[:, None] * len(heads) + heads) * most + column_B[:, None]
+    return prompt_B, places, rows_PM[:, None] * len(heads) + heads[:, None]
 
 
 class PromptCache:
@@ -187,10 +195,7 @@ class PromptCache:
         """Arrange the rows by prompt."""
         self.prompt_of_row = list(prompt_of_row)
         most = max(Counter(prompt_of_row).values())
-        grid, places = arranged(prompt_of_row, len(self.bias), most)
-        device = self.bias.device
-        self.grid, self.places = torch.tensor(grid, device=device), torch.tensor(places, device=device)
-        self.prompts = torch.tensor(self.prompt_of_row, device=device)
+        self.prompts, self.places, self.members = arranged(prompt_of_row, len(self.bias), most, self.heads)
 
     def keep(self, rows: Tensor) -> None:
         """Keep only these rows, and the prompts that have one of them."""
@@ -228,21 +233,12 @@ class PromptCache:
         return self.keys[layer], self.values[layer], self.bias, self.prompts
 
     def scores(self, layer: int, queries: Tensor) -> Tensor:
-        """Scaled queries [B, Hkv, shared, D] → [P, Hkv, most, shared, W]."""
-        by_prompt = self.by_prompt(queries)
+        """Scaled queries [B, Hkv, shared, D] → [P, Hkv, most, shared, W], without the bias."""
+        by_prompt = queries.flatten(0, 1)[self.members]
         made = scores_of(by_prompt.flatten(2, 3).flatten(0, 1), self.keys[layer].flatten(0, 1))
-        return made.view(*by_prompt.shape[:4], -1).add_(self.bias[:, :, None, None])
-
-    def mixed(self, layer: int, weights: Tensor) -> Tensor:
-        """Weights [B, Hkv, shared, W] → weighted sums of the values [P, Hkv, most, shared, D]."""
-        by_prompt = self.by_prompt(weights)
-        made = torch.bmm(by_prompt.flatten(2, 3).flatten(0, 1), self.values[layer].flatten(0, 1))
         return made.view(*by_prompt.shape[:4], -1)
 
-    def by_prompt(self, rows: Tensor) -> Tensor:
-        """[B, Hkv, shared, L] → [P, Hkv, most, shared, L], contiguous."""
-        return rows[self.grid[:, None], self.heads[:, None]]
-
-    def in_rows(self, states: Tensor) -> Tensor:
-        """The inverse: [P, Hkv, most, shared, L] → [B, Hkv, shared, L]."""
-        return states[self.prompts[:, None], self.heads, self.places[:, None]]
+    def mixed(self, layer: int, weights: Tensor) -> Tensor:
+        """Weights [P, Hkv, most, shared, W] → weighted sums of the values [B, Hkv, shared, D]."""
+        made = torch.bmm(weights.flatten(2, 3).flatten(0, 1), self.values[layer].flatten(0, 1))
+        return made.view(*weights.shape[:4], -1).flatten(0, 2)[self.places]

@@ -118,9 +118,10 @@ class FixedPrompts(PromptCache):
         self.keys = {layer: states.new_zeros(shape) for layer, states in prefill.keys.items()}
         self.values = {layer: states.new_zeros(shape) for layer, states in prefill.values.items()}
         self.bias = like.new_zeros(room.prompts, 1, room.prompt_tokens)
-        self.grid = torch.zeros(room.prompts, self.most, dtype=torch.long, device=like.device)
         self.heads = torch.arange(like.shape[1], device=like.device)
-        self.all_prompts, self.all_places = torch.zeros(2, room.rows, dtype=torch.long, device=like.device)
+        self.members = self.heads.new_zeros(room.prompts, like.shape[1], self.most)
+        self.all_prompts = self.heads.new_zeros(room.rows)
+        self.all_places = self.heads.new_zeros(room.rows, like.shape[1])
         self.prompts, self.places = self.all_prompts, self.all_places
         self.prompt_of_row = []
 
@@ -143,7 +144,7 @@ class FixedPrompts(PromptCache):
     def _set_members(self, prompt_of_row: Sequence[int]) -> None:
         """Arrange the rows by prompt. Results of free places and of rows beyond these are never read."""
         self.prompt_of_row = list(prompt_of_row)
-        grid, places = arranged(prompt_of_row, len(self.bias), self.most)
-        self.grid.copy_(torch.tensor(grid), non_blocking=True)
-        for all_rows, new in ((self.all_prompts, prompt_of_row), (self.all_places, places)):
-            all_rows[: len(new)].copy_(torch.tensor(new), non_blocking=True)
+        prompts, places, members = arranged(prompt_of_row, len(self.bias), self.most, self.heads)
+        self.members.copy_(members)
+        self.all_prompts[: len(prompts)].copy_(prompts)
+        self.all_places[: len(places)].copy_(places)
