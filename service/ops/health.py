@@ -17,7 +17,7 @@ from service.ops import helper_heartbeats
 from service.ops.bounded_check import BoundedCheck
 from service.ops.database_rights import missing_rights
 from service.platform.catalog import Catalog, CatalogError
-from service.platform.db import Database
+from service.platform.db import Database, refusal_of
 from service.platform.migrate import current_revision, head_revision, is_known
 from service.platform.storage import Storage, StorageError
 from service.settings import Settings
@@ -78,7 +78,7 @@ def database_check(database: Database) -> str:
     except DATABASE_ERRORS:
         return NO_ANSWER
     except ProgrammingError as error:
-        return f"refuses to be read: {error.orig}"
+        return f"refuses to be read: {refusal_of(error) or type(error).__name__}"
     shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
     return f"its user lacks {shown}" if missing else "ok"
 
