@@ -158,6 +158,8 @@ def _csv_rows(path: Path) -> Iterator[Row]:
         rows = csv.DictReader(file, strict=True)
         try:
             names = rows.fieldnames or ()
+            if len(names) == 1 and {";", "\t"} & set(names[0]):
+                raise Unreadable(f"{path}, line 1 has no commas: save it with commas between its cells")
             if twice := [name for name in names if names.count(name) > 1]:
                 raise Unreadable(f"{path}, line 1 has two columns named {twice[0]!r}: rename one of them")
             for number, row in enumerate(rows, 1):

@@ -23,6 +23,8 @@ from service.cli.terminal.output import (
 
 SHOWN_CHARACTERS = 300
 """Maximum number of characters shown of one row."""
+PROMPT_NAMES = ("question", "instruction", "problem", "query", "input", "text")
+"""Usual names of a prompt's column, the likeliest first."""
 FileArgument = Annotated[str, typer.Argument(metavar="FILE", autocompletion=complete_files)]
 
 app = typer.Typer(no_args_is_help=True, help="Upload, preview, list, rename and delete datasets.")
@@ -69,9 +71,16 @@ def _show(content: Content) -> None:
     note(f"columns: {', '.join(content.columns)}")
     note(f"first row: {excerpt(json_line(content.first), SHOWN_CHARACTERS)}")
     if not {"messages", "prompt"} & set(content.columns):
-        example = content.columns[0] if content.columns else "COLUMN"
-        hint = f"No column is named prompt or messages: no job can use it. Try --map {example}=prompt"
-        note(hint, "yellow")
+        note(
+            f"No column is named prompt or messages: no job can use it. {_way_to_prompts(content)}", "yellow"
+        )
+
+
+def _way_to_prompts(content: Content) -> str:
+    texts = [name for name in content.columns if isinstance(content.first.get(name), str)]
+    if likely := [name for name in PROMPT_NAMES if name in texts] or texts:
+        return f"Try --map {likely[0]}=prompt"
+    return 'Write each row as {"messages": [{"role": "user", "content": "…"}]} and its other fields'
 
 
 def _rows(count: int) -> str:

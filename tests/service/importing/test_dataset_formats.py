@@ -126,6 +126,8 @@ def test_csv_cells_are_texts_exactly_as_they_are_written(tmp_path: Path) -> None
         ("a.csv", b"a,b,b\n1,2,3\n", "a.csv, line 1 has two columns named 'b'"),
         ("a.csv", b"a,b\n1,2\n3\n", "a.csv, row 2 does not have 2 cells, as line 1 has"),
         ("a.csv", b"a,b\n1,2,3\n", "a.csv, row 1 does not have 2 cells, as line 1 has"),
+        ("a.csv", b"question;answer\n2+2?;4\n", "a.csv, line 1 has no commas"),
+        ("a.csv", b"question\tanswer\n2+2?\t4\n", "a.csv, line 1 has no commas"),
         ("a.csv", b"a\n\xff\n", "a.csv, line 1 is not CSV in UTF-8"),
     ],
 )

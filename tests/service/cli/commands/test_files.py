@@ -53,13 +53,26 @@ def test_a_csv_file_is_shown_and_uploaded_with_a_user_message_a_row(
     assert (json.loads(again.stdout)["id"], again.stderr) == (done.stdout.strip(), "")
 
 
-def test_columns_without_a_prompt_are_reported_with_the_option_that_names_one(
-    grpo: Grpo, tmp_path: Path
+@pytest.mark.parametrize(
+    ("first", "way"),
+    [
+        ({"question": "2+2?", "answer": "4"}, "Try --map question=prompt"),
+        ({"id": 7, "instruction": "Add.", "input": "2, 2", "output": "4"}, "Try --map instruction=prompt"),
+        ({"id": 7, "task": "2+2?"}, "Try --map task=prompt"),
+        (
+            {"conversations": [{"from": "human", "value": "2+2?"}]},
+            'Write each row as {"messages": [{"role": "',
+        ),
+        ({"data": [{"prompt": "2+2?"}]}, 'Write each row as {"messages": [{"role": "user"'),
+    ],
+)
+def test_columns_without_a_prompt_are_reported_with_a_way_to_one(
+    grpo: Grpo, tmp_path: Path, first: dict[str, Any], way: str
 ) -> None:
-    (tmp_path / "rows.csv").write_text("question,answer\n2+2?,4\n")
-    done = grpo("files", "upload", tmp_path / "rows.csv")
+    (tmp_path / "rows.jsonl").write_text(json.dumps(first) + "\n")
+    done = grpo("files", "upload", tmp_path / "rows.jsonl")
     assert done.returncode == 0
-    assert "Try --map question=prompt" in done.stderr
+    assert f"No column is named prompt or messages: no job can use it. {way}" in done.stderr
 
 
 def test_a_folder_of_datasets_is_uploaded_by_split_and_configuration(
