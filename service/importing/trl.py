@@ -25,7 +25,7 @@ from service.importing.trl_rewards import rewards
 from service.importing.trl_sinks import sinks
 
 OPERATOR = "the operator configures the machine (GRPO_RUNTIME); results do not change"
-RECORDED = "the service keeps and shows all metrics; `report_to` sends them to W&B and others"
+RECORDED = "the service keeps and shows all metrics; the job's `integrations` send them to W&B and others"
 LOADING = "the service reads and batches the rows itself"
 CHECKPOINTS = "the worker stores checkpoints; the newest three and the best are kept"
 SAMPLER = "the operator chooses the sampler; its canary proves that it serves the trained policy"
