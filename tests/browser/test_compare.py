@@ -107,6 +107,15 @@ def test_without_jobs_it_explains_how_to_choose_some(page: Page) -> None:
     expect(page.get_by_role("heading", name="No jobs chosen")).to_be_visible()
 
 
+def test_a_long_name_leaves_room_for_the_other_jobs(page: Page, deployment: Deployment) -> None:
+    open_comparison(page, deployment, "first", "faster")
+    drawn(page, "Reward")
+    table = page.get_by_role("region", name="Differences")
+    head = table.get_by_role("columnheader", name="first-try")
+    head.evaluate("cell => { cell.textContent = 'sums of two numbers, '.repeat(20) }")
+    assert table.evaluate("region => region.scrollWidth <= region.clientWidth")
+
+
 def test_a_job_can_be_removed(page: Page, deployment: Deployment) -> None:
     open_comparison(page, deployment, "first", "faster")
     page.get_by_role("button", name="Remove first-try").click()

@@ -45,7 +45,7 @@ export function button(text, onclick, { kind = "", ...props } = {}) {
 
 // A list as a table that scrolls sideways; `rows` are <tr>. With "cards" in `kind`, a phone shows each row as a card.
 export function table(caption, columns, rows, kind = "") {
-  const head = columns.map((name) => el(name ? "th" : "td", { scope: name ? "col" : null, role: name ? "columnheader" : "cell" }, name));
+  const head = columns.map((name) => el(name ? "th" : "td", { scope: name ? "col" : null, role: name ? "columnheader" : "cell", title: name || null }, name));
   const root = el("div", { class: "panel flush scroll", role: "region", "aria-label": caption, tabindex: 0 },
     el("table", { class: `list ${kind}`, role: "table" },
       el("caption", { class: "unseen" }, caption),
