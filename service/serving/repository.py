@@ -83,9 +83,21 @@ def served(session: Session) -> list[tuple[str, str, str, str]]:
 
 
 def live_workers(session: Session) -> list[bool]:
-    """For each live worker, whether its machine is training and therefore answers nothing."""
-    fresh = ChatWorker.seen_at > db_now() - LIVE_SECONDS
-    return list(session.scalars(select(ChatWorker.is_training).where(fresh)))
+    """For each live worker, whether its machine is training and therefore answers nothing.
+
+    A worker reports the end of a job up to some seconds late, so its report counts only while a job runs.
+    """
+    fresh = select(ChatWorker.name, ChatWorker.is_training).where(
+        ChatWorker.seen_at > db_now() - LIVE_SECONDS
+    )
+    owners = select(Job.lease_owner).where(is_in("jobs", *HELD), Job.lease_owner.is_not(None))
+    training = {_host_of(str(owner)) for owner in session.scalars(owners)}
+    return [is_training and _host_of(name) in training for name, is_training in session.execute(fresh)]
+
+
+def _host_of(worker: str) -> str:
+    """`host:pid` → `host`."""
+    return worker.partition(":")[0]
 
 
 def has_wanted(session: Session) -> bool:

@@ -1,5 +1,6 @@
 """A worker's chat beside the API under test: a thread of this process, and the fake serving engine."""
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from tests.support.servers import wait_until
 from worker.attempt.attempt import Worker
 from worker.serving.chat import answer_until
 
+CHAT_WORKER = f"{socket.gethostname()}:chat"
+
 
 def faked(settings: Settings) -> Settings:
     """The settings with the fake serving engine."""
@@ -23,7 +26,7 @@ def faked(settings: Settings) -> Settings:
 
 
 @contextmanager
-def answering(settings: Settings, name: str = "chat-worker") -> Iterator[Worker]:
+def answering(settings: Settings, name: str = CHAT_WORKER) -> Iterator[Worker]:
     """Ready when this is entered."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))

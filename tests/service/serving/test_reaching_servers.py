@@ -20,7 +20,7 @@ from service.serving import answer, repository
 from service.settings import Settings
 from tests.conftest import settings_for
 from tests.service.job_samples import make_model
-from tests.service.serving.answering import answering
+from tests.service.serving.answering import CHAT_WORKER, answering
 from worker.attempt.attempt import Worker
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -61,7 +61,7 @@ def test_a_server_that_the_api_cannot_reach_is_a_503_and_a_finding_of_the_doctor
     change(database, address=f"http://127.0.0.1:{port}")
     (found,) = model_servers(settings)
     assert found.level is Level.WARNING
-    assert found.found == f"tiny on chat-worker at http://127.0.0.1:{port}: ConnectError"
+    assert found.found == f"tiny on {CHAT_WORKER} at http://127.0.0.1:{port}: ConnectError"
     assert "GRPO_SERVE_HOST" in found.advice
     refused = client.post(CHAT, json=body())
     assert code_of(refused) == (503, "server_unreachable")
