@@ -43,16 +43,15 @@ def is_compiled(first: Tensor) -> bool:
     return first.is_cuda and has_compiler()
 
 
-def fused(formula: Callable[P, R], *, any_size: bool = False) -> Callable[P, R]:
+def fused(formula: Callable[P, R]) -> Callable[P, R]:
     """The formula, compiled if its first argument, a tensor, is on a GPU. Values only, without gradient.
 
-    Tensors with as many rows as the first are compiled for any number of rows; with `any_size`, all tensors
-    for any size.
+    Tensors with as many rows as the first are compiled for any number of rows.
     """
 
     @cache
     def compiled() -> Callable[P, R]:
-        return torch.compile(formula, dynamic=True if any_size else None)
+        return torch.compile(formula)
 
     @wraps(formula)
     def run(*given: P.args, **options: P.kwargs) -> R:

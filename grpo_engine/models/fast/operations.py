@@ -6,7 +6,6 @@ the last bits.
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -74,28 +73,6 @@ def scores_of(queries: Tensor, keys: Tensor) -> Tensor:
     if queries.is_cuda and queries.dtype in (torch.bfloat16, torch.float16):
         return torch.bmm(queries, keys.transpose(1, 2), out_dtype=torch.float32)
     return torch.bmm(at_least_single(queries), at_least_single(keys).transpose(1, 2))
-
-
-@partial(fused, any_size=True)
-def attention_weights(
-    own: Tensor,
-    before: Tensor,
-    own_bias: Tensor,
-    prompt_bias: Tensor,
-    places: Tensor,
-    members: Tensor,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    """One softmax over a row's own tokens and its prompt's, whose scores are arranged by prompt.
-
-    Scores [B, H, S, C] of own tokens and [P, H, M, S, W] of prompts, with their biases [B, 1, C] and
-    [P, 1, W]; `places` [B, H] and `members` [P, H, M] as in `arranged` → weights in the scores' shapes.
-    """
-    own, before = own + own_bias[:, :, None], before + prompt_bias[:, :, None, None]
-    of_own, of_prompt = own.logsumexp(-1), before.logsumexp(-1)
-    total = torch.logaddexp(of_own, of_prompt.flatten(0, 2)[places])
-    by_prompt = total.flatten(0, 1)[members]
-    return (own - total[..., None]).exp().to(dtype), (before - by_prompt[..., None]).exp().to(dtype)
 
 
 def at_least_single(x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from grpo_engine.models.fast.model import reads_at_once
 from grpo_engine.models.fast.native import Shared
-from grpo_engine.models.fast.operations import attend, attention_weights, scores_of
+from grpo_engine.models.fast.operations import attend, scores_of
 
 HIDDEN = float("-inf")
 GROWTH = {"cpu": 32, "cuda": 256}
@@ -131,12 +131,12 @@ class RowCache:
         self._write(values, value)
         queries = (query * scale).view(*key.shape[:2], -1, query.shape[2])
         own = scores_of(queries.flatten(0, 1), keys.flatten(0, 1)).view(*queries.shape[:3], -1)
-        before = prompts.scores(layer, queries)
-        of_own, of_prompt = attention_weights(
-            own, before, self.bias, prompts.bias, prompts.places, prompts.members, values.dtype
-        )
-        made = torch.bmm(of_own.flatten(0, 1), values.flatten(0, 1))
-        return made.view(len(query), -1) + prompts.mixed(layer, of_prompt).flatten(1)
+        own += self.bias[:, :, None]
+        before = prompts.in_rows(prompts.scores(layer, queries))
+        weights = torch.cat([before, own], 3).softmax(-1).to(values.dtype)
+        of_prompt, own = weights.split([before.shape[3], own.shape[3]], 3)
+        made = torch.bmm(own.flatten(0, 1), values.flatten(0, 1))
+        return made.view(len(query), -1) + prompts.in_rows(prompts.mixed(layer, of_prompt)).flatten(1)
 
     def _widen(self, columns: int) -> None:
         if columns:
@@ -233,12 +233,21 @@ class PromptCache:
         return self.keys[layer], self.values[layer], self.bias, self.prompts
 
     def scores(self, layer: int, queries: Tensor) -> Tensor:
-        """Scaled queries [B, Hkv, shared, D] → [P, Hkv, most, shared, W], without the bias."""
-        by_prompt = queries.flatten(0, 1)[self.members]
+        """Scaled queries [B, Hkv, shared, D] → [P, Hkv, most, shared, W]."""
+        by_prompt = self.by_prompt(queries)
         made = scores_of(by_prompt.flatten(2, 3).flatten(0, 1), self.keys[layer].flatten(0, 1))
-        return made.view(*by_prompt.shape[:4], -1)
+        return made.view(*by_prompt.shape[:4], -1).add_(self.bias[:, :, None, None])
 
     def mixed(self, layer: int, weights: Tensor) -> Tensor:
-        """Weights [P, Hkv, most, shared, W] → weighted sums of the values [B, Hkv, shared, D]."""
-        made = torch.bmm(weights.flatten(2, 3).flatten(0, 1), self.values[layer].flatten(0, 1))
-        return made.view(*weights.shape[:4], -1).flatten(0, 2)[self.places]
+        """Weights [B, Hkv, shared, W] → weighted sums of the values [P, Hkv, most, shared, D]."""
+        by_prompt = self.by_prompt(weights)
+        made = torch.bmm(by_prompt.flatten(2, 3).flatten(0, 1), self.values[layer].flatten(0, 1))
+        return made.view(*by_prompt.shape[:4], -1)
+
+    def by_prompt(self, rows: Tensor) -> Tensor:
+        """[B, Hkv, shared, L] → [P, Hkv, most, shared, L], contiguous."""
+        return rows.flatten(0, 1)[self.members]
+
+    def in_rows(self, states: Tensor) -> Tensor:
+        """The inverse: [P, Hkv, most, shared, L] → [B, Hkv, shared, L]."""
+        return states.flatten(0, 2)[self.places]

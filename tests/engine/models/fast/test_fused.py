@@ -12,23 +12,10 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
 
 from grpo_engine.models.fast import fused, operations
-from grpo_engine.rollout.sampler.cache import arranged
 
 
 def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
-
-
-def attention_arguments(rows: int) -> tuple[Any, ...]:
-    """Scores of rows, two to a prompt, with columns that are hidden from some of them."""
-    prompts, heads, shared = -(-rows // 2), torch.arange(4), 2
-    own, before = normal(rows, 4, shared, 7 + rows), normal(prompts, 4, 2, shared, 4 + rows)
-    biases = [torch.zeros(len(each), 1, each.shape[-1]) for each in (own, before)]
-    for bias in biases:
-        bias[::2, :, :3] = float("-inf")
-    of_row = [row // 2 for row in range(rows)]
-    _, places, members = arranged(of_row, prompts, 2, heads)
-    return own, before, *biases, places, members, torch.float32
 
 
 Arguments = Callable[[int], tuple[Any, ...]]
@@ -53,7 +40,6 @@ FORMULAS: dict[str, tuple[Callable[..., Any], Arguments]] = {
         operations._swiglu_back,
         lambda rows: (normal(rows, 40), normal(rows, 40), normal(rows, 40)),
     ),
-    "attention weights": (operations.attention_weights, lambda rows: attention_arguments(rows)),
     "log-probabilities": (
         operations._logprobs_and_slopes,
         lambda rows: (normal(rows, 80), torch.arange(rows), 0.7),
