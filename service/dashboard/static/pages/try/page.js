@@ -2,7 +2,7 @@
 
 import { replaceQuery, styled } from "../../address.js";
 import { get, jobPath } from "../../api.js";
-import { announce, button, el, empty, failed, heading, loading } from "../../dom.js";
+import { announce, button, el, empty, heading, loading } from "../../dom.js";
 import { modelName, namesOfJobs } from "../../job_names.js";
 import { waysToAdd } from "../models/adding.js";
 import { Answer } from "./answer.js";
