@@ -43,6 +43,11 @@ export function button(text, onclick, { kind = "", ...props } = {}) {
   return el("button", { type: "button", class: kind, onclick, ...props }, text);
 }
 
+// A control below its label; `more` follows it, such as a hint. The control has an id.
+export function field(label, control, ...more) {
+  return el("div", { class: "field" }, el("label", { for: control.id }, label), control, more);
+}
+
 // A list as a table that scrolls sideways; `rows` are <tr>. With "cards" in `kind`, a phone shows each row as a card.
 export function table(caption, columns, rows, kind = "") {
   const head = columns.map((name) => el(name ? "th" : "td", { scope: name ? "col" : null, role: name ? "columnheader" : "cell", title: name || null }, name));

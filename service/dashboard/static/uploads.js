@@ -2,7 +2,7 @@
 // Boundary: one file at a time; what follows from it is the page's.
 
 import { upload } from "./api.js";
-import { announce, button, el, number, percent } from "./dom.js";
+import { announce, button, el, field, number, percent } from "./dom.js";
 import { ANSWER_NAMES, IMITATE, jsonlOf, MAX_BYTES, parsedCsv, rowOf } from "./csv.js";
 
 const PROMPT_NAMES = ["prompt", "question", "input", "instruction", "problem", "text"];
@@ -105,10 +105,9 @@ function askedForColumns(name, { columns, rows }, imitates) {
     } },
     el("h2", { id: "csv-title" }, `Convert ${name}`),
     el("p", {}, `${number(rows.length)} ${rows.length === 1 ? "row" : "rows"}. Which column is the prompt? ${imitates ? "Which one is the answer to imitate?" : "The others are fields for the grader, as text."}`),
-    el("div", { class: "field" }, el("label", { for: "csv-prompt" }, "Prompt column"), prompt),
-    reply && el("div", { class: "field" }, el("label", { for: "csv-answer" }, "Answer column"), reply),
-    el("div", { class: "field" }, el("label", { for: "csv-instruction" }, "Instruction"), instruction,
-      el("p", { class: "hint" }, "Optional. Precedes the prompt of every row.")),
+    field("Prompt column", prompt),
+    reply && field("Answer column", reply),
+    field("Instruction", instruction, el("p", { class: "hint" }, "Optional. Precedes the prompt of every row.")),
     el("p", { class: "small faint" }, "First row"), first,
     el("div", { class: "actions" },
       button("Cancel", () => dialog.close("no")),

@@ -1,7 +1,7 @@
 // Rename and delete: dialogs and requests that the list and a file's page share.
 
 import { remove, request } from "../../api.js";
-import { announce, button, confirmed, el } from "../../dom.js";
+import { announce, button, confirmed, el, field } from "../../dom.js";
 
 export const filePath = (id) => `/v1/files/${encodeURIComponent(id)}`;
 export const rowsText = (count) => (count === 1 ? "row" : "rows");
@@ -32,7 +32,7 @@ function renamed(file, signal, onRenamed) {
   const dialog = el("dialog", { "aria-labelledby": "rename-title", onclose: () => dialog.remove() },
     el("h2", { id: "rename-title" }, "Rename file"),
     el("form", { class: "stack", onsubmit: submit },
-      el("div", { class: "field" }, el("label", { for: "file-name" }, "Name"), name, problem),
+      field("Name", name, problem),
       el("div", { class: "actions" },
         button("Cancel", () => dialog.close()),
         el("button", { type: "submit", class: "primary" }, "Rename"))));

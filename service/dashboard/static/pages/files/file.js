@@ -2,7 +2,7 @@
 
 import { can } from "../../access.js";
 import { download, get } from "../../api.js";
-import { ago, announce, button, bytes, el, failed, heading, loading, number, section, table } from "../../dom.js";
+import { ago, announce, button, bytes, el, failed, field, heading, loading, number, section, table } from "../../dom.js";
 import { fileActions, filePath, rowsText } from "./actions.js";
 
 const FIRST_ROWS = 20;
@@ -91,8 +91,7 @@ function lengths(file, models, signal) {
       if (!signal.aborted) failed(box, error);
     }
   });
-  return section("Length", el("div", { class: "panel stack" },
-    el("div", { class: "field" }, el("label", { for: "file-model" }, "Count tokens of"), choice), box));
+  return section("Length", el("div", { class: "panel stack" }, field("Count tokens of", choice), box));
 }
 
 function figures(tokens, all) {

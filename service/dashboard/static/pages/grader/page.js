@@ -3,7 +3,7 @@
 
 import { styled } from "../../address.js";
 import { firstRow, get, jobPath, post } from "../../api.js";
-import { announce, button, el, empty, failed, heading, loading } from "../../dom.js";
+import { announce, button, el, empty, failed, field, heading, loading } from "../../dom.js";
 import { jobName } from "../../job_parts.js";
 import { CodeField } from "./code.js";
 import { EXAMPLES } from "./examples.js";
@@ -138,10 +138,6 @@ class Bench {
       this.result.firstElementChild.append(el("p", { class: "hint" }, "Field ", el("code", {}, error.param)));
     }
   }
-}
-
-function field(label, control, ...more) {
-  return el("div", { class: "field" }, el("label", { for: control.id }, label), control, more);
 }
 
 // A text area for JSON that reports errors.

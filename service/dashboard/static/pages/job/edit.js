@@ -1,7 +1,7 @@
 // The dialog that changes a job's name, notes, tags and archiving, and deletes it.
 // `editJob(job, {changed, deleted})` is all that other pages need.
 
-import { announce, button, confirmed, el } from "../../dom.js";
+import { announce, button, confirmed, el, field } from "../../dom.js";
 import { jobPath, patch, remove } from "../../api.js";
 import { isOver, jobName } from "../../job_parts.js";
 
@@ -31,7 +31,7 @@ export function editJob(job, { changed, deleted = openList }) {
   const dialog = el("dialog", { class: "edit", "aria-labelledby": "edit-title", onclose: () => dialog.remove() },
     el("h2", { id: "edit-title" }, "Edit job"),
     el("form", { class: "pile", onsubmit: save },
-      field("Name", name), field("Notes", notes), field("Tags", tags, "Separated by commas"),
+      field("Name", name), field("Notes", notes), field("Tags", tags, el("p", { class: "hint" }, "Separated by commas")),
       el("div", { class: "row" }, archived, el("label", { for: "edit-archived" }, "Archived")),
       problem,
       el("div", { class: "actions" },
@@ -56,10 +56,6 @@ export async function deleteJobs(jobs) {
     await confirmed("Not deleted", { detail: error.message, yes: "OK", no: "Close", kind: "" });
     return false;
   }
-}
-
-function field(label, input, hint) {
-  return el("div", { class: "field" }, el("label", { for: input.id }, label), input, hint && el("p", { class: "hint" }, hint));
 }
 
 const parted = (text) => [...new Set(text.split(",").map((tag) => tag.trim()).filter(Boolean))];

@@ -3,7 +3,7 @@
 import { styled } from "../../address.js";
 import { get, paged, post, remove } from "../../api.js";
 import { commands } from "../../copying.js";
-import { addRows, announce, ago, button, bytes, confirmed, el, failed, heading, loading, moment, number, section, table } from "../../dom.js";
+import { addRows, ago, announce, button, bytes, confirmed, el, failed, field, heading, loading, moment, number, section, table } from "../../dom.js";
 
 const KEYS = "/v1/keys";
 const PAGE = 50;
@@ -123,8 +123,6 @@ class KeysPage {
       this.names, refusal, button("Create key", null, { kind: "primary", type: "submit" }), this.made));
   }
 }
-
-const field = (label, input) => el("div", { class: "field" }, el("label", { for: input.id }, label), input);
 const limited = (used, limit, show) => (limit === null ? show(used) : `${show(used)} of ${show(limit)}`);
 
 function tenantRow(one) {

@@ -3,7 +3,7 @@
 
 import { firstRow, request, upload } from "../../api.js";
 import { ANSWER_NAMES, asked, IMITATE, imitated, MAX_BYTES } from "../../csv.js";
-import { button, el, failed } from "../../dom.js";
+import { button, el, failed, field } from "../../dom.js";
 import { suit } from "./grader.js";
 
 const NOT_FIELDS = ["messages", "prompt", "tools"];
@@ -59,7 +59,7 @@ function adding(draft, file, use, signal) {
   const choice = el("select", { id: "new-answer-field" }, draft.columns.map((name) => el("option", { value: name }, name)));
   choice.value = ANSWER_NAMES.find((name) => draft.columns.includes(name)) ?? draft.columns[0];
   const make = () => converted(file, (row) => imitated(row, choice.value), withEnd(file.filename, IMITATE), signal);
-  return [why, el("div", { class: "field" }, el("label", { for: choice.id }, "Field with the answer"), choice),
+  return [why, field("Field with the answer", choice),
     ...making("Add it to each row", "GRPO", async () => use(await make()), signal)];
 }
 

@@ -2,7 +2,7 @@
 
 import { get, post } from "../../api.js";
 import { markLine } from "../../code_editor.js";
-import { announce, button, el, failed, number, quoted } from "../../dom.js";
+import { announce, button, el, failed, field, number, quoted } from "../../dom.js";
 import { explanations, prints } from "../../explanations.js";
 import { idOf } from "./fields.js";
 
@@ -25,7 +25,7 @@ export function graderTrial(draft, at, signal) {
   const stop = button("Cancel", () => doing.abort(), { hidden: true });
   return el("details", {}, el("summary", {}, "Test this grader on rows"),
     el("div", { class: "stack trial" },
-      el("div", { class: "field" }, el("label", { for: "trial-answer" }, "Answer"), answer,
+      field("Answer", answer,
         el("p", { class: "hint" }, `What the model would answer. {{item.NAME}} is replaced with that field of the row; the first ${ROWS} rows are scored.`)),
       el("div", { class: "row" }, start, stop), result));
 }

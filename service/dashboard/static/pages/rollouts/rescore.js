@@ -1,7 +1,7 @@
 // A pasted grader applied to this job's rollouts: what would change. The job itself stays unchanged.
 
 import { jobPath, post } from "../../api.js";
-import { announce, button, el, failed, loading, number, percent } from "../../dom.js";
+import { announce, button, el, failed, field, loading, number, percent } from "../../dom.js";
 import { ownMethod } from "../new/draft.js";
 
 export class Rescore {
@@ -19,7 +19,7 @@ export class Rescore {
     this.root = el("details", { class: "panel rescore" },
       el("summary", {}, "Test another grader on these rollouts"),
       el("p", { class: "hint" }, "Rescores the shown step, or the newest completions of all steps. The job does not change."),
-      el("div", { class: "field" }, el("label", { for: "rescore-grader" }, "Grader (JSON)"), this.grader),
+      field("Grader (JSON)", this.grader),
       el("div", { class: "row" }, el("label", { for: "rescore-limit" }, "Max completions"), this.limit, this.run),
       this.result);
   }

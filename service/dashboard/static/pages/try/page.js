@@ -2,7 +2,7 @@
 
 import { replaceQuery, styled } from "../../address.js";
 import { get, jobPath } from "../../api.js";
-import { announce, button, el, empty, heading, loading } from "../../dom.js";
+import { announce, button, el, empty, field, heading, loading } from "../../dom.js";
 import { modelName, namesOfJobs } from "../../job_names.js";
 import { waysToAdd } from "../models/adding.js";
 import { Answer } from "./answer.js";
@@ -210,10 +210,6 @@ class TryPage {
       seed: this.seed.valueAsNumber,
     };
   }
-}
-
-function field(label, control) {
-  return el("div", { class: "field" }, el("label", { for: control.id }, label), control);
 }
 
 // The model that training started from; of a base model, itself.
