@@ -48,6 +48,9 @@ export function field(label, control, ...more) {
   return el("div", { class: "field" }, el("label", { for: control.id }, label), control, more);
 }
 
+// The options of a select: [value, text] each.
+export const optionsOf = (choices) => choices.map(([value, text]) => el("option", { value }, text));
+
 // A list as a table that scrolls sideways; `rows` are <tr>. With "cards" in `kind`, a phone shows each row as a card.
 export function table(caption, columns, rows, kind = "") {
   const head = columns.map((name) => el(name ? "th" : "td", { scope: name ? "col" : null, role: name ? "columnheader" : "cell", title: name || null }, name));

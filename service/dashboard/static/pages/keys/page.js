@@ -3,12 +3,13 @@
 import { styled } from "../../address.js";
 import { get, paged, post, remove } from "../../api.js";
 import { commands } from "../../copying.js";
-import { addRows, ago, announce, button, bytes, confirmed, el, failed, field, heading, loading, moment, number, section, table } from "../../dom.js";
+import { addRows, ago, announce, button, bytes, confirmed, el, failed, field, heading, loading, moment, number, optionsOf, section, table } from "../../dom.js";
 
 const KEYS = "/v1/keys";
 const PAGE = 50;
 const DAY_SECONDS = 24 * 3600;
 const EXPIRY = [["", "Never"], [7, "7 days"], [30, "30 days"], [90, "90 days"], [365, "1 year"]];
+const SCOPES = [["read,write", "Read and write"], ["read", "Read only"]];
 const HINT = "Tenants see nothing of one another. A new name is a new tenant. Limits are the deployment's settings.";
 
 export async function show(root, params, signal) {
@@ -103,8 +104,8 @@ class KeysPage {
   form() {
     const tenant = el("input", { id: "key-tenant", list: "key-tenants", required: true, maxlength: 64, autocomplete: "off" });
     const name = el("input", { id: "key-name", maxlength: 128, autocomplete: "off" });
-    const scopes = el("select", { id: "key-scopes" }, el("option", { value: "read,write" }, "Read and write"), el("option", { value: "read" }, "Read only"));
-    const days = el("select", { id: "key-days" }, EXPIRY.map(([value, label]) => el("option", { value }, label)));
+    const scopes = el("select", { id: "key-scopes" }, optionsOf(SCOPES));
+    const days = el("select", { id: "key-days" }, optionsOf(EXPIRY));
     const refusal = el("p", { class: "problem", role: "alert" });
     const create = async (event) => {
       event.preventDefault();

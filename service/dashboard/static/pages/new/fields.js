@@ -2,7 +2,7 @@
 // Boundary: single fields; `form.js` arranges them.
 
 import { codeEditor, markLine } from "../../code_editor.js";
-import { el, number } from "../../dom.js";
+import { el, number, optionsOf } from "../../dom.js";
 import { settingLabel } from "../../labels.js";
 
 // One field. `control` has the id that the label refers to; `param` is the request's field.
@@ -34,7 +34,7 @@ export function input(draft, param, { kind = "text", parse = (text) => text, for
 
 // `options`: [value, text] each; a value that is not among them is added.
 export function select(draft, param, options, onpick) {
-  const control = el("select", {}, options.map(([value, text]) => el("option", { value }, text)));
+  const control = el("select", {}, optionsOf(options));
   return tied(draft, param, control, {
     read: () => (onpick ? onpick(control.value) : control.value || undefined),
     write: (value) => {

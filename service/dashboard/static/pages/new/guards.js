@@ -1,6 +1,6 @@
 // The guards of a job: for each watched value one or more of an action, a threshold and a patience.
 
-import { button, el } from "../../dom.js";
+import { button, el, optionsOf } from "../../dom.js";
 
 // [watch, label, the rule]
 const GUARDS = [
@@ -66,7 +66,7 @@ class Rule {
 function controls(label, guard, change) {
   const number = (name, props) => el("input", { type: "number", "aria-label": `${label}: ${name}`, autocomplete: "off", oninput: change, ...props });
   const line = {
-    action: el("select", { "aria-label": `${label}: action`, onchange: change }, ACTIONS.map(([value, text]) => el("option", { value }, text))),
+    action: el("select", { "aria-label": `${label}: action`, onchange: change }, optionsOf(ACTIONS)),
     threshold: number("threshold", { step: "any", placeholder: "threshold", value: guard?.threshold ?? "" }),
     patience: number("steps", { min: 1, step: 1, placeholder: "5 steps", value: guard?.patience ?? "" }),
   };

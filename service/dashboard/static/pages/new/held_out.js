@@ -1,6 +1,6 @@
 // Held-out rows: none, a part of the training file, or a file of their own.
 
-import { el, number } from "../../dom.js";
+import { el, number, optionsOf } from "../../dom.js";
 import { uploader } from "../../uploads.js";
 import { field, select } from "./fields.js";
 
@@ -31,7 +31,7 @@ export function holdOut(draft, file, before) {
 
 // `files`: those that the form offers; `use(file)` makes an uploaded file the validation file.
 export function heldOutParts(draft, files, signal, use) {
-  const way = el("select", {}, WAYS.map(([value, text]) => el("option", { value }, text)));
+  const way = el("select", {}, optionsOf(WAYS));
   const split = splitField(draft);
   const file = fileField(draft, files, signal, use);
   const draw = () => {
@@ -71,7 +71,7 @@ function fileField(draft, files, signal, use) {
 // A share in percent, or a whole number of rows.
 function splitField(draft) {
   const amount = el("input", { type: "number", min: 0, step: "any", inputmode: "decimal", autocomplete: "off" });
-  const unit = el("select", { "aria-label": "Unit of the held-out part" }, UNITS.map(([value, text]) => el("option", { value }, text)));
+  const unit = el("select", { "aria-label": "Unit of the held-out part" }, optionsOf(UNITS));
   const write = () => {
     const value = draft.body.validation_split;
     if (document.activeElement === amount || typeof value !== "number") return;

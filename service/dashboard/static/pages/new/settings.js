@@ -1,6 +1,6 @@
 // The settings of a method: the usual ones, and more of them folded, with the job's metadata.
 
-import { el, section } from "../../dom.js";
+import { el, optionsOf, section } from "../../dom.js";
 import { settingLabel } from "../../labels.js";
 import { methodOf } from "./draft.js";
 import { field, input, select } from "./fields.js";
@@ -71,7 +71,7 @@ export function settingsPart(draft, type, fitsFull) {
 
 // An adapter or all weights, the two kinds of values of `lora`, and the adapter's field `rank`.
 function weightsFields(draft, at, rank, fitsFull) {
-  const choice = el("select", {}, WEIGHTS.map(([value, text]) => el("option", { value }, text)));
+  const choice = el("select", {}, optionsOf(WEIGHTS));
   const box = field(`${at}.lora`, "Trained weights", ADAPTER_HINT, choice);
   choice.addEventListener("change", () => {
     const isFull = choice.value === "full";

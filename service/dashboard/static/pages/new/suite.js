@@ -1,7 +1,7 @@
 // Rows of a Reasoning Gym task instead of a training file: the request's `dataset`.
 
 import { get } from "../../api.js";
-import { el } from "../../dom.js";
+import { el, optionsOf } from "../../dom.js";
 import { field, input, select } from "./fields.js";
 import { beginning } from "./grader.js";
 
@@ -10,7 +10,7 @@ const WAYS = [["file", "A file"], ["suite", "A Reasoning Gym task"]];
 
 // `file`: the elements of the form that choose a file; they are hidden while a task is chosen.
 export function rowsParts(draft, file, signal) {
-  const way = el("select", {}, WAYS.map(([value, text]) => el("option", { value }, text)));
+  const way = el("select", {}, optionsOf(WAYS));
   const task = select(draft, "dataset.task", [["", "Choose a task"]]);
   const suite = [
     field("dataset.task", "Reasoning Gym task", "Its rows are generated, and its own scorer is the grader.", task),

@@ -1,7 +1,7 @@
 // The selection of rollouts: split, step or all steps, a filter, parts that fired and did not.
 // Boundary: the form and its state; the page sends the requests.
 
-import { button, el } from "../../dom.js";
+import { button, el, optionsOf } from "../../dom.js";
 
 export const NAMES = {
   no_signal: "No signal",
@@ -167,8 +167,7 @@ export class Controls {
 }
 
 function select(id, options, choose) {
-  return el("select", { id, onchange: (event) => choose(event.target.value) },
-    options.map(([value, text]) => el("option", { value }, text)));
+  return el("select", { id, onchange: (event) => choose(event.target.value) }, optionsOf(options));
 }
 
 function labelled(text, control) {
