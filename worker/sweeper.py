@@ -72,7 +72,7 @@ def _announce(session: Session, settings: Settings) -> None:
 
 
 def sweep_until(
-    stopping: Flag, database: Database, wakeups: Wakeups, settings: Settings, *, has_worker: bool = True
+    stopping: Flag, database: Database, wakeups: Wakeups, settings: Settings, *, has_worker: bool
 ) -> None:
     """Sweep every `sweep_seconds`, and record whether the worker's cluster is available."""
     cluster = Heartbeat(database, settings, CLUSTER) if has_worker and settings.launcher == "ray" else None

@@ -23,7 +23,7 @@ def step_name(step: int) -> str:
 
 
 @contextmanager
-def new_checkpoint(folder: Path, step: int, wait: Callable[[], None] | None = None) -> Iterator[Path]:
+def new_checkpoint(folder: Path, step: int, wait: Callable[[], None] | None) -> Iterator[Path]:
     """Yield an empty folder to write and `seal`; it becomes `folder/step-…` at the end.
 
     `wait`: for a checkpoint that all ranks write together, in one folder or in one on each host. It returns

@@ -77,7 +77,7 @@ def post_patiently(
     *,
     timeout_seconds: float,
     max_retries: int,
-    allowed_hosts: AllowedHosts | None = None,
+    allowed_hosts: AllowedHosts | None,
 ) -> WebAnswer:
     """`post` with retries after temporary errors, with growing pauses, all within `timeout_seconds`.
 

@@ -28,7 +28,7 @@ Rewards = dict[str, float]
 class HeldOutSet:
     prompts: Sequence[Prompt]
     grading: Grading
-    name: str = VALIDATION
+    name: str
     """`validation`, or a retention set's name."""
 
 

@@ -12,7 +12,7 @@ MAX_OPEN_TOKENS = 16
 
 
 class TextStream:
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str]) -> None:
         self._decode = decode
         self._stop = tuple(stop)
         self._tokens: list[int] = []

@@ -33,7 +33,7 @@ class DistillationBatch:
     """The attempts after their original prompts."""
     teacher: Mapping[int, TrainingGroup]
     """Index of an attempt's sequence → the attempt's tokens after the prompt with feedback."""
-    too_long: int = 0
+    too_long: int
     """Attempts left out because they exceed the model's context together with the feedback."""
 
     @property

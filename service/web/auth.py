@@ -132,7 +132,7 @@ def revoke_key(session: Session, public_id: str, *, actor: Principal = OPERATOR)
 
 
 def rotate_key(
-    session: Session, public_id: str, *, old_key_hours: int = OLD_KEY_HOURS, actor: Principal = OPERATOR
+    session: Session, public_id: str, *, old_key_hours: int, actor: Principal = OPERATOR
 ) -> str | None:
     """Create a key like this one and return it in full, this once; None if there is no such usable key.
 

@@ -40,7 +40,7 @@ class Plan:
     """Address of the Ray cluster; None: a private one on this machine."""
     temporary: Path
     """Folder for the files of a private cluster."""
-    gpus: tuple[str, ...] = ()
+    gpus: tuple[str, ...]
     """GPUs of this machine that are reserved for a private cluster: the ranks', then the samplers'."""
 
     @property

@@ -116,7 +116,7 @@ class GroupAssembly:
 
     prompts_P: Sequence[Prompt]
     group_size: int
-    on_group: OnGroup | None = None
+    on_group: OnGroup | None
     _completions: dict[int, dict[int, Completion]] = field(default_factory=lambda: defaultdict(dict))
     """Completions by place, then by sample."""
 

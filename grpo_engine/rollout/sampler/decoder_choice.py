@@ -26,7 +26,7 @@ WINDOWED = "the cache that a group shares does not support attention windows"
 MakeOn = Callable[[PreTrainedModel], Decoder]
 
 
-def choose_decoder(policy: Policy, *, is_frozen: bool = False) -> tuple[Callable[[], Decoder], Choice]:
+def choose_decoder(policy: Policy, *, is_frozen: bool) -> tuple[Callable[[], Decoder], Choice]:
     """The fastest decoder that computes what the model's own forward pass does.
 
     If the policy `is_frozen`, its tensors are read once for all decodings.

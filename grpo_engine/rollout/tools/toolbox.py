@@ -133,7 +133,7 @@ class OpenToolbox:
     tools: Mapping[str, NamedTool]
     pool: ThreadPoolExecutor
     interpreters: Interpreters
-    sessions: McpSessions | None = None
+    sessions: McpSessions | None
 
     def submit(
         self, call: ToolCall, item: Mapping[str, Any], key: str, rollout: str = ""

@@ -28,7 +28,7 @@ class Binding:
     line: int
     """Last line of the binding. Only later lines use it, because a statement does not use what it binds."""
     scope: Scope
-    why_not: str = ""
+    why_not: str
     """Reason why the value is unknown; empty if it is known."""
     index: int | None = None
     """Position in the tuple that the value returns."""

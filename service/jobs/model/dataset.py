@@ -33,7 +33,7 @@ class Problem:
     param: str
     """Dotted place such as `training_file[17].messages` (17 is the line, from 1)."""
     message: str
-    code: str = "invalid_training_file"
+    code: str
 
     @property
     def kind(self) -> tuple[str, str]:

@@ -39,7 +39,7 @@ class DatasetUse:
     file_id: str
     grader: Grader | None
     """None if the rows are demonstrations."""
-    grader_param: str = ""
+    grader_param: str
     part: Part = "all"
     """The part of the file whose rows are read, if `validation_split` divides it."""
 

@@ -92,7 +92,7 @@ def weights_at(
     session: Session,
     tenant: str,
     checkpoint_id: str,
-    job_id: str | None = None,
+    job_id: str | None,
     *,
     param: str = "checkpoint_id",
 ) -> StoredWeights:

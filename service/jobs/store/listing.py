@@ -35,14 +35,14 @@ NO_RESULT = 1e300
 class JobFilter:
     """Conditions that listed jobs meet; None: no condition."""
 
-    status: Status | None = None
-    model: str | None = None
+    status: Status | None
+    model: str | None
     """Full name of the model that the job starts from."""
-    tag: str | None = None
-    text: str | None = None
+    tag: str | None
+    text: str | None
     """Part of the job's name, suffix, id or model, ignoring case."""
-    archived: bool | None = None
-    labels: Mapping[str, str] | None = None
+    archived: bool | None
+    labels: Mapping[str, str] | None
     """Metadata to match; empty: jobs without metadata."""
 
 

@@ -57,8 +57,8 @@ class FileCheck:
     """Tokenizer and template; None if lengths are not checked."""
     context_tokens: int | None
     duplicates: DuplicateCheck
-    validation_split: float | None = None
-    seed: int = 0
+    validation_split: float | None
+    seed: int
     """Seed that draws the held-out rows. If it is not the request's, their number may differ slightly."""
     held_out_lines: set[int] = field(default_factory=set)
     """Lines of the training file that `validation_split` holds out, once that file is read."""
