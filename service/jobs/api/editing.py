@@ -44,7 +44,8 @@ def delete_job(database: Database, storage: Storage, principal: Principal, job_i
         _check_unused(session, job, exports)
         ids = [job_id, *(export.id for export in exports)]
         keys = repository.forget_results(session, principal.tenant, ids, with_metrics=True)
-        keys += [key for point in _checkpoints(session, job_id) for key in point.storage_keys]
+        checkpoints = repository.checkpoints_of(session, principal.tenant, job_id)
+        keys += [key for point in checkpoints for key in point.storage_keys]
         _delete_rows(session, principal.tenant, ids)
         audit.record(session, principal, "job.delete", job_id)
     fault_point("job.deleted")
@@ -73,10 +74,6 @@ def _users(session: Session, job: Job) -> list[str]:
     is_alive = or_(Job.state.not_in(ENDED), Job.fine_tuned_model.is_not(None), has_checkpoint)
     query = select(Job.id).where(Job.tenant == job.tenant, or_(Job.model == model, of_checkpoint), is_alive)
     return list(session.scalars(query.where(Job.export.is_(None)).order_by(Job.created_at).limit(5)))
-
-
-def _checkpoints(session: Session, job_id: str) -> list[Checkpoint]:
-    return list(session.scalars(select(Checkpoint).where(Checkpoint.job_id == job_id)))
 
 
 def _delete_rows(session: Session, tenant: str, job_ids: list[str]) -> None:

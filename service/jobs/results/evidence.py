@@ -4,7 +4,7 @@ No content is read inside a session.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from sqlalchemy import select
@@ -52,7 +52,8 @@ def stored_of(database: Database, storage: Storage, job_id: str) -> Iterator[Sto
     results = select(Artifact, File).join(File, File.id == Artifact.id).where(Artifact.job_id == job_id)
     with database.reading() as session:
         files = session.execute(results).all()
-    for row in _checkpoints(database, job_id):
+        checkpoints = session.scalars(select(Checkpoint).where(Checkpoint.job_id == job_id)).all()
+    for row in checkpoints:
         shards = [(PurePosixPath(key).name, key, sha256) for key, sha256 in row.shards.items()]
         archives = [
             ("state", row.state_key, row.state_sha256),
@@ -60,7 +61,7 @@ def stored_of(database: Database, storage: Storage, job_id: str) -> Iterator[Sto
         ]
         for part, key, sha256 in archives + shards:
             found = _sha256(storage, key) if key is not None else None
-            if key is not None and (found is not None or _is_kept(database, job_id, row.id)):
+            if key is not None and (found is not None or _is_kept(database, row.id)):
                 name = f"the checkpoint of step {row.step} ({part})"
                 yield Stored(name, "checkpoint", row.step, row.fence, sha256, found)
     for artifact, file in files:
@@ -68,14 +69,10 @@ def stored_of(database: Database, storage: Storage, job_id: str) -> Iterator[Sto
         yield Stored(file.filename, artifact.kind, artifact.step, artifact.fence, file.sha256, found)
 
 
-def _checkpoints(database: Database, job_id: str) -> Sequence[Checkpoint]:
-    with database.reading() as session:
-        return session.scalars(select(Checkpoint).where(Checkpoint.job_id == job_id)).all()
-
-
-def _is_kept(database: Database, job_id: str, checkpoint_id: str) -> bool:
+def _is_kept(database: Database, checkpoint_id: str) -> bool:
     """Whether the checkpoint still exists; a running job may have retired it meanwhile."""
-    return checkpoint_id in {row.id for row in _checkpoints(database, job_id)}
+    with database.reading() as session:
+        return session.get(Checkpoint, checkpoint_id) is not None
 
 
 def _sha256(storage: Storage, key: str) -> str | None:
