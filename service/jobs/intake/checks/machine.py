@@ -1,9 +1,8 @@
 """The requirements of a job on its machine, and the problems if no machine meets them."""
 
-from collections.abc import Callable
-
 from grpo_engine.config.job import Method, Reinforcement, TrainingFree
 from grpo_engine.sandbox import SandboxUnavailable, monty
+from service.jobs.intake.checks.method import Warn
 from service.jobs.model.dataset import Problems
 from service.jobs.model.methods import rules_of, tools_of
 from service.jobs.model.resources import Resources
@@ -57,11 +56,7 @@ def required_by(method: Method, resources: Resources) -> Capabilities:
 
 
 def check_gpus(
-    resources: Resources,
-    method: Method,
-    machines: list[Machine],
-    problems: Problems,
-    warn: Callable[[str, str], None],
+    resources: Resources, method: Method, machines: list[Machine], problems: Problems, warn: Warn
 ) -> None:
     """Adds a problem if no suitable machine has the GPUs; warns of limits that apply to each GPU."""
     gpus, least = resources.gpus, resources.least_gpus
@@ -122,9 +117,7 @@ def _check_division(resources: Resources, machines: list[Machine], problems: Pro
         problems.add("resources.hosts", reason, code="hosts_unavailable")
 
 
-def check_capabilities(
-    method: Method, machines: list[Machine], problems: Problems, warn: Callable[[str, str], None]
-) -> None:
+def check_capabilities(method: Method, machines: list[Machine], problems: Problems, warn: Warn) -> None:
     """Adds a problem for each part that no machine can run, and for each grader outside monty's subset."""
     hosts, needs = [machine.capabilities for machine in machines], needs_of(method)
     if not needs:
