@@ -1,7 +1,7 @@
 """Rows → responses, with the few queries that all jobs of a page share."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -44,35 +44,31 @@ def read_jobs(session: Session, tenant: str, jobs: Sequence[Job], max_running: i
     depends_on_time = any(JobState(job.state) in HELD or job.not_before > 0 for job in jobs)
     now = read_clock(session) if depends_on_time else 0.0
     limit = max_running if is_full else None
-    more = [
-        _Facts(
-            _queue(job, positions.get(job.id), limit, now),
-            results[job.id],
-            now,
-            best.get(job.id),
-            rewards.get(job.id),
+    return [
+        _job_read(
+            job,
+            queue=_queue(job, positions.get(job.id), limit, now),
+            results=results[job.id],
+            now=now,
+            best=best.get(job.id),
+            reward=rewards.get(job.id),
         )
         for job in jobs
     ]
-    return [_job_read(job, facts) for job, facts in zip(jobs, more, strict=True)]
 
 
-class _Facts(NamedTuple):
-    """Facts that a job's response needs in addition to its row."""
-
-    queue: QueueRead
-    results: list[tuple[Artifact, File]]
-    now: float
-    """The database's clock, Unix seconds."""
-    best: str | None
-    """Id of the best checkpoint."""
-    reward: float | None
-    """Mean reward of the newest step."""
-
-
-def _job_read(job: Job, facts: _Facts) -> JobRead:
-    """The whole response."""
-    queue, results, now, best, reward = facts
+def _job_read(
+    job: Job,
+    *,
+    queue: QueueRead,
+    results: list[tuple[Artifact, File]],
+    now: float,
+    best: str | None,
+    reward: float | None,
+) -> JobRead:
+    """The whole response. `now`: the database's clock, Unix seconds. `best`: id of the best checkpoint.
+    `reward`: mean reward of the newest step.
+    """
     state = JobState(job.state)
     seconds = _seconds_remaining(job)
     ordered = sorted(results, key=lambda pair: _RESULT_ORDER.index(pair[0].kind))
