@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import select
@@ -119,9 +119,9 @@ def counted(groups: Sequence[tuple[int, Completions]]) -> Groups:
         num_between=len(flat) - num_wrong - num_right,
         first_step=groups[-1][0],
         last_step=groups[0][0],
-        errors=_errors(groups),
-        failed_sessions=_failed_sessions(groups),
-        failed_calls=_failed_calls(groups),
+        errors=_counted_by_name(_errors(groups)),
+        failed_sessions=_counted_by_name(_failed_sessions(groups)),
+        failed_calls=_counted_by_name(_failed_calls(groups)),
     )
 
 
@@ -129,37 +129,35 @@ def _rewards(completions: Completions) -> list[float]:
     return [one["reward"] for one in completions if one.get("reward") is not None]
 
 
-def _errors(groups: Sequence[tuple[int, Completions]]) -> dict[str, tuple[int, str]]:
-    """Error code → number of errors, and the newest message."""
-    found: dict[str, tuple[int, str]] = {}
+def _counted_by_name(found: Iterable[tuple[str, str]]) -> dict[str, tuple[int, str]]:
+    """Name → number of its texts, and the first of them."""
+    counts: dict[str, tuple[int, str]] = {}
+    for name, text in found:
+        count, first = counts.get(name, (0, text))
+        counts[name] = (count + 1, first)
+    return counts
+
+
+def _errors(groups: Sequence[tuple[int, Completions]]) -> Iterator[tuple[str, str]]:
+    """Code and message of each error, the newest first."""
     for step, completions in groups:
         for completion in completions:
             for part, error in (completion.get("errors") or {}).items():
-                newest = f"in step {step} of {part}: {error['message']}"
-                count, example = found.get(error["code"], (0, newest))
-                found[error["code"]] = (count + 1, example)
-    return found
+                yield error["code"], f"in step {step} of {part}: {error['message']}"
 
 
-def _failed_sessions(groups: Sequence[tuple[int, Completions]]) -> dict[str, tuple[int, str]]:
-    """Environment → number of failed sessions, and the newest reason."""
-    found: dict[str, tuple[int, str]] = {}
+def _failed_sessions(groups: Sequence[tuple[int, Completions]]) -> Iterator[tuple[str, str]]:
+    """Environment and reason of each failed session, the newest first."""
     for step, completions in groups:
         for episode in (completion.get("episode") or {} for completion in completions):
             if reason := episode.get("failure"):
-                count, newest = found.get(episode["environment"], (0, f"in step {step}: {reason}"))
-                found[episode["environment"]] = (count + 1, newest)
-    return found
+                yield episode["environment"], f"in step {step}: {reason}"
 
 
-def _failed_calls(groups: Sequence[tuple[int, Completions]]) -> dict[str, tuple[int, str]]:
-    """Tool → number of failed calls, and the newest answer; calls that cannot be read name none."""
-    found: dict[str, tuple[int, str]] = {}
+def _failed_calls(groups: Sequence[tuple[int, Completions]]) -> Iterator[tuple[str, str]]:
+    """Tool and answer of each failed call, the newest first; calls that cannot be read name no tool."""
     for step, completions in groups:
         turns = (turn for each in completions for turn in each.get("tool_turns") or ())
         for answer in (answer for turn in turns for answer in turn["answers"] if answer["failed"]):
             shown = " ".join(answer["text"].split())[:SHOWN_CHARACTERS]
-            name = answer["name"] or "unreadable call"
-            count, newest = found.get(name, (0, f"in step {step}: {shown}"))
-            found[name] = (count + 1, newest)
-    return found
+            yield answer["name"] or "unreadable call", f"in step {step}: {shown}"
