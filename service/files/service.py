@@ -4,7 +4,6 @@ Upload: content into storage, then the row, then the response. Delete: the row, 
 No transaction is open while bytes move.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO
@@ -25,7 +24,6 @@ from service.platform.errors import InvalidRequest, NotFound, PayloadTooLarge
 from service.platform.ids import new_id
 from service.platform.pages import unknown_cursor
 from service.platform.principal import Principal
-from service.platform.storage import split_lines
 from service.platform.tables.core import File
 from service.platform.token_counting import ModelText, ModelTextError, load_model_text
 from service.web.auth import require_good_key
@@ -140,12 +138,9 @@ class Files:
             _refuse_result(session, file_id, "Only datasets have a preview.")
             root = lineage_of(session, tenant, model).root if model else None
         text = self._text(root) if root else None
-        lines = partial(self._lines, row.storage_key)
+        lines = partial(self.storage.lines, row.storage_key)
         num_rows = count_rows(lines()) if row.num_rows is None else row.num_rows
         return preview(lines(), limit=limit, num_rows=num_rows, text=text)
-
-    def _lines(self, key: str) -> Iterator[bytes]:
-        return split_lines(self.storage.stream(key))
 
     def _text(self, model: str) -> ModelText:
         """The model's tokenizer and template. Raises InvalidRequest."""

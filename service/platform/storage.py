@@ -117,6 +117,10 @@ class Storage:
         first = self._range(key, start, min(end, start + RANGE_BYTES))
         return self._pieces(key, first, start + RANGE_BYTES, end)
 
+    def lines(self, key: str) -> Iterator[bytes]:
+        """The lines, as `split_lines` of the content. Raises ObjectMissing at once."""
+        return split_lines(self.stream(key))
+
     def size(self, key: str) -> int:
         """Number of bytes. Raises ObjectMissing."""
         with _translated(key):

@@ -14,7 +14,7 @@ from service.files import repository as files
 from service.jobs.model.dataset import parse_line
 from service.platform.db import Database
 from service.platform.errors import InvalidRequest
-from service.platform.storage import Storage, split_lines
+from service.platform.storage import Storage
 from service.platform.tables.core import Job
 
 TrainedSplit = Literal["train", "validation"]
@@ -49,7 +49,7 @@ class Dataset:
 
     def _lines(self, numbers: list[int]) -> Iterator[bytes]:
         """The lines of these rows. Raises LookupError if the file has no such row."""
-        rows = enumerate(line for line in split_lines(self.storage.stream(self.key)) if line.strip())
+        rows = enumerate(line for line in self.storage.lines(self.key) if line.strip())
         for number in numbers:
             line = next((line for at, line in rows if at == number), None)
             if line is None:

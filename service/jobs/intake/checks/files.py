@@ -21,7 +21,7 @@ from service.jobs.intake.lengths import LengthCheck
 from service.jobs.intake.report import Report
 from service.jobs.model.dataset import Kind, Problems, Row, read_rows
 from service.jobs.model.methods import DatasetUse, leaves, sampling_of
-from service.platform.storage import ObjectMissing, Storage, split_lines
+from service.platform.storage import ObjectMissing, Storage
 from service.platform.tables.core import File
 from service.platform.token_counting import ModelText
 from service.settings import Settings
@@ -93,15 +93,12 @@ class FileCheck:
             return 0
         try:
             if use.part == "training":
-                self._divide(use, self._lines(file))
-            return self._count_checked(use, self._lines(file))
+                self._divide(use, self.storage.lines(file.storage_key))
+            return self._count_checked(use, self.storage.lines(file.storage_key))
         except ObjectMissing:
             reason = f"the content of {file.id} is no longer stored: upload the file again"
             self.problems.add(use.param, reason, code="file_not_found")
             return 0
-
-    def _lines(self, file: File) -> Iterator[bytes]:
-        return split_lines(self.storage.stream(file.storage_key))
 
     def _rows(self, use: DatasetUse, lines: Iterable[bytes], problems: Problems) -> Iterator[Row]:
         """The rows of this use. Lines that cannot be read count as training rows."""
