@@ -57,7 +57,7 @@ def create_job(client: Client, path: str, body: dict[str, Any], *, watch: bool, 
     print_line(job, job["id"], as_json=as_json)
     if not as_json:
         for warning in job["warnings"]:
-            say(f"warning: {_text(warning)}", "yellow")
+            say(f"warning: {warning['message']}", "yellow")
     if watch:
         watch_and_exit(client, job["id"], as_json=as_json)
 
@@ -142,7 +142,7 @@ def status(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> 
             ("see", place_of(failure["code"], is_failure=True) if failure else None),
             ("evidence", "\n".join(dict.fromkeys(map(str, failure.get("evidence", []))))),
             ("attention", job.get("attention")),
-            ("warnings", "\n".join(_text(warning) for warning in job["warnings"])),
+            ("warnings", "\n".join(warning["message"] for warning in job["warnings"])),
         )
     )
 
@@ -208,10 +208,6 @@ def _expected(estimate: dict[str, Any]) -> str | None:
 def method_of(job: dict[str, Any]) -> str:
     """The method's real type, because `type` may be a substitute that OpenAI's clients accept."""
     return str(job["method"].get("rule") or job["method"]["type"])
-
-
-def _text(warning: dict[str, Any] | str) -> str:
-    return warning if isinstance(warning, str) else warning["message"]
 
 
 def steps(job: dict[str, Any]) -> str:
