@@ -118,19 +118,29 @@ export function announce(text) {
   document.getElementById("announcer").textContent = text;
 }
 
+let dialogs = 0;
+
+// Opens a modal dialog, which is removed when it closes; `closed` then gets its return value. → the dialog.
+export function openDialog(title, content, closed) {
+  const id = `dialog-${++dialogs}`;
+  const dialog = el("dialog", { "aria-labelledby": id, onclose: () => {
+    closed?.(dialog.returnValue);
+    dialog.remove();
+  } }, el("h2", { id }, title), content);
+  document.body.append(dialog);
+  dialog.showModal();
+  return dialog;
+}
+
 // A yes-or-no question in a modal dialog. → whether the answer was yes.
 export function confirmed(question, { detail, yes = "Yes", no = "No", kind = "danger" } = {}) {
   return new Promise((resolve) => {
-    const dialog = el("dialog", { "aria-labelledby": "question", onclose: () => {
-      resolve(dialog.returnValue === "yes");
-      dialog.remove();
-    } },
-    el("h2", { id: "question" }, question), detail && el("p", {}, detail),
-    el("div", { class: "actions" },
-      button(no, () => dialog.close("no"), { autofocus: true }),
-      button(yes, () => dialog.close("yes"), { kind })));
-    document.body.append(dialog);
-    dialog.showModal();
+    const dialog = openDialog(question, [
+      detail && el("p", {}, detail),
+      el("div", { class: "actions" },
+        button(no, () => dialog.close("no"), { autofocus: true }),
+        button(yes, () => dialog.close("yes"), { kind })),
+    ], (answer) => resolve(answer === "yes"));
   });
 }
 

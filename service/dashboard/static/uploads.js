@@ -2,7 +2,7 @@
 // Boundary: one file at a time; what follows from it is the page's.
 
 import { upload } from "./api.js";
-import { announce, button, el, field, number, percent } from "./dom.js";
+import { announce, button, el, field, number, openDialog, percent } from "./dom.js";
 import { ANSWER_NAMES, IMITATE, jsonlOf, MAX_BYTES, parsedCsv, rowOf } from "./csv.js";
 
 const PROMPT_NAMES = ["prompt", "question", "input", "instruction", "problem", "text"];
@@ -99,20 +99,15 @@ function askedForColumns(name, { columns, rows }, imitates) {
   instruction.addEventListener("input", draw);
   draw();
   return new Promise((resolve) => {
-    const dialog = el("dialog", { "aria-labelledby": "csv-title", onclose: () => {
-      resolve(dialog.returnValue === "yes" ? chosen() : null);
-      dialog.remove();
-    } },
-    el("h2", { id: "csv-title" }, `Convert ${name}`),
-    el("p", {}, `${number(rows.length)} ${rows.length === 1 ? "row" : "rows"}. Which column is the prompt? ${imitates ? "Which one is the answer to imitate?" : "The others are fields for the grader, as text."}`),
-    field("Prompt column", prompt),
-    reply && field("Answer column", reply),
-    field("Instruction", instruction, el("p", { class: "hint" }, "Optional. Precedes the prompt of every row.")),
-    el("p", { class: "small faint" }, "First row"), first,
-    el("div", { class: "actions" },
-      button("Cancel", () => dialog.close("no")),
-      button("Upload", () => dialog.close("yes"), { kind: "primary" })));
-    document.body.append(dialog);
-    dialog.showModal();
+    const dialog = openDialog(`Convert ${name}`, [
+      el("p", {}, `${number(rows.length)} ${rows.length === 1 ? "row" : "rows"}. Which column is the prompt? ${imitates ? "Which one is the answer to imitate?" : "The others are fields for the grader, as text."}`),
+      field("Prompt column", prompt),
+      reply && field("Answer column", reply),
+      field("Instruction", instruction, el("p", { class: "hint" }, "Optional. Precedes the prompt of every row.")),
+      el("p", { class: "small faint" }, "First row"), first,
+      el("div", { class: "actions" },
+        button("Cancel", () => dialog.close("no")),
+        button("Upload", () => dialog.close("yes"), { kind: "primary" })),
+    ], (answer) => resolve(answer === "yes" ? chosen() : null));
   });
 }

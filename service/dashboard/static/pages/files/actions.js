@@ -1,7 +1,7 @@
 // Rename and delete: dialogs and requests that the list and a file's page share.
 
 import { remove, request } from "../../api.js";
-import { announce, button, confirmed, el, field } from "../../dom.js";
+import { announce, button, confirmed, el, field, openDialog } from "../../dom.js";
 
 export const filePath = (id) => `/v1/files/${encodeURIComponent(id)}`;
 export const rowsText = (count) => (count === 1 ? "row" : "rows");
@@ -29,15 +29,12 @@ function renamed(file, signal, onRenamed) {
       problem.textContent = error.message;
     }
   };
-  const dialog = el("dialog", { "aria-labelledby": "rename-title", onclose: () => dialog.remove() },
-    el("h2", { id: "rename-title" }, "Rename file"),
+  const dialog = openDialog("Rename file",
     el("form", { class: "stack", onsubmit: submit },
       field("Name", name, problem),
       el("div", { class: "actions" },
         button("Cancel", () => dialog.close()),
         el("button", { type: "submit", class: "primary" }, "Rename"))));
-  document.body.append(dialog);
-  dialog.showModal();
   name.select();
 }
 
@@ -54,10 +51,8 @@ async function deleted(file, signal, onDeleted) {
 }
 
 function refused(file, error) {
-  const dialog = el("dialog", { "aria-labelledby": "refused-title", onclose: () => dialog.remove() },
-    el("h2", { id: "refused-title" }, `${file.filename} was not deleted`),
+  const dialog = openDialog(`${file.filename} was not deleted`, [
     el("p", { role: "alert" }, error.message),
-    el("div", { class: "actions" }, button("Close", () => dialog.close(), { autofocus: true })));
-  document.body.append(dialog);
-  dialog.showModal();
+    el("div", { class: "actions" }, button("Close", () => dialog.close(), { autofocus: true })),
+  ]);
 }

@@ -1,7 +1,7 @@
 // The dialog that changes a job's name, notes, tags and archiving, and deletes it.
 // `editJob(job, {changed, deleted})` is all that other pages need.
 
-import { announce, button, confirmed, el, field } from "../../dom.js";
+import { announce, button, confirmed, el, field, openDialog } from "../../dom.js";
 import { jobPath, patch, remove } from "../../api.js";
 import { isOver, jobName } from "../../job_parts.js";
 
@@ -28,8 +28,7 @@ export function editJob(job, { changed, deleted = openList }) {
     dialog.close();
     if (await deleteJobs([job])) deleted(job.id);
   };
-  const dialog = el("dialog", { class: "edit", "aria-labelledby": "edit-title", onclose: () => dialog.remove() },
-    el("h2", { id: "edit-title" }, "Edit job"),
+  const dialog = openDialog("Edit job",
     el("form", { class: "pile", onsubmit: save },
       field("Name", name), field("Notes", notes), field("Tags", tags, el("p", { class: "hint" }, "Separated by commas")),
       el("div", { class: "row" }, archived, el("label", { for: "edit-archived" }, "Archived")),
@@ -38,8 +37,6 @@ export function editJob(job, { changed, deleted = openList }) {
         isOver(job) && button("Delete…", erase, { kind: "danger" }),
         button("Cancel", () => dialog.close()),
         button("Save", null, { kind: "primary", type: "submit" }))));
-  document.body.append(dialog);
-  dialog.showModal();
   name.focus();
 }
 

@@ -2,7 +2,7 @@
 
 import { SERVICE, get, jobPath, post, remove } from "../../api.js";
 import { commands } from "../../copying.js";
-import { announce, button, el, failed, loading, moment, number } from "../../dom.js";
+import { announce, button, el, failed, loading, moment, number, openDialog } from "../../dom.js";
 
 const DAY_SECONDS = 24 * 3600;
 const DAYS = [1, 7, 30, 90];
@@ -38,13 +38,12 @@ export function shareJob(job, signal) {
     announce("Link revoked");
   });
   const fill = async () => list.replaceChildren(...active((await get(path, { signal })).data, revoke));
-  const dialog = el("dialog", { class: "share", "aria-labelledby": "share-title", onclose: () => dialog.remove() },
-    el("h2", { id: "share-title" }, "Share this run"), el("p", {}, WARNING),
+  const dialog = openDialog("Share this run", [
+    el("p", {}, WARNING),
     el("div", { class: "row" }, el("label", { for: "share-days" }, "Expires after"), days, button("Create link", create, { kind: "primary" })),
     made, problem, list,
-    el("div", { class: "actions" }, button("Close", () => dialog.close())));
-  document.body.append(dialog);
-  dialog.showModal();
+    el("div", { class: "actions" }, button("Close", () => dialog.close())),
+  ]);
   signal.addEventListener("abort", () => dialog.close());
   loading(list, "Loading links");
   fill().catch((error) => signal.aborted || failed(list, error));
