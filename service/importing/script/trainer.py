@@ -116,7 +116,7 @@ def read_script(path: Path) -> Script:
         raise Unreadable(f"{path} is too deeply nested") from error
     script = Script(path, text, Constants(bindings))
     call, scope = _trainer(script, tree)
-    _read_trainer(script, script.arguments(call, scope, POSITIONAL), scope)
+    _read_trainer(script, script.arguments(call, scope, POSITIONAL))
     _read_wandb(script)
     return script
 
@@ -145,7 +145,7 @@ def _trainer(script: Script, tree: ast.Module) -> tuple[ast.Call, Scope]:
     return call, scope
 
 
-def _read_trainer(script: Script, given: Mapping[str, Located], scope: Scope) -> None:
+def _read_trainer(script: Script, given: Mapping[str, Located]) -> None:
     if "args" in given:
         _read_config(script, given["args"])
     readers = {
