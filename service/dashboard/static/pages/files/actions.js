@@ -1,6 +1,6 @@
 // Rename and delete: dialogs and requests that the list and a file's page share.
 
-import { remove, request } from "../../api.js";
+import { patch, remove } from "../../api.js";
 import { announce, button, confirmed, el, field, openDialog } from "../../dom.js";
 
 export const filePath = (id) => `/v1/files/${encodeURIComponent(id)}`;
@@ -21,9 +21,9 @@ function renamed(file, signal, onRenamed) {
   const submit = async (event) => {
     event.preventDefault();
     try {
-      const answer = await request(filePath(file.id), { method: "PATCH", body: { filename: name.value }, signal });
+      const stored = await patch(filePath(file.id), { filename: name.value }, { signal });
       dialog.close();
-      onRenamed(await answer.json());
+      onRenamed(stored);
     } catch (error) {
       name.setAttribute("aria-invalid", "true");
       problem.textContent = error.message;
