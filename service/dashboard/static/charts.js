@@ -238,7 +238,8 @@ function onTheme(root, draw) {
 // ---- a line without axes, for tables
 
 // Values (missing ones are skipped) → a small <svg> with `label` for screen readers.
-export function sparkline(values, label, { width = 120, height = 28 } = {}) {
+export function sparkline(values, label) {
+  const [width, height] = [120, 28];
   const present = values.filter((value) => value !== null && value !== undefined);
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "sparkline", role: "img", "aria-label": label });
   if (!present.length) return root;

@@ -133,7 +133,7 @@ export function openDialog(title, content, closed) {
 }
 
 // A yes-or-no question in a modal dialog. → whether the answer was yes.
-export function confirmed(question, { detail, yes = "Yes", no = "No", kind = "danger" } = {}) {
+export function confirmed(question, { detail, yes, no, kind = "danger" }) {
   return new Promise((resolve) => {
     const dialog = openDialog(question, [
       detail && el("p", {}, detail),

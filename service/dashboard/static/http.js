@@ -62,9 +62,8 @@ export async function errorOf(response) {
 }
 
 // The raw successful response. Throws ApiError, or AbortError when `signal` fires.
-// options: {method, query, headers, body, signal}; a plain object as body is sent as JSON.
-export async function request(path, options = {}) {
-  const { method = "GET", query, headers = {}, body, signal } = options;
+// A plain object as `body` is sent as JSON.
+export async function request(path, { method = "GET", query, headers = {}, body, signal }) {
   const init = { method, signal, headers: { Authorization: `Bearer ${key.get() ?? ""}`, ...headers } };
   if (body !== undefined) {
     const isForm = body instanceof FormData;
@@ -93,7 +92,7 @@ export function serviceBack(signal) {
 }
 
 // GET → JSON. Retried a few times if the service is busy, after the delay that it requests.
-export async function get(path, { query, signal } = {}) {
+export async function get(path, { query, signal }) {
   for (let attempt = 1; ; attempt += 1) {
     try {
       const response = await request(path, { query, signal });
@@ -107,7 +106,7 @@ export async function get(path, { query, signal } = {}) {
   }
 }
 
-export async function post(path, body, { headers, signal } = {}) {
+export async function post(path, body, { headers, signal }) {
   return (await request(path, { method: "POST", body, headers, signal })).json();
 }
 
@@ -119,9 +118,9 @@ export async function remove(path, { signal } = {}) {
   return (await request(path, { method: "DELETE", signal })).json();
 }
 
-// A list, page by page: `const pages = paged("/v1/…", {limit: 20})`, then `await pages.next()` returns the next
-// rows while `pages.hasMore`.
-export function paged(path, query = {}, { signal } = {}) {
+// A list, page by page: `const pages = paged("/v1/…", {limit: 20}, {signal})`, then `await pages.next()` returns the
+// next rows while `pages.hasMore`.
+export function paged(path, query, { signal }) {
   return {
     hasMore: true,
     after: undefined,

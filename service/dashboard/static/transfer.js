@@ -3,9 +3,9 @@
 import { errorOf, key, refuseKey, request, unanswered, url } from "./http.js";
 
 // A dataset → its file object. `onProgress(fraction)` reports the sent part, which fetch cannot.
-export function upload(file, { purpose = "fine-tune", onProgress, signal } = {}) {
+export function upload(file, { onProgress, signal }) {
   const form = new FormData();
-  form.append("purpose", purpose);
+  form.append("purpose", "fine-tune");
   form.append("file", file, file.name);
   return new Promise((resolve, reject) => {
     const sent = new XMLHttpRequest();
@@ -26,7 +26,7 @@ export function upload(file, { purpose = "fine-tune", onProgress, signal } = {})
 
 // Saves a response as a file; a plain link cannot send the key. `onProgress(fraction, bytes)`: the fraction is
 // null if the response has no length.
-export async function download(path, { query, filename, onProgress, signal } = {}) {
+export async function download(path, { query, filename, onProgress, signal }) {
   const response = await request(path, { query, signal });
   const total = Number(response.headers.get("content-length")) || null;
   const parts = [];

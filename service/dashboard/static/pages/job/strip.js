@@ -9,7 +9,7 @@ const WIDTH = 200;
 const ENDS = 5; // steps at each end of the training curve that are compared
 
 // → <dl>; `rows`: the job's metrics so far. A rise is green only with `isTrusted`: no finding doubts it.
-export function strip(job, rows, isTrusted = true) {
+export function strip(job, rows, isTrusted) {
   const cells = [state(job), result(job, rows, isTrusted), ...retention(job), steps(job), elapsed(job), cost(job)];
   return el("dl", { class: "strip" }, cells.filter(Boolean));
 }

@@ -29,19 +29,19 @@ const RULES = {
   numeric: {
     label: "Numeric answer",
     start: { reference: "{{item.answer}}" },
-    parts: (draft, at) => [reference(draft, at, "Reference"), tag(draft, at),
+    parts: (draft, at) => [reference(draft, at), tag(draft, at),
       field(`${at}.absolute_tolerance`, "Tolerance", "0 = exact",
         input(draft, `${at}.absolute_tolerance`, { kind: "number", min: 0, placeholder: "0" }))],
   },
   math: {
     label: "Math-equivalent answer",
     start: { reference: "{{item.answer}}" },
-    parts: (draft, at) => [reference(draft, at, "Reference")],
+    parts: (draft, at) => [reference(draft, at)],
   },
   string_check: {
     label: "Text match",
     start: { operation: "eq", input: OUTPUT, reference: "{{item.answer}}" },
-    parts: (draft, at) => [reference(draft, at, "Reference"),
+    parts: (draft, at) => [reference(draft, at),
       field(`${at}.operation`, "Compare", null, select(draft, `${at}.operation`, [
         ["eq", "is exactly the text"], ["ne", "is not the text"],
         ["like", "contains the text"], ["ilike", "contains the text (case-insensitive)"]]))],
@@ -49,7 +49,7 @@ const RULES = {
   text_similarity: {
     label: "Text similarity",
     start: { input: OUTPUT, reference: "{{item.answer}}", evaluation_metric: "rouge_l" },
-    parts: (draft, at) => [reference(draft, at, "Reference"),
+    parts: (draft, at) => [reference(draft, at),
       measure(draft, `${at}.evaluation_metric`)],
   },
   format: {
@@ -93,8 +93,8 @@ const MOST_TOKENS = { string_check: 64 };
 
 const names = (text) => text.split(",").map((name) => name.trim()).filter(Boolean);
 
-function reference(draft, at, label) {
-  return field(`${at}.reference`, label, "{{item.NAME}} is replaced with that field of the row.",
+function reference(draft, at) {
+  return field(`${at}.reference`, "Reference", "{{item.NAME}} is replaced with that field of the row.",
     input(draft, `${at}.reference`, { list: "row-fields" }));
 }
 
