@@ -91,9 +91,8 @@ def _of_process(state: State) -> Iterator[Metric]:
     build = GaugeMetricFamily("grpo_build_info", "This build.", labels=["version"])
     build.add_metric([version("grpo-service")], 1)
     yield build
-    feed = getattr(state, "feed", None)  # created with the first stream
-    num_watchers = feed.num_subscribers if feed else 0
-    yield GaugeMetricFamily("grpo_sse_clients", "Open streams of this process.", value=num_watchers)
+    num_streams = state.job_feed.num_subscribers
+    yield GaugeMetricFamily("grpo_sse_clients", "Open streams of this process.", value=num_streams)
 
 
 def _of_jobs(found: Snapshot | None) -> Iterator[Metric]:

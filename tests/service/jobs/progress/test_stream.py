@@ -195,13 +195,14 @@ def test_many_streams_share_one_poller(
         assert [next(one).id, next(two).id] == [2, 2]
 
 
-def test_a_client_that_leaves_leaves_nothing_behind(
-    app: FastAPI, http: httpx.Client, database: Database, job_id: str
+def test_a_client_is_counted_and_leaves_nothing_behind(
+    app: FastAPI, server_url: str, http: httpx.Client, database: Database, job_id: str
 ) -> None:
     record(database, job_id, step(1))
     with opened(http, job_id) as stream_:
         next(stream_)
         assert app.state.job_feed.num_subscribers == 1
+        assert "grpo_sse_clients 1.0" in httpx.get(f"{server_url}/metrics").text
     wait_until(lambda: app.state.job_feed.num_subscribers == 0, what="no watcher is left")
     wait_until(lambda: app.state.job_feed._task.done(), what="the poller has ended")
 
