@@ -10,9 +10,9 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AsyncExitStack, ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from mcp.client.session import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
+from pydantic import ValidationError
 
 from grpo_engine.outbound.addresses import RefusedUrl, Resolver, resolve
 from grpo_engine.outbound.mcp_transport import CLOSE_SECONDS, PinnedTransport
@@ -34,6 +35,9 @@ MAX_LISTED = 1000
 SHOWN_CHARACTERS = 200
 _REQUEST_IS_WRONG = (mcp_types.INVALID_PARAMS, mcp_types.METHOD_NOT_FOUND)
 """Errors after which the session can be used."""
+_STREAM_ENDED = "SSE stream ended without a response"
+"""What the MCP client says if a stream breaks off, whatever the reason."""
+_UNREADABLE = ("Failed to parse JSON response", "Failed to parse SSE message")
 for _name in ("mcp", "httpx2"):  # they log what servers send, and URLs
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 T = TypeVar("T")
@@ -55,7 +59,9 @@ class _Session:
     """A session that is open until `end`, in a task of its own."""
 
     def __init__(self, portal: BlockingPortal, server: McpServer, rollout: str, resolver: Resolver) -> None:
-        self.ended = False
+        self.has_ended = False
+        """Whether new calls need another session."""
+        self.num_calls = 0
         self._portal = portal
         self._server = server
         self._rollout = {"X-Rollout-Id": rollout} if rollout else {}
@@ -70,7 +76,7 @@ class _Session:
                 self._opened.set_result(await self._open(stack))
                 await self._ending.wait()
         except Exception as error:  # noqa: BLE001 - raised in `request`
-            self.ended = True
+            self.has_ended = True
             if not self._opened.done():
                 self._opened.set_exception(error)
 
@@ -93,7 +99,7 @@ class _Session:
         return session
 
     def request(self, make: Callable[[ClientSession], Coroutine[Any, Any, T]]) -> T:
-        """Result of a request. Raises McpFailure; then the session has ended, except for a wrong request."""
+        """Result of a request. Raises McpFailure; then no other request begins, except after a wrong one."""
         end = time.monotonic() + self._server.timeout_seconds
         running: Future[T] | None = None
         try:
@@ -103,24 +109,26 @@ class _Session:
         except Exception as error:  # noqa: BLE001 - whatever the server caused
             if running is not None:
                 running.cancel()
-            if not (isinstance(error, MCPError) and error.code in _REQUEST_IS_WRONG):
-                self.end()
+            is_wrong = isinstance(error, MCPError) and error.code in _REQUEST_IS_WRONG
+            self.has_ended = self.has_ended or not is_wrong
             raise McpFailure(self._reason(error)) from None
 
     def _reason(self, error: BaseException) -> str:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         host = self._transport.target.host
-        if self._transport.failure or isinstance(error, RefusedUrl):
-            return self._transport.failure or str(error)
+        if isinstance(error, RefusedUrl):
+            return str(error)
         if isinstance(error, TimeoutError | httpx2.TimeoutException):
             return f"{host} did not answer within {self._server.timeout_seconds:.3g} s"
-        text = " ".join(str(error).split()) or type(error).__name__
+        text = _text_of_error(error)
+        if text == _STREAM_ENDED:
+            text = self._transport.failure or text
         return f"{host}: {text[:SHOWN_CHARACTERS]}"
 
     def end(self) -> None:
         """End the session soon; one that is not open yet is broken off."""
-        self.ended = True
+        self.has_ended = True
         if not self._opened.done():
             self.task.cancel()
         with suppress(RuntimeError):  # the loop has stopped
@@ -140,21 +148,36 @@ class McpSessions:
 
     def call(self, server: McpServer, rollout: str, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         """Text of a tool's answer, and whether it is an error. Raises McpFailure, RefusedUrl."""
-        return self._session(server, rollout).request(partial(_call, name, arguments))
+        with self._session(server, rollout) as session:
+            return session.request(partial(_call, name, arguments))
 
     def tools(self, server: McpServer) -> list[dict[str, Any]]:
         """`name`, `description` and `parameters` of each tool, unchecked. Raises McpFailure, RefusedUrl."""
-        return self._session(server, "").request(_tools)
+        with self._session(server, "") as session:
+            return session.request(_tools)
 
-    def _session(self, server: McpServer, rollout: str) -> _Session:
+    @contextmanager
+    def _session(self, server: McpServer, rollout: str) -> Iterator[_Session]:
+        """The rollout's session; after a failure it ends once no call runs in it."""
+        session = self._joined(server, rollout)
+        try:
+            yield session
+        finally:
+            with self._lock:
+                session.num_calls -= 1
+                if session.has_ended and not session.num_calls:
+                    session.end()
+
+    def _joined(self, server: McpServer, rollout: str) -> _Session:
         with self._lock:
             if self._portal is None:
                 self._portal = self._loop.enter_context(start_blocking_portal())
             found = self._sessions.get((rollout, server))
-            if found is None or found.ended:
+            if found is None or found.has_ended:
                 found = _Session(self._portal, server, rollout, self._resolver)
                 self._sessions[rollout, server] = found
                 self._tasks = [task for task in self._tasks if not task.done()] + [found.task]
+            found.num_calls += 1
             return found
 
     def end(self, rollout: str) -> None:
@@ -217,6 +240,16 @@ async def _call(name: str, arguments: dict[str, Any], session: ClientSession) ->
     if not text and result.structured_content is not None:
         text = json.dumps(result.structured_content, ensure_ascii=False)
     return text, result.is_error
+
+
+def _text_of_error(error: BaseException) -> str:
+    """One line; what pydantic says about an answer that is not MCP is shortened to its first problem."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        return f"the answer is not a valid result of MCP: {place}: {first['msg']}"
+    text = " ".join(str(error).split()) or type(error).__name__
+    return "the answer is not a JSON-RPC message" if text.startswith(_UNREADABLE) else text
 
 
 def _text_of(block: mcp_types.ContentBlock) -> str:

@@ -12,6 +12,7 @@ from functools import partial
 import anyio
 import anyio.to_thread
 import httpx2
+from mcp_types import INTERNAL_ERROR
 
 from grpo_engine.outbound.addresses import AllowedHosts, Resolver, addresses_of, parse, resolve
 from grpo_engine.outbound.pinned import MAX_ADDRESSES, tls_context
@@ -32,7 +33,7 @@ class PinnedTransport(httpx2.AsyncBaseTransport):
     def __init__(self, url: str, resolver: Resolver = resolve) -> None:
         self.target = parse(url, AllowedHosts.from_environment())
         self.failure = ""
-        """What the server did wrong; the MCP client reports some errors without their reason."""
+        """Why an answer was too long; the MCP client reports only that its stream of events ended."""
         self._resolver = resolver
         self._addresses: list[str] = []
         self.room = MAX_SESSION_BYTES
@@ -49,8 +50,16 @@ class PinnedTransport(httpx2.AsyncBaseTransport):
         self._addresses = (await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True))[:MAX_ADDRESSES]
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """The server's response, or one that gives the reason: an exception would end the whole session."""
         if request.method == "GET":
             return httpx2.Response(405)
+        try:
+            return await self._response(request)
+        except httpx2.TransportError as error:
+            reason = {"code": INTERNAL_ERROR, "message": str(error) or type(error).__name__}
+            return httpx2.Response(502, json={"jsonrpc": "2.0", "id": None, "error": reason})
+
+    async def _response(self, request: httpx2.Request) -> httpx2.Response:
         is_end = request.method == "DELETE"
         with anyio.fail_after(CLOSE_SECONDS if is_end else None):
             response = await self._send(request)
@@ -60,9 +69,24 @@ class PinnedTransport(httpx2.AsyncBaseTransport):
         if is_end:
             return httpx2.Response(response.status_code)
         if response.is_redirect or compressed:
-            raise self.refused("the answer is compressed" if compressed else "redirects are not followed")
-        status, stream = response.status_code, _Bounded(self, response)
-        return httpx2.Response(status, headers=response.headers, stream=stream)
+            raise UnacceptableAnswer(
+                "the answer is compressed" if compressed else "redirects are not followed"
+            )
+        return await self._bounded(response, "mcp-session-id" in request.headers)
+
+    async def _bounded(self, response: httpx2.Response, in_session: bool) -> httpx2.Response:
+        """The response, read to its end unless it is a stream of events. Raises TransportError."""
+        status, headers, stream = response.status_code, response.headers, _Bounded(self, response)
+        if status < 400 and headers.get("content-type", "").startswith("text/event-stream"):
+            return httpx2.Response(status, headers=headers, stream=stream)
+        try:
+            body = b"".join([part async for part in stream])
+        finally:
+            await stream.aclose()
+        has_lost_session = status == 404 and in_session
+        if status >= 400 and not has_lost_session and b'"jsonrpc"' not in body:
+            raise UnacceptableAnswer(f"status {status}")
+        return httpx2.Response(status, headers=headers, content=body)
 
     async def _send(self, request: httpx2.Request) -> httpx2.Response:
         """The response from the first address that accepts a connection."""
@@ -79,12 +103,12 @@ class PinnedTransport(httpx2.AsyncBaseTransport):
                 return await self._inner.handle_async_request(pinned)
             except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
                 reason = str(error)
-        raise self.refused(f"no connection: {reason[:200]}")
+        raise UnacceptableAnswer(f"no connection: {reason[:200]}")
 
     def refused(self, reason: str) -> UnacceptableAnswer:
         """The error to raise; it is also the session's `failure`."""
-        self.failure = f"{self.target.host}: {reason}"
-        return UnacceptableAnswer(self.failure)
+        self.failure = reason
+        return UnacceptableAnswer(reason)
 
     async def aclose(self) -> None:
         await self._inner.aclose()

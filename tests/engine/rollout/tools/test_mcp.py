@@ -1,6 +1,8 @@
 """Calls of MCP tools: sessions, headers, failures, addresses."""
 
+import asyncio
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -104,6 +106,29 @@ def test_a_server_that_lost_its_sessions_is_an_answer_and_the_next_call_opens_a_
         assert ask() == ToolResult("seen")
     opened = [message for _, _, message in server.requests if message.get("method") == "initialize"]
     assert len(opened) == 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(SECONDS, "seen"), (2.0, "Error: 127.0.0.1 did not answer within 2 s")]
+)
+def test_a_failed_call_does_not_change_the_answer_to_another_one_beside_it(seconds: float, text: str) -> None:
+    has_failed = threading.Event()
+
+    async def one_fails(message: dict[str, Any], send: Any) -> dict[str, Any] | None:
+        if message["params"]["name"] == "broken":
+            return await respond(send, b"", status=307, location="/")  # type: ignore[func-returns-value]
+        await asyncio.to_thread(has_failed.wait, SECONDS)
+        await asyncio.sleep(60 if seconds < SECONDS else 0)
+        return TEXT
+
+    server = HostileServer(one_fails)
+    with served(server) as url:
+        tools = [listed(url, name, timeout_seconds=seconds) for name in ("look", "broken")]
+        with Toolbox(tools).open() as toolbox:
+            beside, broken = (toolbox.submit(ToolCall(name), {}, "k", "r") for name in ("look", "broken"))
+            assert broken.result() == ToolResult("Error: 127.0.0.1: redirects are not followed", failed=True)
+            has_failed.set()
+            assert beside.result().text == text
 
 
 def test_a_server_that_dies_in_a_session_is_an_answer() -> None:

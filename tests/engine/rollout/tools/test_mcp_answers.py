@@ -84,12 +84,31 @@ async def broken(message: dict[str, Any], send: Any) -> None:
     await respond(send, b"{" * 2000)
 
 
+async def broken_event(message: dict[str, Any], send: Any) -> None:
+    await respond(send, b"data: {\n\n", **{"content-type": "text/event-stream"})
+
+
+async def no_result(message: dict[str, Any], send: Any) -> dict[str, Any]:
+    return {}
+
+
+async def lost_connection(message: dict[str, Any], send: Any) -> None:
+    await begin(send, content_length="100")
+    await send({"type": "http.response.body", "body": b"{", "more_body": True})
+    raise ConnectionError
+
+
 async def web_page(message: dict[str, Any], send: Any) -> None:
     await respond(send, b"<html>", **{"content-type": "text/html"})
 
 
 async def failing(message: dict[str, Any], send: Any) -> None:
-    await respond(send, b"", status=500)
+    await respond(send, b'{"error": "out of order"}', status=500)
+
+
+async def refusing(message: dict[str, Any], send: Any) -> None:
+    error = {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": "no such shop"}}
+    await respond(send, json.dumps(error).encode(), status=400)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +123,13 @@ async def failing(message: dict[str, Any], send: Any) -> None:
         (bomb, "Error: 127.0.0.1: the answer is compressed"),
         (elsewhere, "Error: 127.0.0.1: redirects are not followed"),
         (here_again, "Error: 127.0.0.1: redirects are not followed"),
-        (broken, "Error: 127.0.0.1: Failed to parse JSON response:"),
+        (broken, "Error: 127.0.0.1: the answer is not a JSON-RPC message"),
+        (broken_event, "Error: 127.0.0.1: the answer is not a JSON-RPC message"),
+        (no_result, "Error: 127.0.0.1: the answer is not a valid result of MCP: content: Field required"),
+        (lost_connection, "Error: 127.0.0.1: peer closed connection"),
         (web_page, "Error: 127.0.0.1: Unexpected content type: text/html"),
-        (failing, "Error: 127.0.0.1: Server returned an error response"),
+        (failing, "Error: 127.0.0.1: status 500"),
+        (refusing, "Error: 127.0.0.1: no such shop"),
     ],
 )
 def test_whatever_a_server_does_is_an_answer_in_bounded_time_and_size(write: Any, text: str) -> None:
