@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from grpo_engine.config.reinforcement import ReinforcementHyperparameters
-from grpo_engine.contract.records import Episode, FinishReason
+from grpo_engine.contract.records import Episode
 from grpo_engine.objective.loss import clip_counts, kl_estimate, ratios
 from grpo_engine.objective.types import Completion, PackedBatch, ScoredGroup
 
@@ -148,7 +148,7 @@ def reward_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
 def completion_metrics(completions: Sequence[Completion]) -> dict[str, float]:
     """Lengths in tokens and the truncated share."""
     lengths = [float(completion.num_tokens) for completion in completions]
-    cut = [1.0 if completion.finish_reason is FinishReason.LENGTH else 0.0 for completion in completions]
+    cut = [1.0 if completion.is_cut else 0.0 for completion in completions]
     return {
         "completions/mean_length": _mean(lengths),
         "completions/min_length": min(lengths),

@@ -62,6 +62,11 @@ class Completion:
         return None if self.episode is None else self.episode.failure
 
     @property
+    def is_cut(self) -> bool:
+        """Whether a limit ended it; a failed session did not reach one."""
+        return self.finish_reason is FinishReason.LENGTH and self.failure is None
+
+    @property
     def num_sampled(self) -> int:
         """Tokens that the model wrote."""
         return sum(self.sampled) if self.sampled else len(self.token_ids)

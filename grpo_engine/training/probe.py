@@ -10,7 +10,6 @@ from itertools import chain
 
 from grpo_engine.config.job import ProbeSize, ReinforcementMethod, RunConfig
 from grpo_engine.contract.events import BaseEvent, Finished, Probed, StepFinished
-from grpo_engine.contract.records import FinishReason
 from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.metrics import PASS_REWARD, PhaseTimer, finite, peak_memory_bytes, step_metrics
@@ -105,7 +104,7 @@ def counted(
         passed=sum(reward >= PASS_REWARD for reward in rewards),
         groups_with_signal=sum(group.has_signal for group in scored),
         groups_solved=sum(_is_solved(group) for group in scored),
-        truncated=sum(each.finish_reason is FinishReason.LENGTH for each in completions),
+        truncated=sum(each.is_cut for each in completions),
         grader_errors=len(scores) - len(rewards),
         grader_error=next(grader_error_texts([each for each in scores if each.reward is None]), ""),
         mean_reward=sum(rewards) / len(rewards) if rewards else None,

@@ -61,7 +61,9 @@ class Selection:
 
 
 def is_truncated(completion: Completion) -> bool:
-    return bool(completion["finish_reason"] == FinishReason.LENGTH.value)
+    """Whether a limit ended it; a failed session did not reach one."""
+    has_failed = bool((completion.get("episode") or {}).get("failure"))
+    return bool(completion["finish_reason"] == FinishReason.LENGTH.value) and not has_failed
 
 
 def is_one_text(completion: Completion) -> bool:

@@ -30,8 +30,13 @@ def print_conversations(found: Iterable[dict[str, Any]]) -> None:
         width = max((len(speaker) for turn in turns for speaker, _ in turn), default=0)
         for number, turn in enumerate(turns, 1):
             _print_turn(number, turn, width)
-        if one["episode"] and one["episode"]["failure"]:
+        if _has_failed(one):
             say(f"  session failed, not scored: {one['episode']['failure']}", "red")
+
+
+def _has_failed(one: dict[str, Any]) -> bool:
+    """Whether its session failed; no limit ended it then, although its finish reason is `length`."""
+    return bool(one["episode"] and one["episode"]["failure"])
 
 
 def _print_prompt(one: dict[str, Any], *, is_first: bool) -> None:
@@ -46,7 +51,7 @@ def _heading(one: dict[str, Any]) -> str:
         f"completion {one['index'] + 1}: reward {short_number(one['reward'])}",
         f"advantage {short_number(one['advantage'])}",
         f"{one['num_tokens']} tokens",
-        one["finish_reason"],
+        "session failed" if _has_failed(one) else one["finish_reason"],
     ]
     if episode := one["episode"]:
         facts.append(f"environment {episode['environment']}, seed {episode['seed']}")

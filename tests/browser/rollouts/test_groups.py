@@ -144,6 +144,9 @@ def test_turns_are_a_conversation_with_their_rewards(page: Page, turns: str, sho
     assert spoken(failed)[1:] == ["Turn 2 Session failed Model crown"]
     assert spoken(agents) == ["Turn 1 Model I look. Environment 7", "Turn 2 Model It is 7."]
     expect(failed.locator(".note")).to_contain_text("Session failed: no answer within 30 s")
+    expect(failed).not_to_contain_text("Max tokens")
+    expect(cut).to_contain_text("Max tokens")
+    expect(page.locator(".column.truncated")).to_have_count(1)
     assert failed.locator(".parts, b", has_text="model_grader_server_error").count() == 0
     shots(page, "rollouts-turns")
     page.get_by_role("button", name="Next group").click()

@@ -86,6 +86,7 @@ def as_message(content: str) -> dict[str, Any]:
     return {"prompt": content, "messages": [message]}
 
 
+LATE = "no answer within 30 s"
 EPISODES = [
     acted(
         1.0,
@@ -94,7 +95,7 @@ EPISODES = [
         turn("crate", "solved", 1.0, done=True),
     ),
     acted(0.2, turn("slate", "two are right", 0.2), unanswered="sla", finish="length"),
-    acted(None, turn("slime", "one is right", 0.1), unanswered="crown", failure="no answer within 30 s"),
+    acted(None, turn("slime", "one is right", 0.1), unanswered="crown", failure=LATE, finish="length"),
     acted(0.5, turn("I look.", "7"), turn("It is 7.", "")),
 ]
 """One that solved its task, one that was cut, one whose session failed, and one of an agent."""

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 
 from service.platform.db import Database
 from service.settings import Settings
-from tests.service.rollouts.rollout_samples import add_graded_job, add_group, scored
+from tests.service.rollouts.rollout_samples import add_graded_job, add_group, completion, scored
 
 JOBS = "/v1/fine_tuning/jobs"
 FILTERS = (None, "truncated", "grader_error", "no_signal", "best", "worst")
@@ -79,6 +79,18 @@ def is_selected(one: dict[str, Any], query: dict[str, Any]) -> bool:
             "not_fired" not in query or (not_fired is not None and not_fired <= 0),
         )
     )
+
+
+def test_a_failed_session_is_not_among_the_truncated_completions(
+    client: TestClient, settings: Settings, database: Database
+) -> None:
+    job_id = add_graded_job(settings, database)
+    episode = {"environment": "words", "seed": 1, "turns": [], "reward": None}
+    failed = completion(None, finish="length", episode={**episode, "failure": "connection closed"})
+    cut = completion(0.5, finish="length", episode={**episode, "failure": None})
+    add_group(database, job_id, 1, 0, [failed, cut])
+    (found,) = pages(client, f"{JOBS}/{job_id}/rollouts/completions", 10, {"filter": "truncated"})
+    assert found["index"] == 1
 
 
 def test_pages_of_completions_equal_a_filter_over_all_of_them(

@@ -85,7 +85,7 @@ completion 2: reward 0.2, advantage 0, 3 tokens, length, environment words, seed
      reward       0.2
   2  model        sla
 
-completion 3: reward –, advantage 0, 3 tokens, stop, environment words, seed 7
+completion 3: reward –, advantage 0, 3 tokens, session failed, environment words, seed 7
   1  model        slime
      environment  one is right
      reward       0.1

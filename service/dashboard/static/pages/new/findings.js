@@ -8,6 +8,7 @@ import { modelName } from "../../job_names.js";
 import { inWords, settingLabel } from "../../labels.js";
 import { methodOf } from "./draft.js";
 import { idOf, labelOf } from "./fields.js";
+import { isTruncated } from "../rollouts/ends.js";
 
 const TONES = { yes: "good", maybe: "warn", no: "bad" };
 
@@ -117,7 +118,7 @@ function showGroup(group) {
     el("ul", {}, group.completions.map((one) => el("li", {},
       el("span", { class: "numeric" }, one.reward === null ? "error" : number(one.reward, 2)),
       el("span", { class: "text cut-lines" }, one.text || "(empty)"),
-      one.finish_reason === "length" && el("span", { class: "tag" }, "truncated")))));
+      isTruncated(one) && el("span", { class: "tag" }, "truncated")))));
 }
 
 // ---- a probe's advice as changes of the draft

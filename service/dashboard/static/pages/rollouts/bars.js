@@ -2,6 +2,7 @@
 // Every bar is a button: click, Tab, and arrow keys.
 
 import { el, number } from "../../dom.js";
+import { isTruncated } from "./ends.js";
 
 const HEADROOM = 0.16; // of the drawing, for the advantages above the highest bar
 const FOOTROOM = 0.04;
@@ -44,14 +45,14 @@ export class Bars {
     const isScored = one.reward !== null;
     const [low, high] = isScored ? [Math.min(0, one.reward), Math.max(0, one.reward)] : [0, 0];
     return el("button", {
-      type: "button", class: `column ${kindOf(one)}${isDim ? " dim" : ""}${one.finish_reason === "length" ? " truncated" : ""}`,
+      type: "button", class: `column ${kindOf(one)}${isDim ? " dim" : ""}${isTruncated(one) ? " truncated" : ""}`,
       "aria-label": spoken(one, at), "data-reward": one.reward, "data-advantage": one.advantage,
       onclick: () => this.pick(at),
     },
     el("i", { class: "fill", style: { bottom: level.at(low), height: `calc(${level.at(high)} - ${level.at(low)})` } }),
     after && after.reward_after !== null && el("i", { class: "rescored", style: { bottom: level.at(after.reward_after) } }),
     el("span", { class: "advantage", style: { bottom: level.at(high) } }, isScored ? signed(one.advantage) : "error"),
-    el("span", { class: "foot" }, String(at + 1), one.finish_reason === "length" && el("b", { title: "truncated" }, "✂")));
+    el("span", { class: "foot" }, String(at + 1), isTruncated(one) && el("b", { title: "truncated" }, "✂")));
   }
 
   pick(at) {
@@ -91,7 +92,7 @@ export function signed(value) {
 
 function spoken(one, at) {
   const reward = one.reward === null ? "not scored" : `reward ${number(one.reward)}, advantage ${signed(one.advantage)}`;
-  return `Completion ${at + 1}: ${reward}${one.finish_reason === "length" ? ", truncated" : ""}`;
+  return `Completion ${at + 1}: ${reward}${isTruncated(one) ? ", truncated" : ""}`;
 }
 
 // Rewards → heights in percent; 0 is always visible.

@@ -2,11 +2,10 @@
 
 import { el, number, quoted } from "../../dom.js";
 import { kindOf, signed } from "./bars.js";
+import { endOf } from "./ends.js";
 import { explanations } from "../../explanations.js";
 import { longText } from "./long_text.js";
 import { conversation, hasTurns } from "./turns.js";
-
-export const ENDS = { stop: "Stop token", length: "Max tokens" };
 
 // `after`: the same completion re-scored; `isDim`: the filter does not select it.
 export function card(one, at, { after, isDim }) {
@@ -27,7 +26,7 @@ function figure(name, value, after) {
 }
 
 function facts(one) {
-  const found = [`${number(one.num_tokens)} tokens`, ENDS[one.finish_reason] ?? one.finish_reason];
+  const found = [`${number(one.num_tokens)} tokens`, endOf(one)];
   const { environment, seed } = one.episode ?? {};
   return [...found, `sampled after ${number(one.policy_version)} update${one.policy_version === 1 ? "" : "s"}`, one.turns > 1 && `${one.turns} turns`,
     environment && `environment ${environment}, seed ${seed}`].filter(Boolean);

@@ -2,6 +2,7 @@
 // Boundary: the form and its state; the page sends the requests.
 
 import { button, el, optionsOf } from "../../dom.js";
+import { isTruncated } from "./ends.js";
 
 export const NAMES = {
   no_signal: "No signal",
@@ -66,7 +67,7 @@ export class Controls {
   // Whether a completion is selected, by the API's own rule.
   admits(completion) {
     const { filter, fired, not_fired: notFired } = this.state;
-    if (filter === "truncated" && completion.finish_reason !== "length") return false;
+    if (filter === "truncated" && !isTruncated(completion)) return false;
     const isBroken = Object.keys(completion.errors).length > 0 || completion.reward === null;
     if (filter === "grader_error" && !isBroken) return false;
     const score = (part) => completion.parts[part] ?? null;

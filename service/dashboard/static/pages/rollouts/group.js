@@ -3,7 +3,8 @@
 
 import { announce, el, number, percent } from "../../dom.js";
 import { Bars, signed } from "./bars.js";
-import { ENDS, card } from "./card.js";
+import { card } from "./card.js";
+import { endOf } from "./ends.js";
 import { isLong } from "./long_text.js";
 import { Prompt } from "./prompt.js";
 
@@ -91,7 +92,7 @@ function table(group, after) {
     el("tbody", {}, group.completions.map((one, at) => el("tr", {},
       el("th", { scope: "row" }, String(at + 1)), el("td", {}, one.reward === null ? "error" : number(one.reward)),
       el("td", {}, signed(one.advantage)), el("td", {}, number(one.num_tokens)),
-      el("td", {}, ENDS[one.finish_reason] ?? one.finish_reason),
+      el("td", {}, endOf(one)),
       names.map((name) => el("td", {}, one.errors[name] ? "error" : number(one.parts[name]))),
       after && el("td", {}, number(after.completions[at].reward_after)),
       el("td", {}, el("div", { class: "text", tabindex: isLong(one.text) ? 0 : null }, one.text))))));
