@@ -160,13 +160,14 @@ def _check_keywords(place: str, schema: dict[str, Any], root: dict[str, Any]) ->
             compiled(schema["pattern"])
         except ValueError as error:
             raise ValueError(f"{place}.pattern: {error}") from None
-    if "$ref" in schema and not _resolves(schema["$ref"], root):
+    if "$ref" in schema and not isinstance(resolved(schema["$ref"], root), dict | bool):
         raise ValueError(f"{place}.$ref: {schema['$ref']!r} must be # or #/… and lead to a subschema")
 
 
-def _resolves(ref: str, root: dict[str, Any]) -> bool:
+def resolved(ref: str, root: Any) -> Any:
+    """What a reference inside the schema `root` leads to; None if nothing."""
     if ref != "#" and not ref.startswith("#/"):
-        return False
+        return None
     target: Any = root
     for step in unquote(ref[2:]).split("/") if ref != "#" else ():
         step = step.replace("~1", "/").replace("~0", "~")
@@ -175,5 +176,5 @@ def _resolves(ref: str, root: dict[str, Any]) -> bool:
         elif isinstance(target, dict) and step in target:
             target = target[step]
         else:
-            return False
-    return isinstance(target, dict | bool)
+            return None
+    return target

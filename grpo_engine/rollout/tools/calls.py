@@ -18,6 +18,7 @@ from transformers.utils.chat_parsing.response_templates import load_response_tem
 from grpo_engine.config.tool_formats import ToolFormat
 from grpo_engine.contract.records import storable
 from grpo_engine.graders.untrusted_json import parse_json
+from grpo_engine.rollout.tools.argument_types import with_types
 
 PYTHON_TAG = "<|python_tag|>"
 _OBJECT = re.compile(r'\{\s*"(?:name|type|parameters|arguments)"\s*:')
@@ -39,7 +40,7 @@ class CallReader:
 
     def __init__(self, known: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> None:
         self.known = known
-        self._tools = list(tools) if known.content == "xml-inline" else None
+        self._tools = list(map(with_types, tools)) if known.content == "xml-inline" else None
         self._call = re.compile(f"(?:{known.opening})(?P<body>.*?)(?:{known.closing}|\\Z)", re.DOTALL)
         self._template = None if known.content == "objects" else load_response_template(_template(known))
 

@@ -1,0 +1,43 @@
+"""Arguments that a format writes as text get the types of the tool's schema, wherever it gives them."""
+
+from typing import Any
+
+import pytest
+
+from grpo_engine.config.tool_formats import FORMATS
+from grpo_engine.rollout.tools.calls import CallReader, ToolCall
+from tests.engine.rollout.tools.families import FAMILIES
+
+XML = next(each for each in FORMATS if each.name == "xml")
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"$ref": "#/$defs/Place"}, '{"town": "Bern"}', {"town": "Bern"}),
+        ({"anyOf": [{"$ref": "#/$defs/Place"}, {"type": "null"}]}, '{"town": "Bern"}', {"town": "Bern"}),
+        ({"anyOf": [{"$ref": "#/$defs/Place"}, {"type": "null"}]}, "null", None),
+        ({"allOf": [{"$ref": "#/$defs/Level"}], "default": 1}, "2", 2),
+        ({"$ref": "#/$defs/Endless"}, "[1]", [1]),
+        ({"enum": [1, 2]}, "2", 2),
+        ({"enum": ["1", "2"]}, "2", "2"),
+        ({"const": True}, "true", True),
+        ({"type": "integer", "nullable": True}, "null", None),
+        ({"$ref": "#/$defs/Missing"}, "2", "2"),
+        ({}, "2", "2"),
+        (True, "2", "2"),
+        ({"type": 3, "anyOf": 3, "enum": 3, "$ref": 3}, "2", "2"),
+    ],
+)
+def test_the_type_of_an_argument_may_stand_in_a_reference_or_in_its_values(
+    schema: Any, written: str, value: Any
+) -> None:
+    definitions = {
+        "Place": {"type": "object", "properties": {"town": {"type": "string"}}},
+        "Level": {"enum": [1, 2]},
+        "Endless": {"anyOf": [{"$ref": "#/$defs/Endless"}, {"type": "array"}]},
+    }
+    parameters = {"type": "object", "properties": {"a": schema}, "$defs": definitions}
+    tool = {"type": "function", "function": {"name": "add", "parameters": parameters}}
+    text = FAMILIES["xml"].call("add", {"a": written})
+    assert CallReader(XML, [tool]).read(text) == [ToolCall("add", {"a": value})]
