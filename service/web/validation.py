@@ -21,6 +21,7 @@ _SOURCES = {"body", "query", "path", "header", "cookie", "form"}
 _BRANCH = re.compile(
     r"[\w-]*\[.*\]|constrained-\w+|str|int|float|bool|none|nullable|list|dict|tuple", re.DOTALL
 )
+_CREDENTIALS = re.compile(r"//[^/\s]*@")
 _CODES = {
     "missing": "missing_field",
     "extra_forbidden": "unknown_field",
@@ -149,4 +150,5 @@ def _counted(context: Mapping[str, Any]) -> str:
 
 def _shortened(value: object) -> str:
     text = str(value).lower() if isinstance(value, bool) else repr(value)
+    text = _CREDENTIALS.sub("//…@", text)
     return text if len(text) <= 80 else text[:77] + "…"

@@ -87,6 +87,15 @@ def test_a_bad_field_is_named_without_unions_tags(
 
 
 @on_sqlite
+def test_the_credentials_of_a_refused_url_are_not_repeated(client: TestClient) -> None:
+    grader = {"type": "endpoint", "url": "https://me:secret@example.com/score"}
+    body = job()
+    body["method"]["reinforcement"]["grader"] = grader
+    error = error_of(client.post(JOBS, json=body))
+    assert error["message"].endswith("contains credentials, got 'https://…@example.com/score'.")
+
+
+@on_sqlite
 def test_several_bad_fields_are_all_named(client: TestClient) -> None:
     error = error_of(client.post(JOBS, json=job({"group_size": 1, "beta": -1})))
     assert error["message"].endswith(f"Also wrong: {AT}.hyperparameters.beta.")
