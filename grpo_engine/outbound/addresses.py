@@ -110,6 +110,8 @@ def _split_url(url: str) -> tuple[str, str, int, str]:
     """Scheme, host, port and path with query. There is only this one strict parser, so none can disagree."""
     if len(url) > MAX_URL_CHARACTERS:
         raise RefusedUrl(f"longer than {MAX_URL_CHARACTERS} characters")
+    if not url:
+        raise RefusedUrl("not a URL")
     if not _URL.fullmatch(url):
         raise RefusedUrl("invalid character: write it as %XX, or host names in punycode")
     try:

@@ -81,6 +81,8 @@ def test_the_operator_may_allow_a_host_or_one_of_its_ports(monkeypatch: pytest.M
             check_url(url)
     with pytest.raises(RefusedUrl, match="ftp is not http or https"):
         check_url("ftp://judge.example/")
+    with pytest.raises(RefusedUrl, match="not a URL"):
+        check_url("")
     with pytest.raises(RefusedUrl, match="contains credentials"):
         check_url("http://me@judge.example/")
 
