@@ -213,6 +213,8 @@ def _run_http(tool: HttpTool, call: ToolCall, item: Mapping[str, Any], key: str)
         answer = post(tool.url, body, headers, timeout_seconds=tool.timeout_seconds)
     except (NoAnswer, RefusedUrl, ValueError) as error:
         return ToolResult(f"Error: {error}", failed=True)
+    if answer.headers.get("content-encoding", "identity") != "identity":
+        return ToolResult("Error: the answer is compressed", failed=True)
     text = answer.body.decode("utf-8", "replace").strip()
     if not 200 <= answer.status < 300:
         return ToolResult(f"Error: status {answer.status}\n{text}".strip(), failed=True)

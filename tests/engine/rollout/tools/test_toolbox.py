@@ -133,6 +133,7 @@ def test_a_call_is_signed_if_a_secret_is_set(server: ScriptedServer, monkeypatch
         (Reply(drop=True), "Error: 127.0.0.1: Server disconnected without sending a response."),
         (Reply(flood_bytes=2**21), "Error: the response is longer than 1048576 bytes"),
         (Reply(body=b"\xff\xfe7"), "\ufffd\ufffd7"),
+        (Reply(body=b"\x1f\x8b", headers={"Content-Encoding": "gzip"}), "Error: the answer is compressed"),
     ],
 )
 def test_whatever_a_server_does_is_an_answer(server: ScriptedServer, reply: Reply, text: str) -> None:
