@@ -4,6 +4,7 @@ Pure functions of metrics; the training loop carries out the actions. A rule who
 (no KL at beta 0, nothing trained) neither trips nor recovers in that step.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -176,7 +177,8 @@ def _entropy(metrics: Mapping[str, float], seen: Mapping[str, Any]) -> float | N
 
 
 def _grader_errors(metrics: Mapping[str, float], seen: Mapping[str, Any]) -> float | None:
-    rates = [value for name, value in metrics.items() if name.endswith("/error_rate")]
+    """Of the worst grader; `tools/error_rate` counts calls of tools."""
+    rates = [value for name, value in metrics.items() if re.fullmatch("rewards/.+/error_rate", name)]
     return max(rates, default=None)
 
 

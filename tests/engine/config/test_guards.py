@@ -60,6 +60,11 @@ BREACHES: list[tuple[Watch, dict[str, float], dict[str, float], float]] = [
 ]
 
 
+def test_failed_calls_of_tools_are_no_grader_errors() -> None:
+    guard = Guard(watch="grader_errors", patience=1)
+    assert alarms_of(guard, [{"rewards/a/error_rate": 0.0, "tools/error_rate": 1.0}] * 9) == []
+
+
 @pytest.mark.parametrize(("name", "bad", "good", "value"), BREACHES)
 def test_a_guard_trips_after_its_patience_and_not_before(
     name: Watch, bad: dict[str, float], good: dict[str, float], value: float
