@@ -193,6 +193,10 @@ class Probed(BaseEvent):
     """Completions that could not be scored."""
     grader_error: str = ""
     """Reason for the first of these errors."""
+    failed_sessions: int = 0
+    """Those of them whose session with an environment failed; 0 in older probes."""
+    session_failure: str = ""
+    """Reason for the first failed session."""
     mean_reward: float | None
     """Mean over the scored completions; None if there are none."""
     highest_reward: float | None

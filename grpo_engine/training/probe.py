@@ -96,8 +96,14 @@ def counted(
     scored: Sequence[ScoredGroup], greedy: Sequence[float], seconds: Mapping[str, float], peak_memory: int
 ) -> Probed:
     completions = [each for group in scored for each in group.group.completions]
+    failures = [each.failure for each in completions if each.failure is not None]
     scores = [score for group in scored for score in group.scores]
     rewards = [score.reward for score in scores if score.reward is not None]
+    by_grader = [
+        score
+        for each, score in zip(completions, scores, strict=True)
+        if score.reward is None and each.failure is None
+    ]
     return Probed(
         prompts=len(scored),
         completions=len(completions),
@@ -106,7 +112,9 @@ def counted(
         groups_solved=sum(_is_solved(group) for group in scored),
         truncated=sum(each.is_cut for each in completions),
         grader_errors=len(scores) - len(rewards),
-        grader_error=next(grader_error_texts([each for each in scores if each.reward is None]), ""),
+        grader_error=next(grader_error_texts(by_grader or scores), ""),
+        failed_sessions=len(failures),
+        session_failure=next(iter(failures), ""),
         mean_reward=sum(rewards) / len(rewards) if rewards else None,
         highest_reward=max(rewards, default=None),
         greedy_completions=len(greedy),

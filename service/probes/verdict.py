@@ -45,6 +45,7 @@ SUPERVISED = _advice(
     "supervised",
 )
 GRADER = _advice(f"{METHOD}.grader", "Test the grader on such a completion; fix it or the rows it reads.")
+SERVER = _advice(f"{METHOD}.environments", "Fix the server, or raise timeout_seconds if it is slow.")
 REPLACE = _advice(
     f"{SETTINGS}.dynamic_sampling", "Use 1 to 3 rounds to replace groups without signal with new prompts.", 2
 )
@@ -60,7 +61,7 @@ GREEDY_KNOWS = 2.0
 def judge(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict:
     """The verdict on a probe with at least one completion, with the temperature that it holds for."""
     found = _judge(facts, settings)
-    if found.advice == (GRADER,):
+    if found.advice in ((GRADER,), (SERVER,)):
         return found
     how = f"Sampled at temperature {settings.temperature:g}."
     if facts.greedy_completions:
@@ -75,8 +76,9 @@ def _greedy_result(facts: Probed) -> str:
 
 def _judge(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict:
     """The first condition that holds decides."""
-    if facts.mean_reward is None or facts.grader_errors > settings.max_grader_error_rate * facts.completions:
-        return Verdict("no", _grader_failed(facts), (GRADER,))  # a job would end with `grader_contract`
+    by_grader = facts.grader_errors - facts.failed_sessions
+    if facts.mean_reward is None or by_grader > settings.max_grader_error_rate * facts.completions:
+        return _unscored("no", facts)  # a job would end with `grader_contract` or `environment_unreachable`
     if not facts.groups_with_signal:
         return _no_signal(facts, settings)
     if _is_noise(facts):
@@ -89,7 +91,7 @@ def _judge(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict:
     if facts.groups_with_signal < FEW_SIGNAL_SHARE * facts.prompts:
         return _little_signal(facts, settings)
     if facts.grader_errors and facts.grader_errors >= MANY_ERRORS_SHARE * facts.completions:
-        return Verdict("maybe", _grader_failed(facts), (GRADER,))
+        return _unscored("maybe", facts)
     how = f"with {facts.mean_reward:.2f} on average"
     if facts.passed:
         how = f"and {facts.passed} of {facts.completions} completions are right"
@@ -179,10 +181,14 @@ def _little_signal(facts: Probed, settings: ReinforcementHyperparameters) -> Ver
     return Verdict("maybe", sentence, (HARDER if too_easy else EASIER, _larger_group(settings), REPLACE))
 
 
-def _grader_failed(facts: Probed) -> str:
-    return (
-        f"The grader failed on {facts.grader_errors} of {facts.completions} completions: {facts.grader_error}"
-    )
+def _unscored(can_learn: CanLearn, facts: Probed) -> Verdict:
+    """The verdict on completions without a reward, whose sessions or grader failed."""
+    by_grader = facts.grader_errors - facts.failed_sessions
+    if facts.failed_sessions > by_grader:
+        failed = f"{facts.failed_sessions} of {facts.completions} sessions failed"
+        return Verdict(can_learn, f"{failed}: {facts.session_failure}", (SERVER,))
+    sentence = f"The grader failed on {by_grader} of {facts.completions} completions: {facts.grader_error}"
+    return Verdict(can_learn, sentence, (GRADER,))
 
 
 def _share_cut(facts: Probed, settings: ReinforcementHyperparameters) -> str:

@@ -1,6 +1,7 @@
 """A probe samples and scores as the job's first steps would, trains nothing, and counts the results."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from grpo_engine.config.job import ProbeSize, RunConfig
 from grpo_engine.contract.events import BaseEvent, Probed, RolloutsRecorded, StepFinished, Stopped
-from grpo_engine.contract.records import FinishReason, GradeError, Score
+from grpo_engine.contract.records import Episode, FinishReason, GradeError, Score
 from grpo_engine.objective.types import Completion, Group, Prompt, ScoredGroup
 from grpo_engine.rollout.prompt_source import PromptSource
 from grpo_engine.run.build import build_loop
@@ -82,6 +83,23 @@ def test_a_grader_that_always_fails_is_counted_and_quoted(
     assert isinstance(end, Probed)
     assert (end.grader_errors, end.mean_reward) == (16, None)
     assert "invalid_variable_error" in end.grader_error
+
+
+def test_failed_sessions_are_counted_apart_from_errors_of_the_grader() -> None:
+    episode = Episode(environment="words", seed=1, turns=(), reward=None, failure="connection closed")
+    scored = group(None, None, 1.0, finish_reason=FinishReason.LENGTH)
+    first, *others = scored.group.completions
+    completions = (replace(first, episode=episode), *others)
+    unanswered = Score(reward=None, errors={"rollout": GradeError(code="other_error", message="closed")})
+    scored = replace(
+        scored,
+        group=replace(scored.group, completions=completions),
+        scores=(unanswered, *scored.scores[1:]),
+    )
+    found = counted([scored], [], {}, 100)
+    assert (found.grader_errors, found.failed_sessions, found.truncated) == (2, 1, 2)
+    assert found.session_failure == "connection closed"
+    assert found.grader_error == "g: other_error: it broke"
 
 
 def test_the_first_rows_come_in_steps_and_the_last_one_is_shorter() -> None:

@@ -31,7 +31,11 @@ def facts(**more: Any) -> Probed:
     return Probed.model_validate(usual | more)
 
 
-NOTHING = {
+def failed(sessions: int) -> dict[str, Any]:
+    return {"failed_sessions": sessions, "session_failure": "no answer within 30 s"}
+
+
+NOTHING: dict[str, Any] = {
     "passed": 0,
     "groups_with_signal": 0,
     "groups_solved": 0,
@@ -134,6 +138,16 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "maybe",
         "The grader failed on 12 of 64 completions: g: other_error: no such key",
     ),
+    "sessions that all fail": (
+        NOTHING | {"grader_errors": 64, "mean_reward": None} | failed(64),
+        "no",
+        "64 of 64 sessions failed: no answer within 30 s",
+    ),
+    "sessions that often fail, which no job ends with": (
+        {"grader_errors": 40} | failed(40),
+        "maybe",
+        "40 of 64 sessions failed: no answer within 30 s",
+    ),
 }
 
 
@@ -141,7 +155,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
 def test_each_case_has_its_sentence(case: str) -> None:
     more, can_learn, sentence = CASES[case]
     verdict = judge(facts(**more), SETTINGS)
-    how = "" if "The grader failed" in sentence else " Sampled at temperature 1."
+    how = "" if "failed" in sentence else " Sampled at temperature 1."
     assert (verdict.can_learn, verdict.sentence) == (can_learn, f"{sentence}{how}")
 
 
