@@ -75,9 +75,10 @@ class PinnedTransport(httpx2.AsyncBaseTransport):
         return await self._bounded(response, "mcp-session-id" in request.headers)
 
     async def _bounded(self, response: httpx2.Response, in_session: bool) -> httpx2.Response:
-        """The response, read to its end unless it is a stream of events. Raises TransportError."""
+        """The response, read to its end if it is JSON or an error. Raises TransportError."""
         status, headers, stream = response.status_code, response.headers, _Bounded(self, response)
-        if status < 400 and headers.get("content-type", "").startswith("text/event-stream"):
+        is_json = headers.get("content-type", "").lower().startswith("application/json")
+        if status == 202 or (status < 400 and not is_json):
             return httpx2.Response(status, headers=headers, stream=stream)
         try:
             body = b"".join([part async for part in stream])

@@ -150,6 +150,24 @@ def test_a_session_that_cannot_be_opened_is_out_of_time() -> None:
     assert found == ToolResult(TOO_LATE, failed=True)
 
 
+def test_the_end_of_the_answer_to_a_notification_is_not_waited_for() -> None:
+    class Unfinished(HostileServer):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            async def begun(message: dict[str, Any]) -> None:
+                is_body = message["type"] == "http.response.body"
+                if is_body and "id" not in self.requests[-1][2] and self.requests[-1][0] == "POST":
+                    await asyncio.sleep(60)
+                await send(message)
+
+            await super().__call__(scope, receive, begun)
+
+    async def plain(message: dict[str, Any], send: Any) -> dict[str, Any]:
+        return TEXT
+
+    with served(Unfinished(plain)) as url:
+        assert answers(url, LOOK, timeout_seconds=5) == [ToolResult("seen")]
+
+
 def test_a_session_receives_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_transport, "MAX_SESSION_BYTES", 5000)
 
