@@ -117,9 +117,11 @@ def cut(run: Run) -> DiagnosisFinding | None:
     share = run.above("completions/clipped_ratio", limit)
     if share is None:
         return None
-    where = f"at max_completion_tokens ({share.mean:.0%} in {share.place})"
+    turns = (" or max_turns", " or turns") if run.has_turns else ("", "")
+    where = f"at max_completion_tokens{turns[0]} ({share.mean:.0%} in {share.place})"
     cause = f"Many completions are cut {where}: an answer after the cut is lost."
-    advice = "Allow more tokens, or leave cut completions out of the loss (mask_truncated_completions)."
+    leave_out = "leave cut completions out of the loss (mask_truncated_completions)"
+    advice = f"Allow more tokens{turns[1]}, or {leave_out}."
     if max((reward for _, reward in run.series("reward")), default=0.0) <= 0:
         cause += " No completion got a reward, so nothing was learned."
         advice = READ_CUT_TEXT

@@ -90,6 +90,12 @@ class Run:
         return found
 
     @property
+    def has_turns(self) -> bool:
+        """Whether a completion may have several turns, so that `max_turns` may end it."""
+        given = settings_in(self.method)
+        return bool(given.get("tools") or given.get("environments"))
+
+    @property
     def is_over(self) -> bool:
         return self.state in TERMINAL
 

@@ -31,6 +31,16 @@ def test_a_run_without_a_scored_completion_gets_the_failures_own_advice() -> Non
     assert finding.advice == "the hint"
 
 
+@pytest.mark.parametrize("name", ["tools", "environments"])
+def test_completions_of_several_turns_may_have_reached_the_limit_of_turns(name: str) -> None:
+    method = expanded()
+    method["reinforcement"][name] = {"tools": [{"type": "python"}], "environments": {"maze": {}}}[name]
+    rows = metrics(reward=0.4, **{"completions/clipped_ratio": 1.0})
+    finding = the(run(rows, method=method), "truncation")
+    assert finding.cause.startswith("Many completions are cut at max_completion_tokens or max_turns (100%")
+    assert finding.advice.startswith("Allow more tokens or turns, or leave")
+
+
 def test_failed_tool_calls_show_their_share_and_the_newest_answer() -> None:
     answers = [{"name": "search", "text": "Error: status 500\nKeyError", "failed": True}]
     answers += [{"name": "", "text": "Error: the call is not JSON", "failed": True}]
