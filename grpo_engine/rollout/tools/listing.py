@@ -13,6 +13,8 @@ from grpo_engine.parallel.ranks import Ranks
 PAUSES_SECONDS = (1.0, 4.0, 0.0)
 """Pauses after each attempt to list the tools of a server that does not answer."""
 
+SERVER_HINT = "Check that the MCP server runs and lists the tools, then submit the job again."
+
 
 def listed_tools(tools: tuple[Tool, ...], tokenizer: PreTrainedTokenizerBase) -> tuple[Tool, ...]:
     """The tools with those of each MCP server in its place. All ranks use the list of the first one.
@@ -29,7 +31,8 @@ def listed_tools(tools: tuple[Tool, ...], tokenizer: PreTrainedTokenizerBase) ->
     found, problems = ranks.gather(_patiently(tools, special) if ranks.is_first else None)[0] or ((), [])
     if problems:
         kind = EndpointDownError if problems[0].unreachable else ConfigError
-        raise kind("; ".join(f"{each.place}: {each.reason}" for each in problems[:3]))
+        message = "; ".join(f"{each.place}: {each.reason}" for each in problems[:3])
+        raise kind(message, hint=SERVER_HINT)
     return found
 
 

@@ -73,8 +73,10 @@ def test_a_job_trains_on_the_answers_of_a_server_with_a_session_for_each_complet
 def test_a_server_that_is_down_when_the_job_starts_ends_it_with_a_clear_code(
     job: Callable[[str], Any],
 ) -> None:
-    with pytest.raises(EndpointDownError, match=r"tools\[0\]\.server_url: 127\.0\.0\.1: no connection"):
+    place = r"tools\[0\]\.server_url: 127\.0\.0\.1: no connection"
+    with pytest.raises(EndpointDownError, match=place) as ended:
         job("http://127.0.0.1:1/mcp")
+    assert ended.value.hint.startswith("Check that the MCP server runs")
 
 
 def test_a_description_that_holds_the_models_end_of_turn_ends_the_job(
