@@ -91,7 +91,7 @@ class EndpointDownError(EngineError):
     code = "endpoint_failed"
     hint = (
         "Check with the operator that the endpoint is up and offers the model, then submit the job again. "
-        "If there is a checkpoint, the newest one holds what was learnt so far."
+        "If there is a checkpoint, the newest one holds what was learned so far."
     )
 
 
@@ -102,7 +102,7 @@ class EnvironmentUnreachableError(EngineError):
     hint = (
         "Correct the failures in the evidence. If the environment's server was not reached, check that it "
         "runs and has free sessions. Then submit the job again. "
-        "If there is a checkpoint, the newest one holds what was learnt so far."
+        "If there is a checkpoint, the newest one holds what was learned so far."
     )
 
 
@@ -112,7 +112,7 @@ class OverspentError(EngineError):
     code = "spend_limit"
     hint = (
         "Raise max_calls or max_cost_usd, or use fewer rows or a smaller group_size. "
-        "If there is a checkpoint, the newest one holds what was learnt so far."
+        "If there is a checkpoint, the newest one holds what was learned so far."
     )
 
 

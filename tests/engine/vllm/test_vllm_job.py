@@ -97,7 +97,7 @@ def session_of(process: Forked) -> list[str]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, model_folder: Callable[[str], Path]) -> dict[str, Run]:
-    """The same job on both samplers, from a model that has learnt sums; on vLLM it is killed on its way."""
+    """The same job on both samplers, from a model that has learned sums; on vLLM it is killed on its way."""
     folder = tmp_path_factory.mktemp("runs")
     train, _ = make_rows(200, 10)
     rows = write_rows(folder / "train.jsonl", train)

@@ -118,12 +118,12 @@ def test_nothing_that_the_service_answers_holds_the_operators_key(done: Done) ->
 
 @pytest.mark.slow
 def test_what_such_a_job_has_learnt_is_no_model_to_train(done: Done) -> None:
-    learnt, rows = done.job["fine_tuned_model"], done.job["training_file"]
+    learned, rows = done.job["fine_tuned_model"], done.job["training_file"]
     points = done.client.get(f"{JOBS}/{done.job['id']}/checkpoints")["data"]
     supervised = {"type": "supervised", "supervised": {}}
     grpo = {"type": "reinforcement", "reinforcement": {"grader": GRADER}}
     for method in (grpo, supervised, training_free()):
-        for model in (learnt, points[0]["fine_tuned_model_checkpoint"]):
+        for model in (learned, points[0]["fine_tuned_model_checkpoint"]):
             body = {"model": model, "training_file": rows, "method": method}
             report = done.client.create(f"{JOBS}/validate", body)
             assert [each for each in report["problems"] if "no weights to continue from" in each["message"]]
