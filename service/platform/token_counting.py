@@ -73,15 +73,17 @@ class ModelText:
         if isinstance(self.template, str):
             raise RenderError(self.template)
         try:
-            return self.template.render(
+            text = self.template.render(
                 messages=[plain(message) for message in messages],
                 tools=tools or None,
                 documents=None,
                 add_generation_prompt=for_completion,
                 **self.special_tokens,
             )
+            text.encode()  # a template may write half of a surrogate pair, which is no text
         except _REFUSALS as error:
             raise RenderError(f"the model's chat template refuses it: {error}") from error
+        return text
 
     def lengths(self, texts: Sequence[str], *, rendered: bool) -> list[int]:
         """Tokens of each text; special tokens are added unless a template has rendered it."""

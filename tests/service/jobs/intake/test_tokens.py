@@ -124,6 +124,12 @@ def test_a_template_may_refuse_a_conversation(tmp_path: Path) -> None:
         text.render(MESSAGES, None, for_completion=True)
 
 
+def test_a_template_that_writes_half_a_character_refuses_the_conversation(tmp_path: Path) -> None:
+    text = load_model_text(make_model(tmp_path, template=r"{{ '\ud83d' }}{{ messages[0].content }}"))
+    with pytest.raises(RenderError, match=r"the model's chat template refuses it: .*surrogates not allowed"):
+        text.render(MESSAGES, None, for_completion=True)
+
+
 def test_a_template_cannot_reach_python(tmp_path: Path) -> None:
     text = load_model_text(make_model(tmp_path, template="{{ ''.__class__.__mro__ }}"))
     with pytest.raises(RenderError, match="unsafe"):
