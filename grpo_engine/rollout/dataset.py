@@ -89,10 +89,12 @@ class RowReader:
     def demonstrations(self, rows: Sequence[dict[str, Any]], max_tokens: int) -> list[Prompt]:
         """Prompts with the assistant's last turn as target tokens, end-of-sequence included.
 
-        Raises DatasetError if a row is longer than `max_tokens`.
+        Raises DatasetError if a row has no prompt or is longer than `max_tokens`.
         """
         made = [self._demonstration(index, row) for index, row in enumerate(rows)]
         for prompt in made:
+            if not prompt.token_ids:
+                raise DatasetError(f"row {prompt.row + 1} has an empty prompt")
             if (length := len(prompt.token_ids) + len(prompt.target_ids)) > max_tokens:
                 raise DatasetError(
                     f"row {prompt.row + 1} has {length} tokens, max_tokens is {max_tokens}",

@@ -98,19 +98,21 @@ class LengthCheck:
                 if texts.target is None:
                     num_target = 0
                 self.counted = self.counted.with_row(num_prompt + num_target, num_target)
-                self._judge(f"{self.file}[{texts.row.line}].{part}", num_prompt + num_target)
+                self._judge(f"{self.file}[{texts.row.line}].{part}", num_prompt, num_target)
         self._waiting.clear()
         self._num_characters = 0
 
-    def _judge(self, place: str, num_tokens: int) -> None:
+    def _judge(self, place: str, num_prompt: int, num_target: int) -> None:
+        if num_prompt == 0:
+            self.problems.add(place, "has no tokens before the completion")
+            return
+        num_tokens = num_prompt + num_target
         if (sampling := sampling_of(self.method)) is not None:
             reason = self._prompt_problem(num_tokens, sampling.max_completion_tokens)
         else:
             reason = self._row_problem(num_tokens)
         if reason is None:
             self._num_fitting += 1
-        elif num_tokens == 0:
-            self.problems.add(place, reason)
         else:
             self._shortest_long = min(num_tokens, self._shortest_long or num_tokens)
             self._too_long.add(place, reason)
@@ -125,8 +127,6 @@ class LengthCheck:
         return None
 
     def _prompt_problem(self, num_tokens: int, max_completion_tokens: int) -> str | None:
-        if num_tokens == 0:
-            return "has no tokens"
         if self.context_tokens is None or num_tokens + max_completion_tokens <= self.context_tokens:
             return None
         return (

@@ -25,6 +25,14 @@ def test_a_model_without_a_template_refuses_conversations(make_policy: Callable[
         RowReader(tokenizer).prompts(sum_rows(1))
 
 
+def test_a_demonstration_without_a_prompt_is_refused(make_policy: Callable[..., Policy]) -> None:
+    tokenizer = make_policy().tokenizer
+    tokenizer.chat_template = "{% if messages | length > 1 %}{{ messages[1].content }}{% endif %}"
+    row = {"messages": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]}
+    with pytest.raises(DatasetError, match="row 1 has an empty prompt"):
+        RowReader(tokenizer).demonstrations([row], 100)
+
+
 def test_a_template_that_prints_the_date_prints_the_jobs(make_policy: Callable[..., Policy]) -> None:
     tokenizer = make_policy().tokenizer
     tokenizer.chat_template = "{{ strftime_now('%Y-%m-%d') }}"

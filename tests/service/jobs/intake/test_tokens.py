@@ -17,7 +17,7 @@ from service.platform.token_counting import (
     RenderError,
     load_model_text,
 )
-from tests.service.job_samples import CONTEXT_TOKENS, METHOD, make_model, reinforcement
+from tests.service.job_samples import CONTEXT_TOKENS, METHOD, chat, make_model, reinforcement
 
 MESSAGES = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "What is 2+2?"}]
 
@@ -86,6 +86,24 @@ def test_long_rows_do_not_wait_for_one_another(tmp_path: Path, monkeypatch: pyte
     waiting = [len(check._waiting) for _ in check.watch(rows)]
     assert waiting == [1, 0, 1, 0, 1, 0, 1]
     assert (check.counted.rows, check.problems.found) == (7, [])
+
+
+def test_a_row_without_a_prompt_is_a_problem_of_that_row(tmp_path: Path) -> None:
+    """The first token of a completion is predicted from the prompt's last one."""
+    template = "{% if messages | length > 1 %}{{ messages[0].content }}{% endif %}"
+    check = LengthCheck(
+        load_model_text(make_model(tmp_path, template=template)),
+        METHOD.validate_python({"type": "supervised"}),
+        CONTEXT_TOKENS,
+        "training_file",
+        Problems(),
+    )
+    rows = [Row(line, chat()["messages"], None, None, (), {}) for line in (1, 2)]
+    assert len(list(check.watch(rows))) == 2
+    assert [each.message for each in check.problems.found] == [
+        "training_file[1].messages: has no tokens before the completion",
+        "training_file[2].messages: has no tokens before the completion",
+    ]
 
 
 def test_text_parts_are_joined(tmp_path: Path) -> None:
