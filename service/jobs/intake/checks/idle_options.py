@@ -14,6 +14,12 @@ from service.jobs.intake.checks.method import Warn
 
 WITH_SPREAD = ("group_std", "batch_std", "reinforce_plus_plus", "gdpo", "process")
 """Advantages that divide by a standard deviation."""
+OF_GRPO_LOSS = (
+    *("loss_type", "advantage", "advantage_ddof", "delta", "epsilon_low", "epsilon_high"),
+    *("sapo_temperature_positive", "sapo_temperature_negative", "entropy_coef", "top_entropy_quantile"),
+    *("importance_correction", "importance_cap"),
+)
+"""Options that only the GRPO loss reads."""
 CISPO_MIN = 1.0
 
 
@@ -54,7 +60,6 @@ def _default(settings: ReinforcementHyperparameters, name: str) -> Any:
 def _idle(method: ReinforcementMethod, has_validation: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Each reason, with the options that have no effect because of it."""
     settings = method.hyperparameters
-    loss, estimator = settings.loss_type, settings.advantage
     yield "the models of this service do not support it", ("reasoning_effort",)
     if settings.beta == 0:
         yield "beta is 0, so there is no KL term", ("kl_estimator", "kl_placement", "kl_ratio_weight")
@@ -64,16 +69,10 @@ def _idle(method: ReinforcementMethod, has_validation: bool) -> Iterator[tuple[s
         yield "the loss has no term for such groups", ("train_groups_without_signal",)
     if settings.kl_target is None:
         yield "kl_target is not set", ("kl_horizon",)
-    if loss in ("sapo", "reinforce"):
-        yield f"{loss} does not clip the ratio", ("delta", "epsilon_low", "epsilon_high")
-    if loss == "cispo":
-        yield "cispo bounds the ratio by epsilon_high alone", ("delta", "epsilon_low")
-    if loss != "sapo":
-        yield f"{loss} has no soft gate", ("sapo_temperature_positive", "sapo_temperature_negative")
-    if estimator not in WITH_SPREAD:
-        yield f"{estimator} divides by no standard deviation", ("advantage_ddof",)
-    if settings.importance_correction == "none":
-        yield "importance_correction is none", ("importance_cap",)
+    if settings.self_distillation is not None and settings.self_distillation.alone:
+        yield "self_distillation.alone leaves out the GRPO loss", OF_GRPO_LOSS
+    else:
+        yield from _idle_in_grpo_loss(settings)
     if settings.overlong_buffer_tokens == 0:
         yield "overlong_buffer_tokens is 0", ("overlong_penalty",)
     if method.environments:
@@ -82,3 +81,21 @@ def _idle(method: ReinforcementMethod, has_validation: bool) -> Iterator[tuple[s
         yield "the job has no tools", ("max_turns",)
     if not has_validation and not method.retention:
         yield "there are no held-out rows", ("eval_interval", "eval_samples", "eval_temperature")
+
+
+def _idle_in_grpo_loss(settings: ReinforcementHyperparameters) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """As `_idle`, of the options in `OF_GRPO_LOSS` and those that its advantages read."""
+    loss, estimator = settings.loss_type, settings.advantage
+    if loss in ("sapo", "reinforce"):
+        yield f"{loss} does not clip the ratio", ("delta", "epsilon_low", "epsilon_high")
+    if loss == "cispo":
+        yield "cispo bounds the ratio by epsilon_high alone", ("delta", "epsilon_low")
+    if loss != "sapo":
+        yield f"{loss} has no soft gate", ("sapo_temperature_positive", "sapo_temperature_negative")
+    if estimator not in WITH_SPREAD:
+        yield f"{estimator} divides by no standard deviation", ("advantage_ddof",)
+    if estimator == "process":
+        reason = "process advantages come from the rewards of the steps, without the punishment"
+        yield reason, ("overlong_buffer_tokens",)
+    if settings.importance_correction == "none":
+        yield "importance_correction is none", ("importance_cap",)

@@ -1,0 +1,63 @@
+"""Options without effect: limits of turns, punishments of process rewards, options of a loss left out."""
+
+from typing import Any
+
+import pytest
+
+from grpo_engine.config.job import Reinforcement
+from service.jobs.intake.checks.idle_options import warn_of_idle_options
+
+GAME = {"game": {"type": "openenv", "url": "https://games.example.com"}}
+FORMAT = {"type": "format", "pattern": "x"}
+PYTHON = [{"type": "python"}]
+
+
+@pytest.mark.parametrize(
+    ("max_turns", "given", "expected"),
+    [
+        (
+            1,
+            {"tools": PYTHON},
+            "tools have no effect: max_turns is 1, and calls of the last turn are not run.",
+        ),
+        (2, {"tools": PYTHON}, None),
+        (4, {"environments": GAME}, "max_turns has no effect: each environment has its own."),
+        (
+            1,
+            {"environments": GAME, "tools": PYTHON},
+            "max_turns has no effect: each environment has its own.",
+        ),
+    ],
+)
+def test_a_limit_of_turns_without_effect_causes_a_warning(
+    max_turns: int, given: dict[str, Any], expected: str | None
+) -> None:
+    assert warnings({"max_turns": max_turns}, **given) == ([] if expected is None else [expected])
+
+
+def test_an_overlong_punishment_of_process_rewards_causes_a_warning() -> None:
+    options = {"overlong_buffer_tokens": 4, "overlong_penalty": 2}
+    process = {"type": "process", "grader": FORMAT}
+    assert warnings(options, grader=process) == []
+    assert warnings({**options, "advantage": "process"}, grader=process) == [
+        "overlong_buffer_tokens has no effect: process advantages come from the rewards of the steps, "
+        "without the punishment."
+    ]
+
+
+def test_options_of_the_grpo_loss_cause_warnings_if_self_distillation_leaves_it_out() -> None:
+    options = {"beta": 0, "loss_type": "sapo", "entropy_coef": 0.1, "num_iterations": 2}
+    assert warnings({**options, "self_distillation": {}}) == []
+    assert warnings({**options, "self_distillation": {"alone": True}}) == [
+        "loss_type has no effect: self_distillation.alone leaves out the GRPO loss.",
+        "entropy_coef has no effect: self_distillation.alone leaves out the GRPO loss.",
+    ]
+
+
+def warnings(hyperparameters: dict[str, Any], **given: Any) -> list[str]:
+    """Messages about a reinforcement method with held-out rows."""
+    options = {"grader": FORMAT, "hyperparameters": hyperparameters, **given}
+    method = Reinforcement.model_validate({"type": "reinforcement", "reinforcement": options})
+    found: list[str] = []
+    warn_of_idle_options(method, True, lambda _code, message: found.append(message))
+    return found
