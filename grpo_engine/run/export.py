@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
+import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
@@ -73,7 +74,10 @@ def _refuse_other_revision(model: PeftModel, source: ModelSource) -> None:
 
 def _refuse_shared_output(model: PeftModel) -> None:
     """Merging into an output layer that is also the embedding would change the embedding too."""
-    shared = cast(PreTrainedModel, model.get_base_model()).get_input_embeddings().weight
+    base = cast(PreTrainedModel, model.get_base_model())
+    shared = base.get_input_embeddings().weight
+    if cast(torch.nn.Linear, base.get_output_embeddings()).weight is not shared:
+        return
     if any(getattr(layer.get_base_layer(), "weight", None) is shared for layer in lora_layers(model)):
         reason = "the adapter changes the output layer, which the base shares with its embedding"
         raise NotMergeableError(reason)

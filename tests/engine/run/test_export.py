@@ -114,6 +114,14 @@ def test_an_output_layer_that_is_also_the_embedding_is_refused(base: Path, tmp_p
     assert "shares with its embedding" in message
 
 
+def test_an_embedding_that_is_not_the_output_layer_is_merged(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", family="llama")
+    adapter = make_adapter(base, tmp_path / "adapter", target_modules=["embed_tokens", "lm_head"])
+    merged = logits(exported(base, adapter, tmp_path / "run"))
+    assert torch.allclose(merged, logits(base, adapter), atol=1e-4)
+    assert not torch.allclose(merged, logits(base), atol=1e-2)
+
+
 def test_a_base_of_another_revision_is_refused(base: Path, adapter: Path, tmp_path: Path) -> None:
     path = adapter / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"revision": "old"}))
