@@ -121,3 +121,13 @@ def test_another_rank_than_the_parents_is_refused(
     job = job.model_copy(update={"model": job.model.model_copy(update={"adapter": str(adapter)})})
     with pytest.raises(ConfigError, match=r"lora.rank is 8, but the adapter .* has rank 4"):
         build_loop(job, tmp_path / "grpo")
+
+
+@pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings")
+def test_an_adapter_on_the_embedding_learns(supervised: Callable[..., RunConfig], tmp_path: Path) -> None:
+    lora = {"rank": 4, "target_modules": ["embed_tokens", "q_proj"]}
+    loop = build_loop(supervised(lora=lora, batch_size=8, learning_rate=0.05), tmp_path)
+    losses = [event.metrics["loss"] for event in loop.run(lambda: False) if isinstance(event, StepFinished)]
+    assert losses[1] < losses[0] - 0.01
+    trained_B = [each for name, each in parameters_of(loop.method).items() if "lora_embedding_B" in name]
+    assert [bool(each.any()) for each in trained_B] == [True]
