@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -30,6 +31,11 @@ from grpo_engine.models import device_memory, language_part, lora, quantization
 from grpo_engine.models.policy import Policy
 
 MISSING = "its files, such as tokenizer.json, are missing"
+REFUSALS = (
+    *(OSError, ValueError, LookupError, SafetensorError, StrictDataclassError),
+    *(TypeError, AttributeError, ArithmeticError, AssertionError),
+)
+"""Exceptions of transformers for files that it cannot use, such as a contradictory config.json."""
 _NUMBER = re.compile(r"\.\d+\.")
 
 
@@ -80,7 +86,7 @@ def load_base(
             **part,
             **options,
         )
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except REFUSALS as error:
         raise ModelError(f"{source.name} cannot be loaded: {_in_short(error)}") from error
     if reason := _misfit(model, report):
         raise ModelError(f"{source.name} cannot be loaded: {reason}")
@@ -141,8 +147,13 @@ def _tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
 
 
 def _in_short(error: Exception) -> str:
-    """The reason without the advice that transformers adds, which is for the owner of the environment."""
-    return str(error).partition("\n\n")[0]
+    """The reason in one line, without the advice that transformers adds for the owner of the environment.
+
+    Exceptions of Python itself often say nothing without their name.
+    """
+    reason = " ".join(str(error).partition("\n\n")[0].split())
+    is_named = isinstance(error, LookupError | TypeError | AttributeError | ArithmeticError | AssertionError)
+    return f"{type(error).__name__}: {reason}" if is_named else reason
 
 
 def _refuse_unreadable(source: ModelSource) -> None:
@@ -182,6 +193,10 @@ def _refuse_endless(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
         raise ModelError(f"{source.name} has no tokenizer: {MISSING}")
     if tokenizer.eos_token_id is None:
         raise ModelError(f"the tokenizer of {source.name} has no end-of-sequence token")
+    ends = model.generation_config.eos_token_id
+    if not all(isinstance(each, int) for each in (ends if isinstance(ends, list) else [ends or 0])):
+        reason = f"eos_token_id must be a number or a list of numbers, got {ends!r}"
+        raise ModelError(f"generation_config.json of {source.name}: {reason}")
     try:
         model.generation_config.validate(strict=True)
     except ValueError:

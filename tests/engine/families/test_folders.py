@@ -75,6 +75,37 @@ def test_a_type_of_model_that_transformers_does_not_know_is_an_error_of_one_line
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_hidden_layers": 3, "layer_types": ["full_attention"] * 2}, r".*\(3\) must be equal to"),
+        ({"rms_norm_eps": 1}, "Validation error for field 'rms_norm_eps'"),
+        ({"num_key_value_heads": 0}, "ZeroDivisionError: "),
+        ({"dtype": "float7"}, "AttributeError: .* 'float7'"),
+        ({"pad_token_id": 99_999}, "AssertionError: Padding_idx must be within num_embeddings"),
+        ({"hidden_act": "wavy"}, "KeyError: 'wavy'"),
+    ],
+    ids=str,
+)
+def test_a_configuration_that_transformers_cannot_use_is_an_error_of_one_line(
+    family_folder: Callable[[str], Path], tmp_path: Path, changes: dict[str, object], reason: str
+) -> None:
+    source = with_config(copytree(family_folder("qwen3"), tmp_path / "qwen3"), **changes)
+    with pytest.raises(ModelError, match=f"qwen3 cannot be loaded: {reason}") as refused:
+        load_base(source, torch.float32)
+    assert "\n" not in str(refused.value)
+
+
+def test_stop_tokens_that_are_no_numbers_are_an_error_of_the_model(
+    family_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copytree(family_folder("qwen3"), tmp_path / "qwen3")
+    (folder / "generation_config.json").write_text('{"eos_token_id": "<|im_end|>"}')
+    expected = "generation_config.json of qwen3: eos_token_id must be a number or a list of numbers"
+    with pytest.raises(ModelError, match=f"{expected}, got '<|im_end|>'".replace("|", r"\|")):
+        load_base(ModelSource(name="qwen3", path=str(folder)), torch.float32)
+
+
 def with_config(folder: Path, **changes: object) -> ModelSource:
     config = json.loads((folder / "config.json").read_text())
     config.pop("layer_types", None)
