@@ -48,7 +48,7 @@ class ModelShape:
     matrices: tuple[Matrix, ...]
     """Weight matrices of linear layers."""
     modules: tuple[str, ...] = ()
-    """All modules that have a weight."""
+    """All modules whose weight is a matrix or a stack of them, as LoRA needs."""
 
     def adapter_parameters(self, rank: int, targets: str | tuple[str, ...]) -> int:
         """Number of parameters of a LoRA adapter on all linear layers, or on those that `targets` name."""
@@ -56,7 +56,7 @@ class ModelShape:
         return sum(rank * (each.rows + each.columns) for each in chosen)
 
     def unmatched(self, targets: Sequence[str]) -> list[str]:
-        """The targets that name no module."""
+        """The targets that name none of `modules`."""
         return [each for each in targets if not any(_is_named(name, (each,)) for name in self.modules)]
 
     def weight_bytes(self, width: int, quantization: Quantization | None) -> int:
@@ -144,7 +144,11 @@ def shape_of(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) 
         vocabulary=_largest(config["vocab_size"]),
         matrices=tuple(Matrix(name, *shape) for name, shape in linear if not _NOT_ADAPTED.search(name)),
         modules=(
-            *(name.removesuffix(".weight") for name in tensors if name.endswith(".weight")),
+            *(
+                name.removesuffix(".weight")
+                for name, shape in tensors.items()
+                if name.endswith(".weight") and len(shape) > 1
+            ),
             *(name for name, _ in experts),
         ),
     )

@@ -74,14 +74,16 @@ def check_method(method: Method, has_validation: bool, problems: Problems, warn:
 
 
 def check_lora_targets(method: Method, shape: ModelShape, problems: Problems) -> None:
-    """Adds a problem if a target names no module of the model."""
+    """Adds a problem if a target names nothing in the model that LoRA can adapt."""
     lora = lora_of(method)
     if not isinstance(lora, Lora) or isinstance(lora.target_modules, str) or not all(lora.target_modules):
         return
     if shape.modules and (missing := shape.unmatched(lora.target_modules)):
         where = f"method.{method.type}.hyperparameters.lora.target_modules"
         there = f"its linear layers are {', '.join(shape.layer_names)}"
-        problems.add(where, f"the model has no module {', '.join(missing)}: {there}", code="invalid_value")
+        problems.add(
+            where, f"the model has no linear layer {', '.join(missing)}: {there}", code="invalid_value"
+        )
 
 
 def check_quantization(method: Method, parent: Method | None, shape: ModelShape | None, warn: Warn) -> None:

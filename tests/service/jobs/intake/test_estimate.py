@@ -239,18 +239,19 @@ def test_a_size_that_differs_between_layers_counts_as_the_largest() -> None:
         shape_of({**config, "intermediate_size": "wide"}, tensors)
 
 
-def test_targets_that_name_no_module_are_refused_with_the_names_that_exist(tmp_path: Path) -> None:
+def test_targets_that_name_no_layer_are_refused_with_the_names_that_exist(tmp_path: Path) -> None:
     make_model(tmp_path, hidden=64, layers=2, seed=1)
     shape = model_shape(tmp_path)
     for targets, missing in (
         (("q_proj", "self_attn.v_proj", "embed_tokens"), None),
         (("q_proj", "query", "proj"), "query, proj"),
+        (("q_proj", "q_norm", "norm"), "q_norm, norm"),  # their weights are vectors
     ):
         problems = Problems()
         check_lora_targets(grpo(lora={"target_modules": targets}), shape, problems)
         names = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
         where = "method.reinforcement.hyperparameters.lora.target_modules"
-        message = f"{where}: the model has no module {missing}: its linear layers are {names}"
+        message = f"{where}: the model has no linear layer {missing}: its linear layers are {names}"
         assert [each.message for each in problems.found] == ([message] if missing else [])
 
 
