@@ -3,6 +3,7 @@
 Boundary: files and formats. Whether the model's class is supported is known only to its loader.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +14,8 @@ from grpo_engine.files.safetensors_index import INDEX, BadTensors, read_tensors,
 
 POINTER = b"version https://git-lfs.github.com/"
 """How the file begins that Git stores in the place of a large one."""
+GENERATION = "generation_config.json"
+"""Names the tokens that end a completion; transformers ignores it in silence if it is not JSON."""
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 CONVERTED = ("fp8", "mxfp4")
 """Formats of quantised weights that are converted to the job's data type when they are loaded."""
@@ -72,6 +75,8 @@ def _damage(folder: Path, stamp: Stamp) -> str | None:
     names = {name for name, _, _ in stamp}
     if pointer := next((name for name in sorted(names) if _is_pointer(folder / name)), None):
         return f"{pointer} is a pointer of Git LFS; fetch the file itself with `git lfs pull`"
+    if GENERATION in names and not _is_object(folder / GENERATION):
+        return f"{GENERATION} is not a JSON object"
     weights = {name for name in names if name.endswith(".safetensors")}
     if not weights and INDEX not in names:
         return _unsupported_weights(folder)
@@ -86,6 +91,13 @@ def _damage(folder: Path, stamp: Stamp) -> str | None:
 def _is_pointer(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(len(POINTER)) == POINTER
+
+
+def _is_object(path: Path) -> bool:
+    try:
+        return isinstance(json.loads(path.read_bytes()), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _unsupported_weights(folder: Path) -> str | None:
