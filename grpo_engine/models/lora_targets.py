@@ -28,7 +28,7 @@ _NOT_CALLED = "dt_proj"
 
 def adapter_shape(model: PreTrainedModel, lora: Lora) -> LoraConfig:
     """PEFT's configuration of a fresh adapter. Raises ConfigError for dropout on experts."""
-    fused = sorted({_in_layer(name) for name, module, _ in _matrices(model) if not _is_linear(module)})
+    fused = sorted({_in_layer(name) for name, module, _ in _matrices(model) if _is_fused(name, module)})
     is_everything = lora.target_modules == "all-linear"
     named = [] if is_everything else [each for each in lora.target_modules if _matches(each, fused)]
     modules = "all-linear" if is_everything else [each for each in lora.target_modules if each not in named]
@@ -137,6 +137,15 @@ def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]
 
 def _is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear | Conv1D) and not _is_router(module)
+
+
+def _is_fused(name: str, module: nn.Module) -> bool:
+    """Whether PEFT can train the weight as a parameter: of experts or a router.
+
+    Other bare weights, such as the gates of a recurrent block, are no stacks of linear layers.
+    """
+    is_experts = "expert" in f"{name} {type(module).__name__}".lower()
+    return _is_router(module) or (is_experts and not _is_linear(module))
 
 
 def _is_router(module: nn.Module) -> bool:

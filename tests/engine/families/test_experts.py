@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, FalconH1Config, LagunaConfig, Llama4TextConfig, MambaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    FalconH1Config,
+    LagunaConfig,
+    Llama4TextConfig,
+    MambaConfig,
+    RecurrentGemmaConfig,
+)
 
 from grpo_engine.config.hyperparameters import Lora
 from grpo_engine.contract.errors import ConfigError
@@ -153,3 +160,14 @@ def test_a_layer_whose_weight_is_used_without_calling_it_is_left_out_and_reporte
     assert [
         name for name, each in adapter.named_parameters() if each.requires_grad and each.grad is None
     ] == []
+
+
+def test_stacked_weights_that_are_no_experts_are_left_out_and_reported() -> None:
+    """PEFT trains the gates of a recurrent block in the wrong shape."""
+    sizes = {**SIZES, "lru_width": 32, "attention_window_size": 8, "block_types": ["recurrent", "attention"]}
+    model = AutoModelForCausalLM.from_config(RecurrentGemmaConfig(vocab_size=64, pad_token_id=0, **sizes))
+    adapter = lora.attach(model, Lora(rank=4))
+    gates = [f"temporal_block.rg_lru.{name}_gate_weight" for name in ("input", "recurrent")]
+    assert left_out(adapter) == dict.fromkeys(gates, 1)
+    adapter(input_ids=torch.arange(8)[None], use_cache=False).logits.sum().backward()
+    assert any(each.grad is not None for name, each in adapter.named_parameters() if "lora_B" in name)
