@@ -58,8 +58,8 @@ def adapter_shape(model: PreTrainedModel, lora: Lora) -> LoraConfig:
 
 
 def _not_wrapped(model: PreTrainedModel, config: LoraConfig) -> list[str]:
-    """Linear layers that PEFT wraps in vain, wrongly (routers with two results) or not at all (Mamba's), and
-    those whose matrices it would not load again."""
+    """Linear layers that PEFT wraps in vain, wrongly (routers with two results, products by group) or not at
+    all (Mamba's), and those whose matrices it would not load again."""
     found, renamed = set(), _renamed_when_read(model)
     for name, module in model.named_modules():
         leaf = name.rpartition(".")[2]
@@ -68,7 +68,7 @@ def _not_wrapped(model: PreTrainedModel, config: LoraConfig) -> list[str]:
             is_refused = leaf == _NOT_CALLED
         except ValueError:
             is_refused = True
-        if isinstance(module, nn.Linear) and (is_refused or _is_router(module)):
+        if isinstance(module, nn.Linear) and (is_refused or _is_router(module) or _is_grouped(module)):
             found.add(leaf)
         elif f"{name}.weight" in renamed:
             found.add(_in_layer(name))
@@ -150,6 +150,11 @@ def _is_fused(name: str, module: nn.Module) -> bool:
 
 def _is_router(module: nn.Module) -> bool:
     return "Router" in type(module).__name__
+
+
+def _is_grouped(module: nn.Module) -> bool:
+    """Whether each group of inputs has its own product (DeepSeek-V4); PEFT would multiply by all of them."""
+    return "GroupedLinear" in type(module).__name__
 
 
 def _in_layer(name: str) -> str:

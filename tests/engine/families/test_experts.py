@@ -8,6 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV4Config,
     FalconH1Config,
     LagunaConfig,
     Llama4TextConfig,
@@ -171,3 +172,14 @@ def test_stacked_weights_that_are_no_experts_are_left_out_and_reported() -> None
     assert left_out(adapter) == dict.fromkeys(gates, 1)
     adapter(input_ids=torch.arange(8)[None], use_cache=False).logits.sum().backward()
     assert any(each.grad is not None for name, each in adapter.named_parameters() if "lora_B" in name)
+
+
+def test_a_layer_of_products_by_group_is_left_out_and_reported() -> None:
+    """DeepSeek-V4's output projection; PEFT would multiply by the matrices of all groups."""
+    sizes = {**SIZES, "num_key_value_heads": 1, "o_groups": 2, "o_lora_rank": 8, "q_lora_rank": 16}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    config = DeepseekV4Config(vocab_size=64, pad_token_id=0, sliding_window=8, **sizes, **experts)
+    adapter = lora.attach(AutoModelForCausalLM.from_config(config), Lora(rank=4))
+    assert left_out(adapter) == {"self_attn.o_a_proj.weight": 2}
+    adapter(input_ids=torch.arange(8)[None], use_cache=False).logits.sum().backward()
+    assert any(each.grad is not None for name, each in adapter.named_parameters() if "o_b_proj" in name)
