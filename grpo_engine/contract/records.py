@@ -157,17 +157,31 @@ class Score(Record):
     """Part → what its code printed, bounded and otherwise as it was printed."""
 
 
+class ToolAnswer(Record):
+    """The answer to one tool call."""
+
+    name: str
+    """The tool's name as the model wrote it; empty if the call could not be read."""
+    text: str
+    """Shortened."""
+    failed: bool = False
+    """Whether the call could not be read or run, or its tool reported a failure."""
+
+
 class EpisodeTurn(Record):
     """One turn of the model in an environment, and what followed it."""
 
     action: str
     """The model's text, shortened."""
     observation: str
-    """The environment's answer, shortened; the last one is not shown to the model."""
+    """The environment's answer, shortened; the last one is not shown to the model. Empty if the turn
+    called tools."""
     reward: float | None = None
     """None: the environment gave no reward, or the text was not a valid action."""
     done: bool = False
     """Whether the environment ended the episode."""
+    answers: tuple[ToolAnswer, ...] = ()
+    """Of the tools that the turn called; empty if it was an action."""
 
 
 class Episode(Record):
@@ -185,17 +199,6 @@ class Episode(Record):
     unanswered: str = ""
     """The model's last turn, shortened, if the environment did not answer it: the turn was cut, or the
     session failed."""
-
-
-class ToolAnswer(Record):
-    """The answer to one tool call."""
-
-    name: str
-    """The tool's name as the model wrote it; empty if the call could not be read."""
-    text: str
-    """Shortened."""
-    failed: bool = False
-    """Whether the call could not be read or run, or its tool reported a failure."""
 
 
 class ToolTurn(Record):

@@ -10,7 +10,15 @@ from typing import Any
 
 from grpo_engine.config.messages import text_of
 from grpo_engine.contract.events import RolloutsRecorded, Split
-from grpo_engine.contract.records import CompletionRecord, Episode, GroupRecord, PromptMessage, ToolTurn
+from grpo_engine.contract.records import (
+    CompletionRecord,
+    Episode,
+    EpisodeTurn,
+    GroupRecord,
+    PromptMessage,
+    ToolAnswer,
+    ToolTurn,
+)
 from grpo_engine.objective.types import Completion, Prompt, ScoredGroup
 
 EVENT_BYTES = 4 * 2**20
@@ -83,13 +91,10 @@ def episode_of(completion: Completion) -> Episode | None:
     episode = completion.episode
     if episode is None:
         return None
-    limit = _limit(2 * len(episode.turns) + 1)
+    limit = _limit(sum(2 + len(turn.answers) for turn in episode.turns) + 1)
     last = completion.text if completion.answer is None else completion.answer
     is_answered = completion.turns == len(episode.turns)
-    turns = [
-        turn.model_copy(update={"action": turn.action[:limit], "observation": turn.observation[:limit]})
-        for turn in episode.turns
-    ]
+    turns = [_bounded(turn, limit) for turn in episode.turns]
     shown = {"turns": tuple(turns), "unanswered": "" if is_answered else _cut(last, limit)}
     return episode.model_copy(update=shown)
 
@@ -98,8 +103,16 @@ def tool_turns_of(completion: Completion) -> Iterator[ToolTurn]:
     """The completion's turns with tools, bounded."""
     limit = _limit(sum(1 + len(turn.answers) for turn in completion.tool_turns))
     for turn in completion.tool_turns:
-        answers = [each.model_copy(update={"text": _cut(each.text, limit)}) for each in turn.answers]
-        yield ToolTurn(text=_cut(turn.text, limit), answers=tuple(answers))
+        yield ToolTurn(text=_cut(turn.text, limit), answers=_bounded_answers(turn.answers, limit))
+
+
+def _bounded(turn: EpisodeTurn, limit: int) -> EpisodeTurn:
+    texts = {"action": turn.action[:limit], "observation": turn.observation[:limit]}
+    return turn.model_copy(update={**texts, "answers": _bounded_answers(turn.answers, limit)})
+
+
+def _bounded_answers(answers: Sequence[ToolAnswer], limit: int) -> tuple[ToolAnswer, ...]:
+    return tuple(each.model_copy(update={"text": _cut(each.text, limit)}) for each in answers)
 
 
 def _limit(num_texts: int) -> int:

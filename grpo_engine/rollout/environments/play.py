@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from anyio.from_thread import BlockingPortal
 
 from grpo_engine.config.environments import OpenEnvEnvironment
-from grpo_engine.contract.records import Episode, EpisodeTurn, FinishReason
+from grpo_engine.contract.records import Episode, EpisodeTurn, FinishReason, ToolAnswer
 from grpo_engine.objective.types import Completion
 from grpo_engine.outbound.addresses import RefusedUrl
 from grpo_engine.outbound.openenv import EnvironmentFailure, Observation, RefusedAction, Session, open_session
@@ -27,6 +27,10 @@ from grpo_engine.rollout.tools.toolbox import OpenToolbox
 
 if TYPE_CHECKING:
     from grpo_engine.rollout.environments.servers import OpenEnvServers
+
+
+NO_OBSERVATION = Observation("", None, done=False)
+"""After a turn that called tools, which the environment does not see."""
 
 
 class PlayedEpisode:
@@ -58,14 +62,15 @@ class PlayedEpisode:
     async def close(self) -> None:
         await self._opened.aclose()
 
-    def add(self, observation: Observation) -> None:
-        """Record what followed the newest turn."""
+    def add(self, observation: Observation, answers: tuple[ToolAnswer, ...] = ()) -> None:
+        """Record what followed the newest turn: an observation, or the answers of tools that it called."""
         self.turns.append(
             EpisodeTurn(
                 action=self.conversation.last.text[:MAX_SHOWN_CHARACTERS],
                 observation=observation.text[:MAX_SHOWN_CHARACTERS],
                 reward=observation.reward,
                 done=observation.done,
+                answers=answers,
             )
         )
 
@@ -198,8 +203,7 @@ class Play:
 
         def next_turn() -> NextTurn | None:
             ids = use.answer_tokens(conversation)
-            shown = "\n".join(answer.result().text for answer in answers)
-            episode.add(Observation(shown, None, done=False))
+            episode.add(NO_OBSERVATION, conversation.tool_turns[-1].answers)
             return conversation.next_turn() if self._read(episode, ids) else None
 
         self.queue.put_after(next_turn, answers)

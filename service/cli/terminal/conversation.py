@@ -63,19 +63,21 @@ def _turns(one: dict[str, Any]) -> Iterator[list[Spoken]]:
     episode = one["episode"]
     if episode is None:
         for turn in one["tool_turns"] or [{"text": one["text"], "answers": ()}]:
-            said = (
-                (f"tool {each['name']}{' failed' * each['failed']}", each["text"]) for each in turn["answers"]
-            )
-            yield [("model", turn["text"]), *said]
+            yield [("model", turn["text"]), *_tools_said(turn["answers"])]
         return
     is_rewarded = any(turn["reward"] is not None for turn in episode["turns"])
     for turn in episode["turns"]:
         reward = "none" if turn["reward"] is None else short_number(turn["reward"])
         answers = {"environment": turn["observation"]} if turn["observation"] else {}
         rewards = {"reward": reward + ", done" * turn["done"]} if is_rewarded or turn["done"] else {}
-        yield [("model", turn["action"]), *answers.items(), *rewards.items()]
+        yield [("model", turn["action"]), *_tools_said(turn["answers"]), *answers.items(), *rewards.items()]
     if episode["unanswered"]:
         yield [("model", episode["unanswered"])]
+
+
+def _tools_said(answers: Iterable[dict[str, Any]]) -> Iterator[Spoken]:
+    for each in answers:
+        yield f"tool {each['name']}{' failed' * each['failed']}", each["text"]
 
 
 def _print_turn(number: int, turn: list[Spoken], width: int) -> None:

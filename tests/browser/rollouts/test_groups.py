@@ -140,7 +140,8 @@ def test_turns_are_a_conversation_with_their_rewards(page: Page, turns: str, sho
         "Turn 2 No reward Model <b> Environment Error",
         "Turn 3 Reward 1 Done Model crate Environment solved",
     ]
-    assert spoken(cut)[1:] == ["Turn 2 Cut, not sent Model sla"]
+    assert spoken(cut)[0] == "Turn 1 No reward Model I look. Tool find · failed Error: no answer"
+    assert spoken(cut)[2:] == ["Turn 3 Cut, not sent Model sla"]
     assert spoken(failed)[1:] == ["Turn 2 Session failed Model crown"]
     assert spoken(agents) == ["Turn 1 Model I look. Environment 7", "Turn 2 Model It is 7."]
     expect(failed.locator(".note")).to_contain_text("Session failed: no answer within 30 s")

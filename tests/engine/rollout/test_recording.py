@@ -104,12 +104,14 @@ def test_the_turns_of_a_completion_are_bounded_together() -> None:
     )
     turns = list(tool_turns_of(finished("", tool_turns=(calls,) * 100)))
     assert 64_000 < sum(len(each.text) + len(each.answers[0].text) for each in turns) < 70_000
-    spoken = EpisodeTurn(action="x" * 2000, observation="y" * 2000)
+    answers = (ToolAnswer(name="f", text="y" * 2000),)
+    spoken = EpisodeTurn(action="x" * 2000, observation="y" * 2000, answers=answers)
     episode = episode_of(
         finished("", turns=100, episode=Episode(environment="e", seed=1, turns=(spoken,) * 100))
     )
     assert episode is not None
-    assert sum(len(each.action) + len(each.observation) for each in episode.turns) < 64_000
+    assert sum(len(each.action) + len(each.observation) for each in episode.turns) < 44_000
+    assert sum(len(each.answers[0].text) for each in episode.turns) < 24_000
 
 
 def test_a_record_from_before_messages_is_still_read() -> None:

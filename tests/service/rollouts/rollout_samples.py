@@ -94,11 +94,17 @@ EPISODES = [
         turn("<b>", "Error"),
         turn("crate", "solved", 1.0, done=True),
     ),
-    acted(0.2, turn("slate", "two are right", 0.2), unanswered="sla", finish="length"),
+    acted(
+        0.2,
+        turn("I look.", "") | {"answers": [{"name": "find", "text": "Error: no answer", "failed": True}]},
+        turn("slate", "two are right", 0.2),
+        unanswered="sla",
+        finish="length",
+    ),
     acted(None, turn("slime", "one is right", 0.1), unanswered="crown", failure=LATE, finish="length"),
     acted(0.5, turn("I look.", "7"), turn("It is 7.", "")),
 ]
-"""One that solved its task, one that was cut, one whose session failed, and one of an agent."""
+"""One that solved its task, one that called a tool and was cut, one whose session failed, one of an agent."""
 TOOL_TURNS = [
     {"text": "I add.", "answers": [{"name": "add", "text": "7", "failed": False}]},
     {"text": "I search.", "answers": [{"name": "find", "text": "Error: no answer", "failed": True}]},

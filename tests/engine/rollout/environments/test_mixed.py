@@ -9,6 +9,7 @@ import pytest
 
 from grpo_engine.config.environments import AgentEnvironment, OpenEnvEnvironment
 from grpo_engine.config.tools import HttpTool, function_schemas
+from grpo_engine.contract.records import EpisodeTurn, ToolAnswer
 from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.agents.agents import Agents
 from grpo_engine.rollout.dataset import RowReader
@@ -83,9 +84,13 @@ def test_a_turn_that_calls_a_tool_of_the_job_is_answered_by_it_and_is_no_action(
         (group,) = EnvironmentSampler(inner, servers).generate(reader.prompts([GAME]), 1, SAMPLING)
     (completion,) = group.completions
     assert completion.episode is not None
-    shown = [(each.action, each.observation, each.reward) for each in completion.episode.turns]
-    whole = [("a", "right", 1.0), (says[1], "seen b", None), ("b", "right", 1.0)]
-    assert shown == (whole if calls else whole[:1])
+    answer_of_tool = ToolAnswer(name="look", text="seen b")
+    whole = (
+        EpisodeTurn(action="a", observation="right", reward=1.0),
+        EpisodeTurn(action=says[1], observation="", answers=(answer_of_tool,)),
+        EpisodeTurn(action="b", observation="right", reward=1.0, done=True),
+    )
+    assert completion.episode.turns == (whole if calls else whole[:1])
     assert (completion.episode.reward, completion.turns) == (1.0, 3 if calls else 2)
     assert [each["answer"] for each in completion.tool_calls] == ["seen b"] * calls
     assert completion.tool_turns == ()

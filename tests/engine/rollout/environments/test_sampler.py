@@ -8,7 +8,7 @@ import pytest
 
 from grpo_engine.config.environments import OpenEnvEnvironment
 from grpo_engine.contract.errors import DatasetError, EnvironmentUnreachableError
-from grpo_engine.contract.records import FinishReason
+from grpo_engine.contract.records import EpisodeTurn, FinishReason
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Group
 from grpo_engine.outbound import openenv
@@ -71,10 +71,10 @@ def completions(groups: list[Group]) -> list[Completion]:
 def test_turns_observations_and_rewards_are_recorded(play: Play) -> None:
     (completion,) = completions(play(spells("ax")))
     assert completion.episode is not None
-    assert [turn.model_dump() for turn in completion.episode.turns] == [
-        {"action": "a", "observation": "right", "reward": 1.0, "done": False},
-        {"action": "x", "observation": "wrong", "reward": 0.0, "done": True},
-    ]
+    assert completion.episode.turns == (
+        EpisodeTurn(action="a", observation="right", reward=1.0),
+        EpisodeTurn(action="x", observation="wrong", reward=0.0, done=True),
+    )
     assert completion.episode.reward == 0.0
     assert completion.turns == 2
     assert completion.finish_reason is FinishReason.STOP

@@ -80,10 +80,13 @@ completion 1: reward 1, advantage 0, 3 tokens, stop, environment words, seed 7
      reward       1, done
 
 completion 2: reward 0.2, advantage 0, 3 tokens, length, environment words, seed 7
-  1  model        slate
-     environment  two are right
-     reward       0.2
-  2  model        sla
+  1  model             I look.
+     tool find failed  Error: no answer
+     reward            none
+  2  model             slate
+     environment       two are right
+     reward            0.2
+  3  model             sla
 
 completion 3: reward –, advantage 0, 3 tokens, session failed, environment words, seed 7
   1  model        slime

@@ -20,17 +20,16 @@ export function conversation(one, at) {
 // their last one.
 function turnsOfEpisode({ turns, unanswered, failure: failed }) {
   const isRewarded = turns.some(({ reward }) => reward !== null);
-  const found = turns.map(({ action, observation, reward, done }) => ({
-    said: action, answers: observation ? [{ from: "Environment", text: observation }] : [],
+  const found = turns.map(({ action, observation, reward, done, answers }) => ({
+    said: action, answers: [...answers.map(toolAnswer), ...(observation ? [{ from: "Environment", text: observation }] : [])],
     outcome: [isRewarded && (reward === null ? "No reward" : ["Reward ", el("b", {}, number(reward))]), done && "Done"],
   }));
   return unanswered ? [...found, { said: unanswered, answers: [], outcome: [failed ? "Session failed" : "Cut, not sent"] }] : found;
 }
 
-const toolTurn = ({ text, answers }) => ({
-  said: text, outcome: [],
-  answers: answers.map((answer) => ({ from: `Tool ${answer.name}`, text: answer.text, isFailed: answer.failed })),
-});
+const toolTurn = ({ text, answers }) => ({ said: text, outcome: [], answers: answers.map(toolAnswer) });
+
+const toolAnswer = ({ name, text, failed }) => ({ from: `Tool ${name}`, text, isFailed: failed });
 
 function turn({ said, answers, outcome }, at) {
   return el("li", {},
