@@ -36,6 +36,8 @@ CALLS_AT_A_TIME = 8
 OVERTIME_SECONDS = 5.0
 """Time beyond a tool's own limit, to start it and to resolve its host name."""
 MAX_REQUEST_BYTES = 2**20
+MAX_NAMES_CHARACTERS = 500
+"""Maximum characters of the tools' names in the answer to a call of an unknown one."""
 NO_OUTPUT = "(no output)"
 CELL = '''
 import ast, linecache, sys, types
@@ -153,7 +155,8 @@ class OpenToolbox:
         if call.error:
             return ToolResult(f"Error: {call.error}", failed=True)
         if tool is None:
-            return ToolResult(f"Error: unknown tool {call.name[:64]!r}", failed=True)
+            known = shortened(", ".join(self.tools), MAX_NAMES_CHARACTERS)
+            return ToolResult(f"Error: unknown tool {call.name[:64]!r}; known: {known}", failed=True)
         seconds = tool.timeout_seconds + OVERTIME_SECONDS
         if isinstance(tool, PythonTool):
             answer = within(seconds, lambda: _run_python(tool, call, self.interpreters))

@@ -137,7 +137,7 @@ def test_an_impossible_call_is_answered_with_the_reason(make: Make) -> None:
     sampler, _ = make([call("rm") + "<tool_call>{oops</tool_call>", "sorry"])
     completion = one(sampler)
     assert [each["error"] for each in completion.tool_calls] == [True, True]
-    assert "Error: unknown tool 'rm'" in completion.text
+    assert "Error: unknown tool 'rm'; known: add" in completion.text
     assert "Error: the call is not JSON" in completion.text
     assert completion.answer == "sorry"
 

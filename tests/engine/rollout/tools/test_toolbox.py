@@ -84,7 +84,7 @@ def test_code_that_is_no_text_is_refused() -> None:
 
 
 def test_unknown_tools_and_unreadable_calls_are_answered() -> None:
-    assert ask(None, ToolCall("rm")) == ToolResult("Error: unknown tool 'rm'", failed=True)
+    assert ask(PYTHON, ToolCall("rm")) == ToolResult("Error: unknown tool 'rm'; known: python", failed=True)
     assert ask(None, ToolCall("", error="the call is not JSON")).text == "Error: the call is not JSON"
 
 
