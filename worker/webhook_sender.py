@@ -1,6 +1,6 @@
 """Sends due webhook deliveries from a few threads beside the sweeper. Several processes may run.
 
-Slow receivers of one tenant occupy at most `MAX_OF_TENANT` threads.
+A slow receiver occupies one thread, all of a tenant's receivers at most `MAX_OF_TENANT`.
 Boundary: threads; the consequences of an attempt are in `service/webhooks/outbox.py`.
 """
 
@@ -14,6 +14,7 @@ from grpo_engine.outbound.addresses import AllowedHosts
 from grpo_engine.process.fault_points import fault_point
 from service.ops.helper_heartbeats import WEBHOOKS, Heartbeat
 from service.platform.db import Database
+from service.platform.tables.webhooks import WebhookDelivery
 from service.settings import Settings
 from service.webhooks import outbox
 from service.webhooks.sending import send
@@ -32,8 +33,7 @@ class Sender:
 
     database: Database
     settings: Settings
-    _sending: Counter[str] = field(default_factory=Counter)
-    """Number of deliveries in progress, by tenant."""
+    _sending: list[WebhookDelivery] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -51,22 +51,20 @@ class Sender:
         try:
             self._deliver(claimed)
         finally:
-            self._release(claimed.delivery.tenant)
+            with self._lock:
+                self._sending.remove(claimed.delivery)
         return True
 
     def _claim(self) -> outbox.Claimed | None:
-        with self._lock:  # so that each claim sees the counts of the others
-            full = sorted(tenant for tenant, num in self._sending.items() if num >= MAX_OF_TENANT)
+        with self._lock:  # so that each claim sees the deliveries of the others
+            num_sending = Counter(each.tenant for each in self._sending)
+            tenants = [tenant for tenant, num in num_sending.items() if num >= MAX_OF_TENANT]
+            endpoints = [each.endpoint_id for each in self._sending]
             with self.database.transaction() as session:
-                claimed = outbox.claim_due(session, full)
+                claimed = outbox.claim_due(session, tenants, endpoints)
             if claimed is not None:
-                self._sending[claimed.delivery.tenant] += 1
+                self._sending.append(claimed.delivery)
         return claimed
-
-    def _release(self, tenant: str) -> None:
-        with self._lock:
-            self._sending[tenant] -= 1
-            self._sending += Counter()  # drops tenants at zero
 
     def _deliver(self, claimed: outbox.Claimed) -> None:
         delivery = claimed.delivery

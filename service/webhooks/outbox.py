@@ -43,9 +43,15 @@ class Claimed:
     now: float
 
 
-def claim_due(session: Session, passed_over: Collection[str] = ()) -> Claimed | None:
-    """Claim the delivery that has been due for longest, except those of the tenants `passed_over`."""
-    due = select(WebhookDelivery.id).where(LEASES.has_expired, WebhookDelivery.tenant.not_in(passed_over))
+def claim_due(
+    session: Session, busy_tenants: Collection[str] = (), busy_endpoints: Collection[str] = ()
+) -> Claimed | None:
+    """Claim the delivery that has been due for longest, except those of busy tenants and endpoints."""
+    due = select(WebhookDelivery.id).where(
+        LEASES.has_expired,
+        WebhookDelivery.tenant.not_in(busy_tenants),
+        WebhookDelivery.endpoint_id.not_in(busy_endpoints),
+    )
     return _claim(session, due.order_by(WebhookDelivery.due_at))
 
 

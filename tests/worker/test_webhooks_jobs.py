@@ -208,6 +208,28 @@ def test_one_tenant_s_silent_receivers_delay_neither_others_nor_the_sweeper(
         assert len(silent.requests) == 2
 
 
+def test_a_silent_receiver_does_not_delay_the_tenant_s_other_one(
+    database: Database, settings: Settings, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "SEND_SECONDS", 60.0)  # no delivery times out during the test
+    stopping = threading.Event()
+    helpers = maintenance(database, worker.wakeups, settings, has_worker=False)
+    with (
+        ExitStack() as stack,
+        ScriptedServer(lambda _recorded: Reply(stall=True)) as silent,
+        ScriptedServer(lambda _recorded: Reply(status=200)) as server,
+    ):
+        register(database, settings, silent.url)
+        for _ in range(6):
+            cancel_queued(database)
+        register(database, settings, server.url)
+        cancel_queued(database)
+        stack.enter_context(supervised(helpers, stopping))
+        wait_until(lambda: server.requests, 30, "the other receiver gets its event")
+        stopping.set()
+        assert len(silent.requests) == 1
+
+
 def test_a_delivery_that_cannot_be_signed_delays_no_other_delivery(
     database: Database, settings: Settings, worker: Worker
 ) -> None:
