@@ -112,6 +112,6 @@ def test_a_job_goes_on_with_fewer_gpus_after_a_host_is_lost_for_good(
     cluster.start_worker(settings)
     wait_for(job_id, 120, checkpoint_step=5)
     cluster.nodes[2].kill()
-    wait_for(job_id, 120, state="succeeded")
+    wait_for(job_id, 300, state="succeeded")
     assert "The attempt has 2 of the job's 4 GPUs." in messages(database, job_id)
     assert has_ended_well(job_id)
