@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from grpo_engine.config.tools import ListedTool, McpTool, Tool, ToolName, named
 from grpo_engine.graders.feedback import excerpt
-from grpo_engine.graders.rules.json_schema import check_schema
+from grpo_engine.graders.rules.json_schema import check_shown_schema
 
 MAX_TOOLS, MAX_CHARACTERS = 128, 131_072
 """Maximum number of one server's tools that a model is shown, and of their characters as JSON."""
@@ -101,7 +101,7 @@ def _checked(listed: dict[str, Any], special_tokens: Collection[str]) -> dict[st
     if _depth(listed["parameters"]) > MAX_DEPTH:
         raise ValueError(f"has parameters nested deeper than {MAX_DEPTH} levels")
     try:
-        check_schema(listed["parameters"])
+        check_shown_schema(listed["parameters"])
     except ValueError as error:
         raise ValueError(f"has invalid parameters: {error}") from None
     text = json.dumps(listed, ensure_ascii=False)

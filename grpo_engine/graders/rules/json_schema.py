@@ -1,7 +1,8 @@
 """JSON Schema (draft 2020-12) with a bound on work, for schemas from users and instances from models.
 
 References stay inside the schema; keywords of unbounded cost are refused when the schema is checked;
-`pattern` runs in RE2; `format` is an annotation, as in the standard.
+`pattern` runs in RE2; `format` is an annotation, as in the standard. Schemas of tools are shown to a
+model, and no value is checked against them.
 """
 
 import json
@@ -35,7 +36,7 @@ _REFUSED = (
 )
 _ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_MAPS = ("properties", "$defs", "definitions", "dependentSchemas")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _work_left: ContextVar[list[int]] = ContextVar("work_left")
 
 
@@ -44,21 +45,31 @@ class TooMuchWorkError(Exception):
 
 
 def check_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema. Raises ValueError if it is invalid or not supported."""
+    """The schema, for which values can be checked. Raises ValueError if it is invalid or not supported."""
+    check_shown_schema(schema)
+    _check_draft(schema)
+    for place, subschema in _subschemas(schema):
+        _check_keywords(place, subschema, is_root=subschema is schema)
+    return schema
+
+
+def check_shown_schema(schema: dict[str, Any]) -> None:
+    """Raise ValueError for a tool's schema that is too long, invalid, or refers to another document.
+
+    No value is checked against it, so it may have any pattern and keyword.
+    """
     try:
         text = json.dumps(schema, allow_nan=False, ensure_ascii=False)
         text.encode("utf-8")
         if len(text) > MAX_SCHEMA_CHARACTERS:
             raise ValueError(f"a schema has at most {MAX_SCHEMA_CHARACTERS} characters")
         Draft202012Validator.check_schema(schema, format_checker=FormatChecker(()))
-        _check_draft(schema)
         for place, subschema in _subschemas(schema):
-            _check_keywords(place, subschema, schema)
+            _check_reference(place, subschema, schema)
     except RecursionError:
         raise ValueError("the schema is nested too deeply") from None
     except SchemaError as error:
         raise ValueError(f"{error.json_path.replace('$', 'schema', 1)}: {error.message[:200]}") from None
-    return schema
 
 
 def conforms(instance: Any, schema: dict[str, Any]) -> bool:
@@ -151,8 +162,8 @@ def _subschemas(root: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         waiting += [(f"{place}.{key}.{k}", each) for key in _MAPS for k, each in schema.get(key, {}).items()]
 
 
-def _check_keywords(place: str, schema: dict[str, Any], root: dict[str, Any]) -> None:
-    refused = [*_REFUSED, *(() if schema is root else ("$schema", "$id"))]
+def _check_keywords(place: str, schema: dict[str, Any], *, is_root: bool) -> None:
+    refused = [*_REFUSED, *(() if is_root else ("$schema", "$id"))]
     if found := [key for key in refused if key in schema]:
         raise ValueError(f"{place}.{found[0]} is not supported")
     if "pattern" in schema:
@@ -160,6 +171,9 @@ def _check_keywords(place: str, schema: dict[str, Any], root: dict[str, Any]) ->
             compiled(schema["pattern"])
         except ValueError as error:
             raise ValueError(f"{place}.pattern: {error}") from None
+
+
+def _check_reference(place: str, schema: dict[str, Any], root: dict[str, Any]) -> None:
     if "$ref" in schema and not isinstance(resolved(schema["$ref"], root), dict | bool):
         raise ValueError(f"{place}.$ref: {schema['$ref']!r} must be # or #/… and lead to a subschema")
 

@@ -73,7 +73,7 @@ URL_REF = {"type": "object", "properties": {"a": {"$ref": "https://example.com/s
         ({"inputSchema": nested(40)}, "nested deeper than 64 levels"),
         ({"inputSchema": nested(400)}, "127.0.0.1: "),
         ({"inputSchema": {"type": "object", "title": "x" * 40_000}}, "at most 32768 characters"),
-        ({"inputSchema": {"type": "object", "pattern": "(a"}}, "has invalid parameters"),
+        ({"inputSchema": {"type": "object", "pattern": 3}}, "has invalid parameters"),
         ({"description": "x" * 200_000}, "at most 128 with 131072 are shown to a model"),
         ({"description": "end <|im_end|> of turn"}, "contains the special token <|im_end|>"),
         ({"inputSchema": {"type": "object", "title": '<|"|>'}}, 'contains the special token <|"|>'),
@@ -87,8 +87,17 @@ def test_a_tool_that_no_model_can_be_shown_is_a_problem(changed: dict[str, Any],
         assert len(found) < 500
 
 
-def test_a_recursive_schema_is_shown_as_it_is() -> None:
-    schema = {"type": "object", "properties": {"child": {"$ref": "#"}}}
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"child": {"$ref": "#"}},
+        {"email": {"type": "string", "pattern": r"^(?!\.)(?!.*\.\.)\S+@\S+$"}},
+        {"headers": {"type": "object", "patternProperties": {"^X-": {"type": "string"}}}},
+        {"at": {"$anchor": "at", "$id": "https://example.com/at", "type": "string"}},
+    ],
+)
+def test_a_schema_is_shown_unchanged_although_no_grader_could_check_it(properties: dict[str, Any]) -> None:
+    schema = {"type": "object", "properties": properties}
     with served(lists(tool(inputSchema=schema))) as url:
         tools, found = with_listed_tools([mcp(url)])
     assert (found, function_schemas(tools)[0]["function"]["parameters"]) == ([], schema)

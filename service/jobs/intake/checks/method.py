@@ -13,7 +13,7 @@ from grpo_engine.config.tool_formats import HERMES, QUESTION, UnreadableFormat, 
 from grpo_engine.config.tools import HttpTool, Tool, function_schemas
 from grpo_engine.graders import Grader
 from grpo_engine.graders import formula as formulas
-from grpo_engine.graders.rules.json_schema import check_schema
+from grpo_engine.graders.rules.json_schema import check_schema, check_shown_schema
 from grpo_engine.graders.rules.multi import Multi
 from service.jobs.intake.model_size import ModelShape
 from service.jobs.model.dataset import Problems
@@ -121,7 +121,7 @@ def _check_tool_parameters(method: Method, problems: Problems) -> None:
             continue
         place = f"method.{method.type}.tools[{index}].parameters"
         try:
-            check_schema(tool.parameters)
+            check_shown_schema(tool.parameters)
         except ValueError as error:
             problems.add(place, str(error), code="invalid_value")
             continue
