@@ -10,6 +10,7 @@ from grpo_engine.outbound.addresses import check_url
 from grpo_engine.outbound.web import check_headers
 
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$")]
+Headers = Annotated[dict[str, str], Field(max_length=16), AfterValidator(check_headers)]
 
 
 class PythonTool(Input):
@@ -38,6 +39,8 @@ class HttpTool(Input):
     """JSON schema of the arguments."""
     url: Annotated[str, Field(max_length=2048), AfterValidator(check_url)]
     """https URL with a public host name on port 443 or 8443, or a host that the operator allows."""
+    headers: Headers = {}
+    """Sent with each request, such as an Authorization header."""
     timeout_seconds: float = Field(10.0, gt=0, le=120)
     """Time limit of one call."""
     max_output_chars: int = Field(2000, ge=1, le=100_000)
@@ -52,7 +55,7 @@ class McpTool(Input):
     """https URL with a public host name on port 443 or 8443, or a host that the operator allows."""
     server_label: str = Field("", pattern=r"^[A-Za-z0-9_-]{0,64}$")
     """A name for people, as in OpenAI's API; it has no effect."""
-    headers: Annotated[dict[str, str], Field(max_length=16), AfterValidator(check_headers)] = {}
+    headers: Headers = {}
     """Sent with each request, such as an Authorization header."""
     allowed_tools: Listed[ToolName] | None = Field(None, max_length=128)
     """Names of the server's tools that the model may call; null: all of them."""

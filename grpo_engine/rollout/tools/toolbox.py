@@ -213,7 +213,7 @@ def _run_http(tool: HttpTool, call: ToolCall, item: Mapping[str, Any], key: str)
     """The server's answer. A request is never repeated, because a call may have effects."""
     try:
         body, headers = http_request(call, item, key)
-        answer = post(tool.url, body, headers, timeout_seconds=tool.timeout_seconds)
+        answer = post(tool.url, body, {**tool.headers, **headers}, timeout_seconds=tool.timeout_seconds)
     except (NoAnswer, RefusedUrl, ValueError) as error:
         return ToolResult(f"Error: {error}", failed=True)
     if answer.headers.get("content-encoding", "identity") != "identity":

@@ -125,6 +125,13 @@ def test_a_call_is_signed_if_a_secret_is_set(server: ScriptedServer, monkeypatch
     assert server.requests[0].headers["webhook-id"] == server.requests[0].json["trace_id"]
 
 
+def test_the_tools_own_headers_are_sent(server: ScriptedServer) -> None:
+    ask(http(server, headers={"Authorization": "Bearer k"}), CALL)
+    assert server.requests[0].headers["authorization"] == "Bearer k"
+    with pytest.raises(ValidationError, match="reserved"):
+        http(server, headers={"Content-Type": "text/plain"})
+
+
 @pytest.mark.parametrize(
     ("reply", "text"),
     [
