@@ -51,8 +51,8 @@ correction: per token in bfloat16. transformers and PEFT measure accuracy with t
 200 sums that were not trained on. The area under the curve is the mean reward of all steps.
 
 Within noise: by Student's t-test at 99 %, the means over the seeds do not differ: |difference| ≤ noise =
-t · s · √(2/n), with s the pooled standard deviation between seeds (at least one held-out sum). If noise is
-not below half of the gain from training, the comparison is inconclusive.
+t · s · √(2/n), where s is the pooled standard deviation between seeds, but at least one held-out sum. If
+noise is not below half of the gain from training, the comparison is inconclusive.
 
 | case | measure | before | ours, by seed | TRL, by seed | difference | noise | verdict |
 |---|---|---|---|---|---|---|---|
