@@ -35,7 +35,7 @@ def test_percentiles_are_of_the_values_themselves() -> None:
     assert percentile([7.0], 0.99) == 7.0
 
 
-def test_a_refused_request_is_no_figure() -> None:
+def test_a_refused_request_is_not_a_figure() -> None:
     answers = [Answer(200, b"", 0.1), Answer(503, b"away", 0.1)]
     with pytest.raises(AssertionError, match="1 requests failed: 503 b'away'"):
         figures_of(answers, 10)

@@ -170,7 +170,7 @@ def test_a_request_that_can_be_read_in_two_ways_or_is_endless_ends_its_connectio
     assert sent(api, b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")[0] == 200
 
 
-def test_a_body_that_ends_early_is_no_request(api: Api) -> None:
+def test_a_body_that_ends_early_is_not_a_request(api: Api) -> None:
     body = b'{"grader": {"type": "length", "max": 4}}'
     with api.connect() as connection:
         declared = f"Content-Length: {len(body) + 1}"

@@ -61,7 +61,7 @@ def is_whole(folder: Path) -> bool:
     ],
     ids=lambda name: repr(name)[:30],
 )
-def test_a_name_that_is_no_file_of_the_checkpoint_damages_it(folder: Path, name: str) -> None:
+def test_a_name_that_is_not_a_file_of_the_checkpoint_damages_it(folder: Path, name: str) -> None:
     assert is_whole(folder)
     name_also(folder, name)
     assert not is_whole(folder)

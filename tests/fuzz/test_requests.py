@@ -138,7 +138,7 @@ def test_any_last_event_id_is_a_place_or_refused(client: httpx.Client, job_id: s
 
 
 @given(TEXTS, TEXTS | st.integers(-(2**80), 2**80).map(str))
-def test_any_place_in_a_list_is_one_or_refused(
+def test_any_cursor_and_limit_of_a_list_is_accepted_or_refused(
     client: httpx.Client, job_id: str, after: str, limit: str
 ) -> None:
     lists = [f"{JOBS}/{job_id}/{name}" for name in ("events", "checkpoints", "rollouts")]

@@ -60,7 +60,7 @@ BREACHES: list[tuple[Watch, dict[str, float], dict[str, float], float]] = [
 ]
 
 
-def test_failed_calls_of_tools_are_no_grader_errors() -> None:
+def test_failed_calls_of_tools_are_not_grader_errors() -> None:
     guard = Guard(watch="grader_errors", patience=1)
     assert alarms_of(guard, [{"rewards/a/error_rate": 0.0, "tools/error_rate": 1.0}] * 9) == []
 

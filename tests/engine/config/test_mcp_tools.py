@@ -79,7 +79,7 @@ URL_REF = {"type": "object", "properties": {"a": {"$ref": "https://example.com/s
         ({"inputSchema": {"type": "object", "title": '<|"|>'}}, 'contains the special token <|"|>'),
     ],
 )
-def test_a_tool_that_no_model_can_be_shown_is_a_problem(changed: dict[str, Any], reason: str) -> None:
+def test_a_tool_that_cannot_be_shown_to_a_model_is_a_problem(changed: dict[str, Any], reason: str) -> None:
     with served(lists(tool("fine"), tool(**changed))) as url:
         ((place, found),) = problems(url, ("<|im_end|>", '<|"|>'), timeout_seconds=10)
         assert place == "tools[0].server_url"

@@ -38,7 +38,7 @@ def trained(config: RunConfig, folder: Path) -> Policy:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_trains_on_a_gpu_what_its_files_say_on_a_cpu(
+def test_a_family_trained_on_a_gpu_gives_the_same_logprobs_from_its_files_on_a_cpu(
     family: str, family_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     base = family_folder(family)

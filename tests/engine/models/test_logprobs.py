@@ -45,7 +45,7 @@ def test_all_mass_on_one_token_has_entropy_zero_and_no_nan() -> None:
     assert entropy.tolist() == [0.0]
 
 
-def test_no_tokens_are_no_error() -> None:
+def test_no_tokens_are_not_an_error() -> None:
     chosen, entropy = token_logprobs(
         torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), lambda h: h, temperature=1.0
     )
@@ -164,7 +164,7 @@ def test_an_impossible_token_has_log_probability_minus_infinity() -> None:
     assert bool(entropy.isfinite().all())
 
 
-def test_no_tokens_of_a_frozen_output_layer_are_no_error() -> None:
+def test_no_tokens_of_a_frozen_output_layer_are_not_an_error() -> None:
     states, targets = torch.zeros(0, HIDDEN), torch.zeros(0, dtype=torch.long)
     chosen, entropy, gradient = found(states, targets, frozen_head(), 1.0)
     assert chosen.shape == entropy.shape == (0,)

@@ -56,7 +56,7 @@ def test_the_vector_check_exits_1_for_a_wrong_value_or_nan(tmp_path: Path) -> No
         {"loss_type": "grpo", "is_mode": "sequence_mask", "is_cap": 3.0},
     ],
 )
-def test_the_vector_check_knows_the_options_by_more_than_one_name(options: dict[str, object]) -> None:
+def test_the_vector_check_accepts_several_names_of_an_option(options: dict[str, object]) -> None:
     assert supported(options)
 
 

@@ -136,7 +136,7 @@ def test_a_lost_sandbox_is_the_machines_fault_and_a_wrong_grader_the_graders() -
         refuse_broken_grader([group(wrong, wrong)], limit=0.5)
 
 
-def test_failed_completions_are_no_errors_of_the_grader_but_count_as_completions() -> None:
+def test_failed_completions_are_not_errors_of_the_grader_but_count_as_completions() -> None:
     error = {"environment": GradeError(code="other_error", message="no reward")}
     scores = tuple(Score(reward=None, parts={}, errors=error) for _ in range(4))
     failed = [replace(completion(None), episode=Episode(environment="e", seed=1, failure="lost"))] * 3

@@ -40,7 +40,9 @@ def test_a_template_that_prints_the_date_prints_the_jobs(make_policy: Callable[.
     assert prompt.text == "1970-01-02"
 
 
-def test_text_parts_are_joined_and_no_tools_are_no_tools(make_policy: Callable[..., Policy]) -> None:
+def test_text_parts_are_joined_and_an_empty_list_of_tools_is_left_out(
+    make_policy: Callable[..., Policy],
+) -> None:
     tokenizer = make_policy().tokenizer
     parts = [{"type": "text", "text": "1+"}, {"type": "text", "text": "1="}]
     row = {"messages": [{"role": "user", "content": parts}], "tools": []}

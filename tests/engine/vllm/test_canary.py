@@ -38,7 +38,7 @@ def test_an_unchanged_server_is_stale_after_any_step() -> None:
         prove(now, before, torch.bfloat16)
 
 
-def test_a_server_that_moves_along_passes() -> None:
+def test_a_server_that_moves_with_the_policy_passes() -> None:
     before = Reading(3, BASE, shifted(0.03))
     prove(Reading(4, shifted(0.01), shifted(0.035)), before, torch.bfloat16)
 

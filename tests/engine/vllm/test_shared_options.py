@@ -45,7 +45,7 @@ def test_a_group_samples_the_completions_of_all_its_ranks_in_the_memory_of_each(
         ([("a", 2), ("b", 2), ("a", 2), ("b", 2)], "2 consecutive ranks are on several hosts"),
     ],
 )
-def test_ranks_that_are_no_groups_of_one_host_are_refused(
+def test_ranks_that_do_not_form_groups_on_one_host_are_refused(
     places: list[tuple[str, int]], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Ranks, "current", lambda: Ranks(0, len(places)))

@@ -186,7 +186,7 @@ def test_a_value_that_is_not_constant_is_refused_with_its_line(
         ("", {"reward": "len"}, "reward", "GRPOTrainer has no such argument"),
     ],
 )  # fmt: skip
-def test_what_the_trainer_gets_but_the_service_has_not_is_refused(
+def test_trainer_arguments_that_the_service_lacks_are_refused(
     tmp_path: Path, before: str, trainer: dict[str, str], field: str, why: str
 ) -> None:
     script = script_of(tmp_path, script_with(before=before, **trainer))

@@ -49,7 +49,9 @@ def public_id(key: str) -> str:
 
 @on_sqlite
 @pytest.mark.parametrize("scopes", [["read"], ["write"], ["read", "write"], []])
-def test_any_valid_key_reads_what_it_is(anonymous: TestClient, database: Database, scopes: list[str]) -> None:
+def test_any_valid_key_reads_its_own_description(
+    anonymous: TestClient, database: Database, scopes: list[str]
+) -> None:
     with database.transaction() as session:
         key = create_key(session, "tenant-a", name="laptop", scopes=scopes, expires_at=4e9)
     answer = anonymous.get(CURRENT_KEY, headers={"authorization": f"Bearer {key}"})

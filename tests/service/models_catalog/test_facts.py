@@ -79,7 +79,7 @@ def test_without_a_known_worker_or_without_weights_the_fit_is_unknown(
     ("model", "gigabytes", "lora", "full"),
     [("Qwen3-0.6B", 80, True, True), ("Qwen3-4B", 24, None, False), ("Qwen3-32B", 24, False, False)],
 )
-def test_what_fits_a_gpu(
+def test_a_model_fits_a_gpu_with_enough_memory(
     settings: Settings, model: str, gigabytes: int, lora: bool | None, full: bool | None
 ) -> None:
     shape, memory = model_shape(MODELS[model]), WorkerMemory(gigabytes * 10**9, on_gpu=True)

@@ -35,7 +35,7 @@ except ModelTextError as error:
 """
 
 
-def test_a_model_that_may_not_be_read_is_a_failure_and_is_listed_all_the_same(tmp_path: Path) -> None:
+def test_a_model_that_may_not_be_read_is_a_failure_and_is_still_listed(tmp_path: Path) -> None:
     model = make_model(tmp_path, "tiny")
     weights = model / "model.safetensors"
     weights.touch(0o200)

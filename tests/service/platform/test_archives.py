@@ -85,7 +85,7 @@ def test_a_torn_archive_is_refused(tmp_path: Path, compression: str) -> None:
         unpack(path, tmp_path / "content")
 
 
-def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "archive").write_bytes(b"\x1f\x8bnothing")
     with pytest.raises(BadArchive):
         unpack(tmp_path / "archive", tmp_path / "content")

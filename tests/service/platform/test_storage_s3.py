@@ -131,7 +131,7 @@ USES: dict[str, Callable[[Storage], object]] = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_missing_bucket_is_no_missing_object(bucket: Bucket, use: str) -> None:
+def test_a_missing_bucket_is_not_a_missing_object(bucket: Bucket, use: str) -> None:
     with pytest.raises(StorageDenied, match="NoSuchBucket"):
         USES[use](open_storage("s3://no-such-bucket/prefix"))
 

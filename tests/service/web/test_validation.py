@@ -169,7 +169,7 @@ def test_a_field_named_like_its_tag_stays_in_the_path() -> None:
         "inner-twice",
     ],
 )
-def test_a_body_that_is_no_storable_json_is_refused(
+def test_a_body_that_is_not_storable_json_is_refused(
     client: TestClient, raw: bytes, code: str, reason: str
 ) -> None:
     answer = client.post(JOBS, content=raw, headers={"content-type": "application/json"})

@@ -100,7 +100,7 @@ def test_a_job_waits_for_its_gpus_says_so_and_can_be_cancelled(
 
 
 @several_hosts
-def test_a_job_goes_on_with_fewer_gpus_after_a_host_is_lost_for_good(
+def test_a_job_continues_with_fewer_gpus_after_a_host_is_lost_for_good(
     cluster: Cluster,
     settings: Settings,
     submit: Submit,

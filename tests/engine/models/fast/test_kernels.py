@@ -185,7 +185,7 @@ def plain_turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return x * torch.cat([cosine, cosine], -1) + turned * torch.cat([sine, sine], -1)
 
 
-def test_turning_equals_its_formula_in_value_and_gradient() -> None:
+def test_a_rotation_equals_its_formula_in_value_and_gradient() -> None:
     x, angles = normal(TOKENS, 3, 8), normal(TOKENS, 1, 4, grad=False)
     found, expected = (
         value_and_gradients([way(x, angles.cos(), angles.sin())], [x]) for way in (turn_by, plain_turn)

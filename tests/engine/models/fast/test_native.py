@@ -106,7 +106,7 @@ def test_the_way_back_through_a_norm_is_that_of_its_formula(dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_way_back_through_a_gate_is_that_of_its_formula(dtype: torch.dtype) -> None:
+def test_the_gradients_of_a_gate_are_those_of_its_formula(dtype: torch.dtype) -> None:
     both = torch.cat([torch.linspace(-100, 100, 401).expand(3, -1), normal(3, 401)], 1).to(dtype)
     gate, up = both.chunk(2, 1)
     grad = normal(3, 401, seed=5, dtype=dtype)

@@ -118,7 +118,7 @@ def test_a_conversation_that_breaks_its_prefix_becomes_another_row(run: Run) -> 
     assert completion.answer == "third"
 
 
-def test_ids_recorded_are_ids_sampled_whatever_branches(run: Run) -> None:
+def test_recorded_ids_are_the_sampled_ones_whatever_branches(run: Run) -> None:
     """The agent goes back to its first answer and continues it in another way: each turn is trained once."""
 
     def says(stream: Stream) -> str:
@@ -158,7 +158,7 @@ def test_a_group_whose_conversations_start_differently_shares_its_first_tokens(
         assert each.episode.reward == number
 
 
-def test_a_stream_is_told_as_a_whole_and_a_repeated_request_is_sampled_once(
+def test_a_stream_is_sent_as_a_whole_and_a_repeated_request_is_sampled_once(
     run: Run,
 ) -> None:
     def streaming(client: openai.OpenAI, asked: dict[str, Any]) -> float:

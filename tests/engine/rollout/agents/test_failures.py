@@ -72,7 +72,7 @@ def test_a_rollout_whose_requests_were_refused_names_the_last_refusal(run: Run) 
     assert str(refused.failure).startswith(reason)
 
 
-def test_an_agent_whose_answer_is_too_long_is_not_asked_again(run: Run) -> None:
+def test_an_agent_whose_answer_is_too_long_gets_no_second_request(run: Run) -> None:
     seen: list[dict[str, Any]] = []
 
     def long_winded(client: openai.OpenAI, asked: dict[str, Any]) -> Reply:

@@ -39,7 +39,7 @@ def url(tmp_path: Path) -> Iterator[str]:
             process.terminate()
 
 
-def test_a_task_of_verifiers_pays_for_the_tokens_that_its_harness_asked_for(
+def test_a_task_of_verifiers_rewards_the_tokens_that_its_harness_requested(
     make_policy: Callable[..., Policy], url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRPO_ALLOWED_HOSTS", "127.0.0.1")

@@ -69,7 +69,7 @@ def test_rollouts_of_an_agent_and_of_a_server_share_one_sampling(
 
 
 @pytest.mark.parametrize(("max_turns", "calls"), [(8, 1), (2, 0)])
-def test_a_turn_that_calls_a_tool_of_the_job_is_answered_by_it_and_is_no_action(
+def test_a_turn_that_calls_a_tool_of_the_job_is_answered_by_it_and_is_not_an_action(
     make_policy: Callable[..., Policy], words: OpenEnvServer, max_turns: int, calls: int
 ) -> None:
     policy = make_policy()

@@ -192,7 +192,7 @@ def test_observations_count_in_the_tokens_of_a_completion(play: Play) -> None:
     assert "no room" in str(short.failure)
 
 
-def test_actions_of_several_fields_are_json_and_a_malformed_one_is_told_to_the_model(
+def test_actions_of_several_fields_are_json_and_a_malformed_one_is_reported_to_the_model(
     play: Play, grid: OpenEnvServer
 ) -> None:
     turns = ["no action", '{"row": "north"}', 'I go {"row": 2, "column": 3}']

@@ -29,7 +29,7 @@ XML = next(each for each in FORMATS if each.name == "xml")
         ({"type": 3, "anyOf": 3, "enum": 3, "$ref": 3}, "2", "2"),
     ],
 )
-def test_the_type_of_an_argument_may_stand_in_a_reference_or_in_its_values(
+def test_the_type_of_an_argument_may_be_given_by_a_reference_or_its_values(
     schema: Any, written: str, value: Any
 ) -> None:
     definitions = {

@@ -101,7 +101,7 @@ def test_a_text_without_calls_has_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_call_that_was_only_thought_of_is_none(name: str) -> None:
+def test_a_call_inside_the_thoughts_is_ignored(name: str) -> None:
     thoughts = FAMILIES[name].thoughts
     draft = "functions.add" if name == "harmony" else turn(name, ("add", {"a": 1}))
     assert reader(name).read(thoughts.format(f"I could {draft}")) == []
@@ -250,7 +250,7 @@ def test_llamas_python_tag_comes_before_json_a_named_call_or_code(written: str, 
     assert reader("llama").read(f"<|python_tag|>{written}<|eom_id|>") == [call]
 
 
-def test_json_that_is_no_call_is_text() -> None:
+def test_json_that_is_not_a_call_is_text() -> None:
     text = '{"name": "Ada", "age": 36} and {"person": {"name": "Bob"}}'
     assert reader("llama").read(text) == []
     nested = {"person": {"name": "Bob", "parameters": {}}}

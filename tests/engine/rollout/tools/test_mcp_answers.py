@@ -132,7 +132,7 @@ async def refusing(message: dict[str, Any], send: Any) -> None:
         (refusing, "Error: 127.0.0.1: no such shop"),
     ],
 )
-def test_whatever_a_server_does_is_an_answer_in_bounded_time_and_size(write: Any, text: str) -> None:
+def test_whatever_a_server_does_the_answer_is_bounded_in_time_and_size(write: Any, text: str) -> None:
     found, server = hostile_answer(write, 1.5 if text == TOO_LATE else 30.0)
     assert found.failed
     assert found.text.startswith(text)
@@ -192,7 +192,7 @@ def test_a_session_receives_a_bounded_number_of_bytes(monkeypatch: pytest.Monkey
         ({"type": "resource_link", "uri": "file:///etc/passwd", "name": "p"}, "[link: file:///etc/passwd]"),
     ],
 )
-def test_what_is_no_text_is_a_note(content: dict[str, Any], text: str) -> None:
+def test_content_other_than_text_becomes_a_note(content: dict[str, Any], text: str) -> None:
     async def answer(message: dict[str, Any], send: Any) -> dict[str, Any]:
         return {"content": [content]}
 

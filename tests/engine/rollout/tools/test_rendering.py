@@ -77,7 +77,7 @@ def test_a_template_that_wants_the_call_with_the_answer_gets_it(make_policy: Cal
 
 
 @pytest.mark.parametrize("template", [None, NO_TOOLS])
-def test_a_model_whose_template_knows_no_tools_reads_the_plain_format(
+def test_a_model_whose_template_has_no_tools_reads_the_plain_format(
     make_policy: Callable[..., Policy], template: str | None
 ) -> None:
     plain = "\n<tool_response>\n7\n</tool_response>\n<tool_response>\n8\n</tool_response>\n"

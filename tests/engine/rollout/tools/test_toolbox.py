@@ -79,7 +79,7 @@ def test_python_cannot_reach_the_host() -> None:
     assert python("open('/etc/shadow').read()").failed
 
 
-def test_code_that_is_no_text_is_refused() -> None:
+def test_code_that_is_not_text_is_refused() -> None:
     assert python(3) == ToolResult("Error: the argument code must be a string", failed=True)
 
 

@@ -103,7 +103,7 @@ def test_a_cursor_that_no_longer_meets_the_filter_still_leads_on(
     assert [job["id"] for job in page["data"]] == [ids["b"]]
 
 
-def test_another_tenants_job_is_no_cursor(other_client: TestClient, ids: dict[str, str]) -> None:
+def test_another_tenants_job_is_not_a_cursor(other_client: TestClient, ids: dict[str, str]) -> None:
     assert other_client.get(JOBS, params={"after": ids["e"]}).status_code == 404
     assert other_client.get(JOBS, params={"q": "zebra"}).json()["data"] == []
 

@@ -165,7 +165,7 @@ def test_each_failure_of_the_other_methods_has_a_finding_too(kind: str, code: st
     assert diagnose(failed(code, method=method)).findings[0].code == code
 
 
-def test_a_small_change_within_the_noise_is_no_rise() -> None:
+def test_a_small_change_within_the_noise_is_not_a_rise() -> None:
     assert the(run(metrics(reward=lambda share: 0.4 + 0.002 * share)), "reward_flat")
 
 
@@ -220,7 +220,7 @@ def test_a_guard_s_finding_says_how_long_its_observation_held(last: int, when: s
     assert finding.cause == f"They differ (limit 0.1) at step 11, and past the limit {when}."
 
 
-def test_a_policy_that_updates_broke_is_called_so_with_its_distance() -> None:
+def test_a_policy_that_updates_broke_is_reported_with_its_distance() -> None:
     rows = evaluated(metrics(reward=0.4), (-0.29, -0.2), (-0.29, -0.2))
     for row in rows:
         row |= {"eval/reward": 0.01} if "eval/reward" in row else {}
@@ -239,7 +239,7 @@ def test_cut_completions_that_never_earn_a_reward_say_that_nothing_was_learned()
     assert cause.endswith("No completion got a reward, so nothing was learned.")
 
 
-def test_what_guards_saw_of_a_broken_policy_is_left_to_the_finding_about_its_cause() -> None:
+def test_guard_warnings_about_a_broken_policy_are_left_to_the_finding_about_its_cause() -> None:
     codes = ("guard_kl", "guard_no_signal", "guard_truncation", "guard_entropy")
     guards = [GuardWarning(code, "It is so. Do that.", 40) for code in codes]
     rows = evaluated(metrics(reward=0.4), (-0.3, -0.1), (-0.3, -0.1))
@@ -247,7 +247,7 @@ def test_what_guards_saw_of_a_broken_policy_is_left_to_the_finding_about_its_cau
     assert [finding.code for finding in found] == ["reward_fell"]
 
 
-def test_a_guard_that_saw_what_a_finding_judges_is_not_repeated() -> None:
+def test_a_guard_warning_that_a_finding_covers_is_not_repeated() -> None:
     guards = [
         GuardWarning("guard_reward_plateau", "It stays.", 40),
         GuardWarning("guard_kl", "It is far.", 40),

@@ -9,7 +9,7 @@ from tests.service.jobs.diagnosis.failed_runs import failed
 from tests.service.jobs.diagnosis.runs import counted, group, metrics, run, the
 
 
-def test_missing_rewards_are_a_question_to_the_environments() -> None:
+def test_missing_rewards_point_to_the_environments() -> None:
     method = expanded()
     method["reinforcement"]["grader"] = {"type": "environment"}
     finding = the(failed("grader_contract", method=method), "grader_contract")

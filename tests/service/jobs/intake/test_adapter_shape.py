@@ -53,7 +53,7 @@ def test_missing_fields_are_inherited(lora: Any) -> None:
     assert problems.found == []
 
 
-def test_all_weights_after_an_adapter_are_no_contradiction() -> None:
+def test_all_weights_after_an_adapter_are_not_a_contradiction() -> None:
     problems = Problems()
     assert shape_of("full", problems) == "full"
     assert problems.found == []

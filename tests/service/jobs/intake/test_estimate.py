@@ -68,7 +68,7 @@ def ranges(found: Estimate) -> dict[str, tuple[float, float] | None]:
     return {name: value and (value.low, value.high) for name, value in values.items()}
 
 
-def test_without_a_past_there_is_no_time_and_the_tokens_are_wide() -> None:
+def test_without_earlier_runs_the_time_is_unknown_and_the_range_of_tokens_is_wide() -> None:
     found = estimate(subject(), [])
     assert (found.steps, found.completions) == (100, 3200)
     tokens = {"sampled_tokens": (3200 * 32, 3200 * 256), "trained_tokens": (3200 * 8, 3200 * 256)}

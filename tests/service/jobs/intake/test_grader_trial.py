@@ -146,7 +146,7 @@ def test_a_library_that_only_workers_have_causes_no_warning(
         ("def grade(sample):\n    return 1", "two arguments"),
     ],
 )
-def test_a_source_that_is_no_grader_is_refused(client: TestClient, source: str, reason: str) -> None:
+def test_a_source_that_is_not_a_grader_is_refused(client: TestClient, source: str, reason: str) -> None:
     method = reinforcement({"type": "python", "source": source})
     answer = client.post("/v1/fine_tuning/jobs", json=request(upload(client), method=method))
     error = answer.json()["error"]

@@ -182,7 +182,7 @@ def test_a_wrong_part_of_a_method_is_refused_at_its_field(
     assert phrase in error["message"]
 
 
-def test_another_tenants_rows_are_no_retention_set(
+def test_another_tenants_rows_are_not_a_retention_set(
     client: TestClient, settings: Settings, database: Database
 ) -> None:
     theirs = store_file(settings, database, b'{"prompt": "a"}\n', tenant="tenant-b")
@@ -253,7 +253,7 @@ def test_a_wrong_judge_message_is_reported_without_other_forms(client: TestClien
     assert error["message"].endswith("{{oops}} must start with item or sample, got '{{oops}}'.")
 
 
-def test_a_formula_that_never_has_a_value_is_no_grader(client: TestClient) -> None:
+def test_a_formula_that_never_has_a_value_is_not_a_grader(client: TestClient) -> None:
     grader = {**MULTI, "calculate_output": "a/0"}
     for verb, more in (("validate", {}), ("run", {"model_sample": "4", "item": {"answer": "4"}})):
         body = {"grader": grader, **more}

@@ -117,7 +117,7 @@ def test_nothing_that_the_service_answers_holds_the_operators_key(done: Done) ->
 
 
 @pytest.mark.slow
-def test_what_such_a_job_has_learnt_is_no_model_to_train(done: Done) -> None:
+def test_the_lessons_of_such_a_job_are_not_a_model_to_train(done: Done) -> None:
     learned, rows = done.job["fine_tuned_model"], done.job["training_file"]
     points = done.client.get(f"{JOBS}/{done.job['id']}/checkpoints")["data"]
     supervised = {"type": "supervised", "supervised": {}}

@@ -91,5 +91,5 @@ def test_without_a_step_no_pace_is_known() -> None:
     assert seconds_per_step(with_start(None, started(at=100.0))) is None
 
 
-def test_a_job_without_a_step_is_no_measure() -> None:
+def test_a_job_without_a_step_gives_no_measurement() -> None:
     assert past_of("base", {"machine": "m"}, 10.0) is None

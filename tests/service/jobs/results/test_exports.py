@@ -50,7 +50,7 @@ def refusal(answer: Any) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]["code"]
 
 
-def test_an_export_waits_in_the_queue_and_is_no_job(
+def test_an_export_waits_in_the_queue_and_is_not_a_job(
     client: TestClient, database: Database, job_id: str
 ) -> None:
     answer = create(client, job_id)

@@ -140,7 +140,7 @@ def test_urls_into_the_inside_are_refused_before_any_connection(
         ({"allowed_tools": ["a b"]}, "allowed_tools[0]"),
     ],
 )
-def test_what_cannot_be_kept_is_refused_at_its_field(
+def test_an_unsupported_option_is_refused_at_its_field(
     client: TestClient, more: dict[str, Any], field: str
 ) -> None:
     answer = client.post(

@@ -100,7 +100,7 @@ def test_a_vision_language_model_is_refused_unless_its_language_model_loads_alon
         ({"architectures": "LlamaModel"}, None),
     ],
 )
-def test_a_model_that_is_no_causal_language_model_is_refused(
+def test_a_model_that_is_not_a_causal_language_model_is_refused(
     client: TestClient, settings: Settings, stated: dict[str, Any], reason: str | None
 ) -> None:
     path = settings.models_dir / "tiny" / "config.json"
