@@ -1,10 +1,10 @@
-"""Installs the packages that service and engine need and an interpreter lacks into a folder; replaces none.
+"""Installs into a folder the packages of service and engine that an interpreter lacks; replaces none.
 
     python3 -m bench.packages --to FOLDER [--wheels WHEELS]    for this interpreter, with PYTHONPATH=FOLDER
     python3 -m bench.packages --download WHEELS --python-version 3.12
 
-It is for hosts on which torch and transformers are given, such as GPU machines without a package index or a
-compiler.
+It is for hosts on which torch and transformers are already installed, such as GPU machines without a
+package index or a compiler.
 Boundary: uses only the standard library, because nothing else is installed yet.
 """
 
@@ -63,8 +63,8 @@ def install(wheels: Path, folder: Path) -> list[str]:
 
 
 def describe_project(folder: Path) -> None:
-    """Let the project be found as an installed package in `folder`, though it runs from its sources: the
-    service states its own version."""
+    """Register the project as an installed package in `folder`, although it runs from its sources, so that
+    the service can find its own version."""
     project = tomllib.loads(PYPROJECT.read_text())["project"]
     name, number = project["name"].replace("-", "_"), project["version"]
     described = folder / f"{name}-{number}.dist-info" / "METADATA"

@@ -106,7 +106,8 @@ def make_model(
 ) -> Path:
     """Write a random model with its tokenizer to `folder` and return it. Equal seeds give equal files.
 
-    `head_scale`: of the output embeddings; with 1, logits are so small that no adapter makes a token likely.
+    `head_scale`: factor of the output embeddings; with 1, logits are so small that no adapter
+    makes a token likely.
     """
     folder = Path(folder)
     tokenizer = make_tokenizer()

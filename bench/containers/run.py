@@ -107,7 +107,7 @@ def _check_adapter(client: Client, job_id: str, folder: Path) -> None:
 
 
 def _check_answer(client: Client, job_id: str) -> None:
-    """The job's model answers, as soon as its worker has noticed that the job has ended."""
+    """Wait until the job's model answers; its worker must first notice that the job has ended."""
     model = client.get(f"{JOBS}/{job_id}")["fine_tuned_model"]
     messages = [{"role": "user", "content": "3+4="}]
     body = {"model": model, "messages": messages, "max_tokens": 4, "temperature": 0}

@@ -76,7 +76,7 @@ def shares(figures: dict[str, Any], machine: dict[str, Any]) -> dict[str, float]
 
 
 def _against_trl(parts: Iterable[Part], found: dict[str, Any]) -> dict[str, Any]:
-    """Ratios ours ÷ TRL of the pairs that both have run, and why a pair may be unfair."""
+    """Ratios (ours ÷ TRL) of the pairs of which both sides have run, and why a comparison may be unfair."""
     pairs = {}
     for part in parts:
         if part.kind != "ours" or part.steps is None or part.ours:
@@ -92,7 +92,7 @@ def _against_trl(parts: Iterable[Part], found: dict[str, Any]) -> dict[str, Any]
 
 
 def _overlap(found: dict[str, Any]) -> dict[str, float]:
-    """By shape: seconds of a step that is sampled beside training ÷ in turn with it."""
+    """By shape: seconds per step if sampling runs beside training ÷ if they take turns."""
     ratios = {}
     for shape in {name.split("-")[1] for name in found if name.startswith("model-")}:
         in_turn, ahead = (found.get(name, {}).get("figures") for name in overlap_names(shape))
@@ -102,7 +102,7 @@ def _overlap(found: dict[str, Any]) -> dict[str, float]:
 
 
 def _against_published(found: dict[str, Any]) -> dict[str, Any]:
-    """Ratios ours ÷ prime-rl of the two cells with a single sequence."""
+    """Ratios (ours ÷ prime-rl) of the two cells with a single sequence."""
     compared: dict[str, Any] = {}
     for shape, published in PUBLISHED.items():
         cells = found.get(f"train-{shape}", {}).get("cells", [])

@@ -4,7 +4,7 @@
 
 The GPUs are only declared. A small job runs the tests' fake engine, which trains for 5 s. The overhead is
 measured with a real engine with one rank: the time from the claim to the first step and the seconds of a
-step, in turns on Ray and as a plain process of the worker. Writes `bench/results/hosts.json`.
+step, alternately on Ray and as a plain process of the worker. Writes `bench/results/hosts.json`.
 """
 
 import argparse

@@ -172,7 +172,7 @@ def store_jobs(deployment: Deployment, api: Api, training_file: str, num_jobs: i
 
 
 def settle(deployment: Deployment) -> None:
-    """Checkpoint and analyze now, so that the database does not do so during the next measurement."""
+    """Run CHECKPOINT and ANALYZE now, so that the database does not do so during the next measurement."""
     # VACUUM refuses to run in a transaction
     engine = deployment.database.engine.execution_options(isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:

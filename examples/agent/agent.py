@@ -1,4 +1,4 @@
-"""An agent that a job can train: it solves sums with a tool, and knows nothing of training.
+"""An agent that a job can train: it solves sums with a tool, and has no code for training.
 
     python -m examples.agent.agent --port 8900
 
@@ -30,7 +30,7 @@ MAX_TURNS = 4
 
 
 def solve(client: OpenAI, model: str, messages: list[Any]) -> str:
-    """The agent: asks the model until it calls no tool. Returns its last answer."""
+    """The agent: sends requests to the model until it calls no tool. Returns its last answer."""
     messages = list(messages)
     for _ in range(MAX_TURNS):
         reply = client.chat.completions.create(model=model, messages=messages, tools=[ADD])

@@ -91,8 +91,8 @@ def _await_health(url: str, process: subprocess.Popen[bytes]) -> None:
 def learn(home: Path, python: Path = PYTHON, num_steps: tuple[int, int] | None = None) -> dict[str, Any]:
     """Run both jobs in a new folder; returns the evaluations of the second.
 
-    `num_steps`: of each job, for a trial in which nothing is learned. The first needs about 40: before that,
-    the model does not end its turns, so that it never acts.
+    `num_steps`: replaces the number of steps of each job, for a trial in which nothing is learned. The
+    first job needs about 40: with fewer, the model does not end its turns, so it never acts.
     """
     make_model(home / "models" / "tiny", layers=2)
     write_jsonl(home / "games.jsonl", games(NUM_GAMES))

@@ -54,7 +54,7 @@ def run_job(client: Client, body: dict[str, Any], folder: Path = FOLDER) -> dict
 def learn(home: Path, num_steps: int | None = None) -> tuple[float, float]:
     """Run both jobs in a new folder; returns the held-out reward before and after the second.
 
-    `num_steps`: of each job, for a trial in which nothing is learned.
+    `num_steps`: replaces the number of steps of each job, for a trial in which nothing is learned.
     """
     make_model(home / "models" / "tiny", layers=2)
     body = read_job(FOLDER / "job.json")

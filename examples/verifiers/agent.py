@@ -27,7 +27,7 @@ class EpisodeFailed(Exception):
 
 
 class Episodes:
-    """Runs episodes in its own loop."""
+    """Runs episodes in its own event loop."""
 
     def __init__(self, taskset: str, harness: str) -> None:
         agent = {"harness": {"id": harness}, "runtime": {"type": "subprocess"}}

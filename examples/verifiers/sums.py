@@ -1,4 +1,4 @@
-"""A taskset of `verifiers` and its harness, to try `agent.py`: a sum, and the question if it is right."""
+"""A taskset of `verifiers` and its harness, to try `agent.py`: a sum, then whether it is right."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, completions and responses over HTTP, for anything that answers.
+"""OpenAI's chat completions, completions and responses over HTTP, for any backend.
 
 Belongs here: request and response forms, the HTTP application.
 Belongs elsewhere: a loaded model and its process (`serve/`), the rollouts of agents (`rollout/agents/`).

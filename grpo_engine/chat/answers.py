@@ -110,7 +110,7 @@ class AnswerFormat(ABC):
         return found if answer.usage is None else found + self.closing(answer.usage)
 
     def closing(self, usage: Usage) -> list[Document]:
-        """The last chunks."""
+        """The chunks after the last part: the usage, if the client requested it."""
         return [{**self._chunk([]), "usage": _usage(usage).model_dump()}] if self.includes_usage else []
 
     def _chunk(self, choices: list[Document]) -> Document:

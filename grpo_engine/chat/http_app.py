@@ -1,7 +1,7 @@
 """OpenAI's chat completions, completions and responses over any backend, as an HTTP application.
 
-A bearer key selects the backend, so the same application serves a loaded model, with one secret, and anything
-else that answers. Boundary: HTTP; backends compute answers, and `requests.py` and `answers.py` hold OpenAI's
+A bearer key selects the backend, so the same application serves a loaded model, with one secret, and any
+other backend. Boundary: HTTP; backends compute answers, and `requests.py` and `answers.py` hold OpenAI's
 forms.
 """
 
@@ -62,8 +62,8 @@ def only(secret: str, backend: Backend) -> Backends:
 
 
 def create_app(backends: Backends, *, max_open: int = MAX_OPEN, ignored: Set[str] = frozenset()) -> FastAPI:
-    """`max_open`: maximum requests that are answered at the same time; others wait. `ignored`: fields of a
-    request that are not read."""
+    """`max_open`: maximum number of requests that are answered at the same time; others wait. `ignored`:
+    fields of a request that are not read."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     places = asyncio.Semaphore(max_open)
 
@@ -91,7 +91,7 @@ def create_app(backends: Backends, *, max_open: int = MAX_OPEN, ignored: Set[str
 
     @app.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> Response:
-        refusal = Refusal(code=UNKNOWN_ROUTE, message=f"There is no {request.method} {request.url.path}.")
+        refusal = Refusal(code=UNKNOWN_ROUTE, message=f"Unknown route: {request.method} {request.url.path}.")
         return JSONResponse(_error_document(refusal), error.status_code)
 
     @app.exception_handler(ClientLeft)

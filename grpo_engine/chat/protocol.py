@@ -10,7 +10,7 @@ from pydantic import Field
 from grpo_engine.contract.records import FinishReason, Record
 
 MAX_COMPLETIONS = 8
-"""Maximum completions of one request."""
+"""Maximum number of completions per request."""
 MAX_STOPS = 4
 INVALID = {"context_length_exceeded", "invalid_messages", "empty_prompt", "invalid_value"}
 """Codes of refusals that the request itself caused."""

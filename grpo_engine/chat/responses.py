@@ -52,7 +52,7 @@ class ResponsesRequest(Body):
     def _is_one_answer(self) -> "ResponsesRequest":
         if (self.n or 1) > 1:
             raise problem_at("a response is one answer", "n")
-        self.command()  # refuses items that are no conversation
+        self.command()  # refuses items that are not part of a conversation
         return self
 
     def command(self, **_prompt: Any) -> Generate:

@@ -33,7 +33,8 @@ class OpenEnvEnvironment(Input):
 
 
 class AgentEnvironment(Input):
-    """An agent that asks the policy for completions over HTTP. Each rollout is one task that it works on."""
+    """An agent that requests completions from the policy over HTTP. Each rollout is one task that it works
+    on."""
 
     type: Literal["agent"]
     url: Annotated[str, Field(max_length=2000), AfterValidator(check_url)]

@@ -177,7 +177,7 @@ def _entropy(metrics: Mapping[str, float], seen: Mapping[str, Any]) -> float | N
 
 
 def _grader_errors(metrics: Mapping[str, float], seen: Mapping[str, Any]) -> float | None:
-    """Of the worst grader; `tools/error_rate` counts calls of tools."""
+    """The error rate of the worst grader; leaves out `tools/error_rate`, which counts calls of tools."""
     rates = [value for name, value in metrics.items() if re.fullmatch("rewards/.+/error_rate", name)]
     return max(rates, default=None)
 

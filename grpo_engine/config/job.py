@@ -120,7 +120,7 @@ class ReinforcementMethod(Input):
 
 
 def _repeated(names: Sequence[str | None]) -> int | None:
-    """Index of the first repeated name; None is no name."""
+    """Index of the first repeated name; entries that are None or empty do not count."""
     return next((index for index, name in enumerate(names) if name and name in names[:index]), None)
 
 

@@ -29,18 +29,18 @@ class ToolProblem:
     """Such as `tools[1].server_url`."""
     reason: str
     unreachable: bool = False
-    """Whether the server did not answer, which may pass."""
+    """Whether the server did not answer, which may be temporary."""
 
 
 def is_installed() -> bool:
-    """Whether the package `mcp` is there."""
+    """Whether the package `mcp` is installed."""
     return find_spec("mcp") is not None
 
 
 def with_listed_tools(
     tools: Sequence[Tool], special_tokens: Collection[str] = ()
 ) -> tuple[tuple[Tool, ...], list[ToolProblem]]:
-    """The tools with those of each MCP server in its place, and the problems that a job must not have.
+    """The tools with those of each MCP server in its place, and the problems that make the job invalid.
 
     `special_tokens`: texts that no tool may contain, because they would become tokens with a meaning.
     Raises ImportError without the package `mcp`.
@@ -93,7 +93,7 @@ def _chosen(
 
 
 def _checked(listed: dict[str, Any], special_tokens: Collection[str]) -> dict[str, Any]:
-    """The tool. Raises ValueError if a model cannot be shown it."""
+    """The tool. Raises ValueError if it cannot be shown to a model."""
     try:
         _name.validate_python(listed["name"])
     except ValidationError:

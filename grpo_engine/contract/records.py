@@ -49,12 +49,13 @@ REFUSED_CHARACTERS = 300
 
 
 def is_reward(value: float) -> bool:
-    """Whether a completion can have this reward; infinite values and NaN are none."""
+    """Whether a completion can have this reward; infinite values and NaN are not rewards."""
     return abs(value) <= LARGEST_REWARD
 
 
 def refused_reward(value: object) -> str:
-    """Why JSON's `value` is no reward; a string keeps its quotes, so that it does not look like a number."""
+    """Why this JSON value is not a reward; a string keeps its quotes, so that it does not look like a
+    number."""
     shown = json.dumps(value, ensure_ascii=False)[:REFUSED_CHARACTERS]
     return f"the reward {storable(shown)} is not a finite number up to {LARGEST_REWARD:g}"
 

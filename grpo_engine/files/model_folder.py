@@ -13,7 +13,7 @@ from grpo_engine.files.readable import READ
 from grpo_engine.files.safetensors_index import INDEX, BadTensors, read_tensors, shards
 
 POINTER = b"version https://git-lfs.github.com/"
-"""How the file begins that Git stores in the place of a large one."""
+"""Start of the small file that Git LFS stores in place of a large one."""
 GENERATION = "generation_config.json"
 """Names the tokens that end a completion; transformers ignores it in silence if it is not JSON."""
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
@@ -114,4 +114,4 @@ def _damaged_shard(path: Path) -> str | None:
     size, expected = path.stat().st_size, tensors[-1].end if tensors else None
     if expected is None or size == expected:
         return None
-    return f"{path.name} has {size} bytes, and by its header {expected}: it was not copied whole"
+    return f"{path.name} has {size} bytes, but its header requires {expected}: copy it again"

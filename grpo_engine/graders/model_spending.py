@@ -118,7 +118,7 @@ class SharedCalls(Generic[Value]):
         self._futures: OrderedDict[str, Future[Value]] = OrderedDict()
 
     def get(self, key: str, call: Callable[[], Value]) -> Value:
-        """The result of `call` or of an earlier one. Raises what it raised."""
+        """The result of `call`, or of an earlier call with this key. Raises what that call raised."""
         with self._lock:
             future = self._futures.get(key)
             mine = future is None

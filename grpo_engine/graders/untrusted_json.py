@@ -43,7 +43,7 @@ def read_graded(text: str | bytes) -> Graded:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise NumberError(f"{constant} is no number in JSON")
+    raise NumberError(f"{constant} is not a JSON number")
 
 
 def _finite(text: str) -> float:

@@ -1,6 +1,6 @@
 """Vision-language models: jobs are text-only and train the language model inside.
 
-transformers loads some of them as their language model (Qwen3.5). Of the others in `LANGUAGE_PARTS`, the
+transformers loads some of them as their language model (Qwen3.5). For the others in `LANGUAGE_PARTS`, the
 engine loads the language model by the names of its weights in the whole model's files. Other libraries load
 the whole model, where the weights of an adapter have other names.
 """
@@ -41,13 +41,13 @@ SAME_ALONE: dict[str, tuple[str, dict[str, Any]]] = {
 def loading_options(source: ModelSource, config: PreTrainedConfig) -> dict[str, Any]:
     """transformers' arguments that load the language model inside; empty if it needs none.
 
-    Raises ModelError if the source is no language model, and none inside can be loaded.
+    Raises ModelError if the source is not a language model, and none inside it can be loaded.
     """
     model_class, text = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), config.get_text_config()
     if model_class is not None and (text is config or model_class.config_class is not type(config)):
         return {}
     if text is config:
-        raise ModelError(f"{source.name} ({config.model_type}) is no causal language model", hint=HINT)
+        raise ModelError(f"{source.name} ({config.model_type}) is not a causal language model", hint=HINT)
     if config.model_type not in LANGUAGE_PARTS:
         reason = f"{source.name} ({config.model_type}) is a vision-language model"
         raise ModelError(f"{reason} whose language model cannot be loaded alone", hint=HINT)

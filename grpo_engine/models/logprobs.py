@@ -76,8 +76,8 @@ def num_logits(logits_of: LogitsOf, hidden_N: Tensor) -> int:
 
 
 def by_chunks(compute: Callable[..., T], tensors_N: Sequence[Tensor], size: int, *options: Any) -> list[T]:
-    """`compute(*tensors, *options)` of each `size` rows; the backward pass recomputes them if there are
-    several."""
+    """`compute(*tensors, *options)` in chunks of `size` rows, which the backward pass recomputes if there
+    are several."""
     recompute = torch.is_grad_enabled() and len(tensors_N[0]) > size
     run = partial(checkpoint, compute, use_reentrant=False) if recompute else compute
     return [run(*chunk, *options) for chunk in zip(*(each.split(size) for each in tensors_N), strict=True)]

@@ -89,7 +89,7 @@ def use_differentiable_products(model: PreTrainedModel) -> None:
 
 
 def dequantized_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The base's weights on the host, quantised ones as the values that they stand for, shared ones once."""
+    """The base's weights on the host, quantised ones dequantised, shared ones once."""
     found, quantized = {}, is_quantized(model)
     for path, weight in model.named_parameters():
         prefix, _, name = path.rpartition(".")

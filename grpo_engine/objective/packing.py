@@ -31,7 +31,8 @@ class TrainingSequence:
     kl_weight: float = 0.0
     """Share of each trained token in the optimiser step's KL term."""
     index: int = 0
-    """Its number in the optimiser step: the completion's position; further conversations follow them all."""
+    """Its number in the optimiser step: the completion's position, or a later number for a further
+    conversation."""
     trained: tuple[bool, ...] = ()
     """T; False if the token has no part in the loss. Empty: all are trained."""
 

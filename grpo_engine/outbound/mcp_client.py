@@ -36,7 +36,7 @@ SHOWN_CHARACTERS = 200
 _REQUEST_IS_WRONG = (mcp_types.INVALID_PARAMS, mcp_types.METHOD_NOT_FOUND)
 """Errors after which the session can be used."""
 _STREAM_ENDED = "SSE stream ended without a response"
-"""What the MCP client says if a stream breaks off, whatever the reason."""
+"""The MCP client's message for any stream that is cut off, whatever the reason."""
 _UNREADABLE = ("Failed to parse JSON response", "Failed to parse SSE message")
 for _name in ("mcp", "httpx2"):  # they log what servers send, and URLs
     logging.getLogger(_name).setLevel(logging.CRITICAL)
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class McpFailure(Exception):
-    """The server could not be reached or did not answer as it must; the message gives the reason."""
+    """The server could not be reached or gave an invalid answer; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ class _Session:
         return session
 
     def request(self, make: Callable[[ClientSession], Coroutine[Any, Any, T]]) -> T:
-        """Result of a request. Raises McpFailure; then no other request begins, except after a wrong one."""
+        """Result of a request. Raises McpFailure. The session is then not used again, unless only the
+        request was wrong."""
         end = time.monotonic() + self._server.timeout_seconds
         running: Future[T] | None = None
         try:
@@ -127,7 +128,7 @@ class _Session:
         return f"{host}: {text[:SHOWN_CHARACTERS]}"
 
     def end(self) -> None:
-        """End the session soon; one that is not open yet is broken off."""
+        """End the session soon; if it is not open yet, cancel its opening."""
         self.has_ended = True
         if not self._opened.done():
             self.task.cancel()
@@ -253,7 +254,7 @@ def _text_of_error(error: BaseException) -> str:
 
 
 def _text_of(block: mcp_types.ContentBlock) -> str:
-    """The block's text, or a note in place of what is no text."""
+    """The block's text, or a note in place of anything that is not text."""
     if isinstance(block, mcp_types.TextContent):
         return block.text
     if isinstance(block, mcp_types.ImageContent | mcp_types.AudioContent):

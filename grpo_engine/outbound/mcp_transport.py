@@ -24,7 +24,7 @@ CLOSE_SECONDS = 3.0
 
 
 class UnacceptableAnswer(httpx2.TransportError):
-    """The server did something that is not accepted."""
+    """The request got no acceptable answer; the message gives the reason."""
 
 
 class PinnedTransport(httpx2.AsyncBaseTransport):

@@ -33,7 +33,8 @@ def count_visible_gpus(environment: Mapping[str, str], device_folder: Path = Pat
 
 
 def visible_gpus(environment: Mapping[str, str], device_folder: Path = Path("/dev")) -> list[str]:
-    """A name of each GPU for CUDA_VISIBLE_DEVICES: its own names or, if it is unset, the UUIDs of all GPUs.
+    """The name of each GPU for CUDA_VISIBLE_DEVICES: the variable's own entries or, if it is unset, the
+    UUIDs of all GPUs.
 
     Without `nvidia-smi`, the names are CUDA's numbers from 0.
     """

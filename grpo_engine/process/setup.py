@@ -31,11 +31,11 @@ def set_library_defaults() -> None:
         os.environ.setdefault(name, value)
     # peft imports bitsandbytes, which recommends a package and warns of each conversion to float16
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    logging.getLogger("transformers.modeling_utils").addFilter(_is_no_report)
+    logging.getLogger("transformers.modeling_utils").addFilter(_is_not_load_report)
 
 
-def _is_no_report(record: logging.LogRecord) -> bool:
-    """Whether the record is no table of unused and missing weights, of which the engine warns itself."""
+def _is_not_load_report(record: logging.LogRecord) -> bool:
+    """False for the table of unused and missing weights, about which the engine itself warns."""
     message = record.getMessage()
     return "LOAD REPORT" not in message or "CONVERSION" in message
 

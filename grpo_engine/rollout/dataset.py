@@ -1,4 +1,4 @@
-"""Reads dataset rows and tokenizes them as prompts or demonstrations.
+"""Reads dataset rows and tokenises them as prompts or demonstrations.
 
 The service checks every row at submit; this module rejects only what requires the tokenizer.
 """
@@ -68,7 +68,7 @@ def item_of(row: dict[str, Any]) -> dict[str, Any]:
 
 
 class RowReader:
-    """Tokenizes rows for one model; chat templates print the job's creation date."""
+    """Tokenises rows for one model; chat templates print the job's creation date."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class RowReader:
         return self._encode(self._render(prompt.row, row, generate=True))
 
     def with_observation(self, prompt: Prompt, text: str, plain: Callable[[str], Sequence[int]]) -> Prompt:
-        """The prompt with a text of others at the end of its last user turn; `plain` tokenizes that text.
+        """The prompt with a text of others at the end of its last user turn; `plain` tokenises that text.
 
         If the last turn is not a user's, the text becomes one. Without a conversation it follows the prompt.
         """

@@ -1,7 +1,7 @@
 """Scored groups → the records and events that people read.
 
-A record also has the prompt's messages, as places in the rendered prompt, and the row's other fields. Long
-values are cut, to `MAX_REFERENCE_CHARACTERS` together.
+A record also has the prompt's messages, as positions in the rendered prompt, and the row's other fields.
+Long values are cut, to `MAX_REFERENCE_CHARACTERS` together.
 """
 
 import json
@@ -116,17 +116,17 @@ def _bounded_answers(answers: Sequence[ToolAnswer], limit: int) -> tuple[ToolAns
 
 
 def _limit(num_texts: int) -> int:
-    """Maximum characters of each text, if there are this many."""
+    """Maximum characters per text if a completion has this number of texts."""
     return min(MAX_TURN_CHARACTERS, MAX_TURNS_CHARACTERS // max(1, num_texts))
 
 
 def messages_of(prompt: Prompt) -> Iterator[PromptMessage]:
-    """The prompt's messages as places in its rendered text; none for a prompt without a template."""
+    """The prompt's messages as positions in its rendered text; none for a prompt without a template."""
     place = 0
     for message in prompt.conversation.get("messages", ()):
         role, content = str(message["role"]), text_of(message) or _calls(message)
         start = prompt.text.find(content, place)
-        if start < 0:  # most templates strip
+        if start < 0:  # most templates strip whitespace
             content = content.strip()
             start = prompt.text.find(content, place)
         if start < 0:

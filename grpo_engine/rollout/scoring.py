@@ -153,7 +153,7 @@ def _lost_the_sandbox(score: Score) -> bool:
 
 
 def _lacks_a_reward(score: Score) -> bool:
-    """Whether the completion's environment gave none."""
+    """Whether the reward is missing because the completion's environment gave none."""
     return any(error.message.startswith(NO_REWARD) for error in score.errors.values())
 
 

@@ -68,7 +68,7 @@ class MontyServer:
         self._pool.__exit__(None, None, None)
 
     def _feed(self, timeout: float, inputs: dict[str, Any], expression: str) -> Outcome:
-        """Run the module level and the expression, each within the time."""
+        """Run the module level and the expression, each within the time limit."""
         limits = self._monty.ResourceLimits(
             max_feed_duration_secs=timeout, max_memory=self._limits.memory_bytes, max_total_sleep_secs=1.0
         )

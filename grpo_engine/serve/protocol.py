@@ -1,4 +1,4 @@
-"""What a worker and its serving engine (`serving.py`) say to each other.
+"""Messages between a worker and its serving engine (`serving.py`).
 
 The worker writes one line, a `ServedModel`. The engine reports `Loaded` or `Unloadable`, then `Working`, one
 line each. Requests and answers travel over HTTP (`chat/http_app.py`).

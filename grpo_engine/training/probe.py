@@ -130,7 +130,8 @@ def counted(
 
 
 def _surprise(completions: Sequence[Completion]) -> float | None:
-    """Mean of −log(probability) of the tokens that the model wrote; those of tools have 0."""
+    """Mean of −log(probability) of the tokens that the model wrote; a tool's tokens have the
+    log-probability 0."""
     num_sampled = sum(each.num_sampled for each in completions)
     return -sum(map(sum, (each.logprobs for each in completions))) / num_sampled if num_sampled else None
 

@@ -55,7 +55,7 @@ def count_rows(lines: Iterable[bytes]) -> int:
 
 
 def _numbered(lines: Iterable[bytes]) -> Iterator[tuple[int, int, bytes]]:
-    """(Index of the row, number of its line, line); blank lines are no rows."""
+    """(Index of the row, number of its line, line); blank lines are not rows."""
     index = 0
     for number, line in enumerate(lines, 1):
         if line.strip():

@@ -26,7 +26,7 @@ from service.web.limits import ConcurrencyLimit
 RESERVED_FIELDS = ("messages", "tools")
 """Fields of a dataset row that graders do not see in `item`."""
 DEADLINE_SECONDS = 120.0
-"""Time limit of one grader run, as at OpenAI."""
+"""Time limit of one grader run, as in OpenAI's API."""
 _run_limit = ConcurrencyLimit("grader runs", per_tenant=4, overall=8)
 """Limits runs of rules that need a process or wait for a server."""
 
@@ -63,7 +63,7 @@ def _score(tenant: str, request: RunRequest, grader: Grader) -> Score:
 
 
 def _used(before: Mapping[str, ModelUsage], after: Mapping[str, ModelUsage]) -> dict[str, ModelUsage]:
-    """The judges' usage between the two, by model; concurrent runs are counted together."""
+    """The judges' usage from `before` to `after`, by model; concurrent runs are counted together."""
     used = {}
     for model, now in after.items():
         earlier = before.get(model, ModelUsage())

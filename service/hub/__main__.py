@@ -1,4 +1,4 @@
-"""The child process for requests to the hub: `python -m service.hub ID [--revision R] --home HOME …`.
+"""The child process that sends requests to the hub: `python -m service.hub ID [--revision R] --home HOME …`.
 
 Checks a model's size, downloads its description (config, tokenizer) and with `--weights` all of it. Prints
 one line of JSON. HF_ENDPOINT and HF_TOKEN select the hub and the account. Files are resumed after a kill.
@@ -175,7 +175,7 @@ def named_errors(id: str, revision: str | None) -> Iterator[None]:
     try:
         yield
     except GatedRepoError as error:
-        hint = f"Accept its terms at {HUB}/{id}, and set HF_TOKEN of that account for API and workers."
+        hint = f"Accept its terms at {HUB}/{id}, and set that account's HF_TOKEN for the API and the workers."
         raise HubError("model_gated", f"{id} is gated", hint) from error
     except RevisionNotFoundError as error:
         raise HubError("model_not_found", f"{id} has no revision {revision}") from error

@@ -1,4 +1,5 @@
-"""API keys over HTTP: who a key is, links that share one job, and keys and tenants for an admin key.
+"""API keys over HTTP: the caller's own key, links that share one job, and all keys and tenants for an admin
+key.
 
 Boundary: `web/auth.py` creates, revokes and checks keys; this room lets clients do so.
 """

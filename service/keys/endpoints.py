@@ -33,7 +33,7 @@ SharesDep = Annotated[Shares, Depends()]
 
 @router.get(CURRENT_KEY, tags=["keys"])
 def retrieve_current_key(principal: KeyHolder, keys: KeysDep) -> KeyRead:
-    """Name, tenant, scopes and expiry of the key that sends the request; any valid key may."""
+    """Name, tenant, scopes and expiry of the key that sent the request. Any valid key may send it."""
     return keys.read(principal.key_id)
 
 

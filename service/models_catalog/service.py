@@ -72,7 +72,7 @@ class Models:
             how = f"On the service's machine, run: grpo models add {hub_id}"
             raise Forbidden(f"The operator adds models here. {how}", code="not_owner")
         if not is_hub_id(hub_id):
-            message = f"{hub_id} is no id of the hub, such as Qwen/Qwen3-0.6B."
+            message = f"{hub_id} is not an id of the hub, such as Qwen/Qwen3-0.6B."
             raise InvalidRequest(message, param="id", code="invalid_value")
         if self.catalog.find(hub_id) is None:
             try:

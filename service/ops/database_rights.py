@@ -1,4 +1,5 @@
-"""The rights that API and workers need on the tables: PostgreSQL users differ, such as after a restore."""
+"""Checks the rights that the API and the workers need on the tables; a user may lack some, for example
+after a restore."""
 
 from sqlalchemy import text
 from sqlalchemy.orm import Session

@@ -122,4 +122,4 @@ def disk_check(settings: Settings, folder: Path | None = None) -> str:
     free_bytes = shutil.disk_usage(folder or settings.home).free
     if free_bytes >= settings.min_free_disk_bytes:
         return "ok"
-    return f"{free_bytes >> 20} MiB are free, {settings.min_free_disk_bytes >> 20} MiB are wanted"
+    return f"{free_bytes >> 20} MiB are free, {settings.min_free_disk_bytes >> 20} MiB are required"

@@ -31,7 +31,7 @@ _CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 
 PIECE_CHARACTERS = 2**19
-"""Characters of text that are tokenized at once."""
+"""Characters of text that are tokenised at once."""
 
 
 class ModelTextError(Exception):

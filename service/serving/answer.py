@@ -98,7 +98,7 @@ class OpenAnswer(Subscriber[Positioned]):
         self._inbox.put_nowait(error)
 
     def send(self, model: WantedModel, path: str, body: Body) -> None:
-        """Start to find the server and to read its answer."""
+        """Start finding the server and reading its answer."""
         self._about = {"tenant": self.tenant, "model": model.name, "ended": "client left"}
         self.feed.subscribe(self)
         self._task = asyncio.create_task(self._read(model, path, body.model_dump_json(exclude_unset=True)))

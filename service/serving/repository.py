@@ -66,7 +66,8 @@ def find(session: Session, key: str) -> ServerState | None:
 
 
 def want(session: Session, key: str, tenant: str, model: str, *, is_new: bool) -> None:
-    """Let a worker load the model unless one does. A new request forgets why the last server ended."""
+    """Let a worker load the model unless one does. A new request clears the reason why the last server
+    ended."""
     values = {"tenant": tenant, "model": model, "wanted_at": db_now()}
     insert = insert_for(session)(ModelServer).values(key=key, fence=0, **values)
     session.execute(insert.on_conflict_do_update(index_elements=["key"], set_=values))

@@ -83,7 +83,9 @@ def create_key(
     Raises ValueError for an invalid tenant, name or scope.
     """
     if not TENANT_PATTERN.fullmatch(tenant):
-        raise ValueError("a tenant has 1 to 64 letters, digits, '.', '_' and '-', and starts with no sign")
+        raise ValueError(
+            "a tenant name is 1 to 64 letters, digits, '.', '_' or '-', and starts with a letter or digit"
+        )
     checked_name(name)
     if unknown := set(scopes) - SCOPES:
         raise ValueError(f"unknown scopes: {', '.join(sorted(unknown))}")
@@ -105,7 +107,7 @@ def create_key(
 
 
 def checked_name(name: str) -> str:
-    """The name of a key. Raises ValueError for one that lists could not show."""
+    """The name of a key. Raises ValueError if lists could not show it."""
     if len(name) > MAX_NAME_LENGTH or not name.isprintable():
         raise ValueError(f"a key's name has at most {MAX_NAME_LENGTH} printable characters")
     return name

@@ -85,7 +85,7 @@ def _http_error(request: Request, error: HTTPException) -> ServiceError:
     """
     if isinstance(error.__cause__, ServiceError):
         return error.__cause__
-    reason = f"There is no {request.method} {request.url.path}."
+    reason = f"Unknown route: {request.method} {request.url.path}."
     match error.status_code:
         case 404:
             return NotFound(reason, code="unknown_route")

@@ -20,7 +20,7 @@ INTERVAL_SECONDS = 300
 
 
 class KeyUse:
-    """Notes uses of keys until it is closed."""
+    """Records uses of keys until it is closed."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -30,7 +30,8 @@ class KeyUse:
         """Key's id → when this process may write its next use, on the monotonic clock."""
 
     def note(self, key_id: str) -> Future[None] | None:
-        """The end of writing this use; None if this process has written one of the key recently."""
+        """A future that ends when this use is written; None if this process has recently written a use of
+        the key."""
         now = time.monotonic()
         with self._lock:
             if now < self._due_at.get(key_id, now):

@@ -37,7 +37,8 @@ def check_unfinished_jobs(num_jobs: int, settings: Settings) -> None:
 def check_stored_bytes(used: int, num_bytes: int, settings: Settings) -> None:
     """Raise TooManyRequests if `num_bytes` more do not fit. The caller holds the tenant's lock.
 
-    Its header `x-should-retry` stops automatic retries, because the same bytes would be refused again.
+    The error's header `x-should-retry` stops automatic retries, because the same bytes would be refused
+    again.
     """
     limit = settings.max_stored_bytes
     if limit is None or used + num_bytes <= limit:

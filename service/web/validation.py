@@ -64,7 +64,7 @@ def invalid_json(reason: str) -> InvalidRequest:
 
 
 def syntax_reason(message: str, character: int | str) -> str:
-    """A message of Python's JSON parser, of which some end with "at", with its place."""
+    """A message of Python's JSON parser with its position; some of the parser's messages end with "at"."""
     return f"{message.removesuffix(' at')} at character {character}"
 
 

@@ -232,7 +232,8 @@ class Postgres(Server):
             connection.execute(statement.encode())
 
     def copy(self, template: str, name: str) -> None:
-        """Copy a database by copying its files: twice as fast as the default since version 15."""
+        """Copy a database by copying its files, which is twice as fast as the default of PostgreSQL 15 and
+        later."""
         with psycopg.connect(self.url, autocommit=True, connect_timeout=5) as connection:
             way = " STRATEGY FILE_COPY" if connection.info.server_version >= 150_000 else ""
             connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}{way}".encode())

@@ -1,4 +1,4 @@
-"""Reads complete lines of `events.jsonl` while the engine writes it, and counts lines that are no events."""
+"""Reads complete lines of `events.jsonl` while the engine writes it, and counts lines that are not events."""
 
 from contextlib import suppress
 from pathlib import Path

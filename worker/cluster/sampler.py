@@ -1,4 +1,4 @@
-"""A sampler that is no rank: an actor with an engine that only samples, and the driver's side of it.
+"""A sampler that is not a rank: an actor with an engine that only samples, and the driver's side of it.
 
 Every request contains what it needs (the run's files, the policy, the prompts). So Ray may restart a lost
 sampler, even on another host, and repeat its request; equal requests give the same tokens.

@@ -1,4 +1,4 @@
-"""Tries a worker's GPUs before it claims a job; a GPU that fails gets no job.
+"""Tests a worker's GPUs before it claims a job; a GPU that fails gets no job.
 
 The trial is a child process with the engine's interpreter, because the worker does not import torch, and a
 broken driver may hang or kill a process. A failure is a heartbeat row that is never renewed, so that

@@ -1,6 +1,6 @@
 """One loaded model: a thread that fetches its weights, starts its serving engine and reads its reports.
 
-Boundary: no database; `model_keeper.py` writes down what the attributes say.
+Boundary: no database; `model_keeper.py` stores the attributes.
 """
 
 import os

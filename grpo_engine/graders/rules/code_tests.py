@@ -28,7 +28,7 @@ _MEMORY = re.compile(r"processes used more than [0-9,]+ bytes")
 
 
 class CodeTests(RewardGrader):
-    """Reward = fraction of the tests that pass; with `scoring` all, 1.0 if every test passes, or 0.0.
+    """Reward = fraction of the tests that pass; with `scoring` all, 1.0 if every test passes, otherwise 0.0.
 
     A test is `{"call": "add", "args": [1, 2], "kwargs": {}, "expected": 3}` or
     `{"stdin": "1 2\\n", "expected_stdout": "3\\n"}`. Each test runs the code in its own process.

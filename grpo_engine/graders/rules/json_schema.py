@@ -179,7 +179,7 @@ def _check_reference(place: str, schema: dict[str, Any], root: dict[str, Any]) -
 
 
 def resolved(ref: str, root: Any) -> Any:
-    """What a reference inside the schema `root` leads to; None if nothing."""
+    """The subschema that a reference inside the schema `root` points to; None if there is none."""
     if ref != "#" and not ref.startswith("#/"):
         return None
     target: Any = root

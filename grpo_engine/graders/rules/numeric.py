@@ -24,7 +24,8 @@ Tag = Annotated[
 
 
 class Numeric(RewardGrader):
-    """1.0 if |number - reference| <= max(absolute_tolerance, relative_tolerance * |reference|), or 0.0.
+    """1.0 if |number - reference| <= max(absolute_tolerance, relative_tolerance * |reference|), otherwise
+    0.0.
 
     The number is the last one of the input: inside its last `<tag>…</tag>` if a tag is given, and inside the
     last `\\boxed{…}` if there is one. A completion without a number is wrong (0.0); a reference without a

@@ -1,1 +1,1 @@
-"""Graders of suites of generated tasks. A suite's package is imported in processes of its own only."""
+"""Graders of suites of generated tasks. A suite's package is imported only in separate processes."""

@@ -26,7 +26,7 @@ PLOTS = (
     *("matplotlib", "matplotlib.animation", "matplotlib.collections", "matplotlib.pyplot"),
     *("mpl_toolkits", "mpl_toolkits.mplot3d", "mpl_toolkits.mplot3d.Axes3D"),
 )
-"""What a library of the suite imports for plots, nearly half of the time of all imports. No task draws."""
+"""Imports for plots, which take nearly half of the suite's import time, although no task draws."""
 START_SECONDS = 60.0
 """Reasoning Gym and sympy are imported once for each sandbox."""
 

@@ -160,7 +160,8 @@ def draw(logits_B: Tensor, uniforms_B: Tensor, temperature: float) -> tuple[Tens
 
 
 def _first_beyond(cumulative: Tensor, target: Tensor) -> Tensor:
-    """First place [B, 1] at which cumulative sums [B, n] exceed the target; at most the last that adds."""
+    """First place [B, 1] at which cumulative sums [B, n] exceed the target; at most the last place that
+    adds to them."""
     found = torch.searchsorted(cumulative, target, right=True)
     return found.minimum(torch.searchsorted(cumulative, cumulative[:, -1:].contiguous()))
 

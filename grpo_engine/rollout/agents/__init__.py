@@ -1,5 +1,5 @@
-"""Black-box agents: programs that ask the policy for completions over HTTP while they work on a task.
+"""Black-box agents: programs that request completions from the policy over HTTP while they work on a task.
 
-Belongs here: the door that they ask, their conversations as rows of tokens, sampling around them.
+Belongs here: the server for these requests, their conversations as rows of tokens, sampling around them.
 Belongs elsewhere: OpenAI's forms (`chat/`), environments that answer actions (`rollout/environments/`).
 """

@@ -1,6 +1,6 @@
 """One rollout as a request to its agent, which answers when it has finished.
 
-Boundary: no tokens. The request is repeated only until the agent has asked for a first completion.
+Boundary: no tokens. The request is repeated only until the agent has requested a first completion.
 """
 
 import json
@@ -28,7 +28,7 @@ def run_agent(
 ) -> float | None:
     """The reward that the agent gives, None if it gives none. Raises AgentFailure.
 
-    `has_started`: whether the agent has asked for a completion.
+    `has_started`: whether the agent has requested a completion.
     """
     body, headers = json.dumps(request).encode(), {"Content-Type": "application/json"}
     end = time.monotonic() + options.timeout_seconds

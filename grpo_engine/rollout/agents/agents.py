@@ -1,4 +1,4 @@
-"""A job's black-box agents: each asks for completions until its task is done.
+"""A job's black-box agents: each requests completions until its task is done.
 
 Prompts, sampled tokens and their log-probabilities are recorded as
 they are sampled; what the agent adds is never trained on. A conversation that does not continue an earlier

@@ -39,7 +39,7 @@ class Conversations:
     """The rollouts of one `generate`."""
 
     def __init__(self, agents: Agents, door: Door, rollouts: Rollouts) -> None:
-        """Start all agents; a turn is sampled as soon as it is asked for."""
+        """Start all agents; a turn is sampled as soon as it is requested."""
         self.agents, self.door, self.queue = agents, door, rollouts.queue
         self.sampling, self.groups, self.prompts = rollouts.sampling, rollouts.groups, rollouts.prompts
         self.version = rollouts.version

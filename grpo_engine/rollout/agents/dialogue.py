@@ -136,7 +136,7 @@ class Dialogue:
 
 
 def _said(message: Message) -> str:
-    """A message in one form, whatever a client adds to it or leaves out."""
+    """A message in one form, regardless of what a client adds or leaves out."""
     calls = []
     for call in message.get("tool_calls") or ():
         function = call.get("function", {})
@@ -146,7 +146,7 @@ def _said(message: Message) -> str:
 
 
 def _read(arguments: Any) -> Any:
-    """Arguments of a call as an object; anything else as it is."""
+    """Arguments of a call as an object; anything else unchanged."""
     with suppress(ValueError, TypeError):
         return from_json(arguments, allow_inf_nan=False)
     return arguments

@@ -1,4 +1,4 @@
-"""The HTTP server that agents ask for completions. The key of a request names its rollout.
+"""The HTTP server from which agents request completions. The key of a request names its rollout.
 
 Boundary: threads and requests; `conversations.py` turns a request into tokens and back.
 """

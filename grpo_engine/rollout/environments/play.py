@@ -194,7 +194,8 @@ class Play:
         return True
 
     def _use_tools(self, episode: PlayedEpisode, calls: Sequence[ToolCall]) -> None:
-        """Run the calls of a turn, which is no action; those of an episode's last turn do not run."""
+        """Run the tool calls of a turn, which is then not an action; calls in an episode's last turn are
+        not run."""
         conversation, use = episode.conversation, self.servers.use
         if conversation.turns >= episode.options.max_turns:
             self._end(episode, FinishReason.LENGTH)

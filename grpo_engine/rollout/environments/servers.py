@@ -1,8 +1,8 @@
 """A job's OpenEnv environments: the model acts, its environment answers, until the episode is over.
 
 Token-in, token-out: each turn continues from exactly the ids that were sampled before it. The first
-observation extends the prompt, so the group shares it; later ones are messages of the user. All observations
-count in `max_completion_tokens`, so no episode is longer than a completion may be.
+observation extends the prompt, so the group shares it; later ones are messages of the user. All
+observations count toward `max_completion_tokens`, so no episode is longer than a completion may be.
 
 An episode is cut (finish reason `length`) at that limit or at `max_turns`. If its session fails, the
 completion keeps its tokens and is unscorable. A turn that calls a tool of the job is answered by the tool;

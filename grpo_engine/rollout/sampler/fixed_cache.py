@@ -1,9 +1,9 @@
 """The cache of `cache.py` in buffers that never move, so that a recorded step stays valid (GPUs).
 
-Rows use the first places of their buffers; prompts use any place. A step computes a half, a quarter and so on
-of the rows: the smallest that holds all running ones. The same is true of the columns. Each of these shapes
-is recorded once. The columns are a ring: after `tokens` steps the oldest one, which no running row needs, is
-overwritten.
+Rows use the first places of their buffers; prompts use any place. A step computes all rows, half of them, a
+quarter and so on: the smallest part that holds all running ones. The same is true of the columns. Each of
+these shapes is recorded once. The columns are a ring: after `tokens` steps the oldest one, which no running
+row needs, is overwritten.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a model's turn calls, while the calls run, and their answers as its next tokens."""
+"""The tool calls of a model's turn while they run, and their answers as the completion's next tokens."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future

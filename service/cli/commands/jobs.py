@@ -165,7 +165,7 @@ def checkpoints(
     limit: Annotated[int, typer.Option(help="Number of newest checkpoints.", min=1)] = 20,
     as_json: JsonFlag = False,
 ) -> None:
-    """List a job's checkpoints with their rewards, on held-out rows first; newest first."""
+    """List a job's checkpoints, newest first, with their held-out and training rewards."""
     found = list(client_of(context).pages(f"{JOBS}/{job_id}/checkpoints", limit))
     columns = ("step", "held-out reward", "training reward", "best", "model", "id")
     print_table(found, columns, map(_checkpoint, found), as_json=as_json)

@@ -44,12 +44,12 @@ def list_jobs(
 
 
 def name_of(job: dict[str, Any]) -> str:
-    """Its name, or its suffix; may be empty."""
+    """The job's name or, without one, its suffix; may be empty."""
     return str(job["name"] or job["suffix"] or "")
 
 
 def held_out_change(job: dict[str, Any]) -> str:
-    """The difference to before training, `+0.083`; empty if there is none."""
+    """The change since before training, such as `+0.083`; empty if there is none."""
     verdict = job["eval"].get("verdict") or {}
     difference = verdict.get("difference")
     if difference is None:

@@ -37,7 +37,7 @@ def _transaction() -> Iterator[Session]:
 
 @app.command()
 def create(
-    tenant: Annotated[str, typer.Option(help="The key's tenant; tenants see nothing of one another.")],
+    tenant: Annotated[str, typer.Option(help="The key's tenant; tenants cannot see each other's data.")],
     name: Annotated[str, typer.Option(help="Purpose of the key.")] = "",
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Only the scope read, without write.")
@@ -130,7 +130,7 @@ def rotate(
 
 
 def _public_id(key: str) -> str:
-    """The id in a key; a text that is no key is one."""
+    """The id in a key; any other text is taken as the id."""
     from service.web.auth import KEY_PATTERN
 
     match = KEY_PATTERN.fullmatch(key)

@@ -70,7 +70,8 @@ def api_command(host: str, port: int) -> list[str]:
 
 
 def worker_command(pool: str, slots: int | None = None) -> list[str]:
-    """The command line of a worker that polls; the service starts it because it must not import it."""
+    """The command line of a polling worker. The service starts it as a process, because it must not import
+    workers."""
     stated = [] if slots is None else ["--slots", str(slots)]
     return [sys.executable, "-m", "worker", "--pool", pool, *stated]
 

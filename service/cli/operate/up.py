@@ -98,7 +98,7 @@ class Embedded:
     def drain(self) -> None:
         """Stops the worker, then the API; a second signal, or running out of time, kills them."""
         if self.worker.alive:
-            self.log("stopping: a running job writes a checkpoint first (again to kill)")
+            self.log("stopping: a running job writes a checkpoint first (a second signal kills it)")
         self._stop(self.worker, self.settings.stop_grace_seconds + 30)
         self._stop(self.api, API_DRAIN_SECONDS)
         os.close(self._writes)

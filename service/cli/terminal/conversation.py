@@ -35,7 +35,7 @@ def print_conversations(found: Iterable[dict[str, Any]]) -> None:
 
 
 def _has_failed(one: dict[str, Any]) -> bool:
-    """Whether its session failed; no limit ended it then, although its finish reason is `length`."""
+    """Whether its session failed: its finish reason is then `length`, although no limit ended it."""
     return bool(one["episode"] and one["episode"]["failure"])
 
 

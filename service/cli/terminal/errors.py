@@ -8,7 +8,7 @@ PAGE = "docs/reference/errors.md"
 
 
 def place_of(code: str, *, is_failure: bool = False) -> str:
-    """Where the documentation explains an error code, or the code of a failed job."""
+    """The place in the documentation that explains an error code, or the code of a failed job."""
     return f"{PAGE}#{'failed-' if is_failure else ''}{code}"
 
 

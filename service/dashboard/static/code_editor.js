@@ -8,7 +8,7 @@ const HELP = "Ctrl+Space completes. Escape, then Tab leaves the editor.";
 const MOST_LINES = 40;
 const SAMPLE = {
   output_text: "text of the completion", output_json: "that text as JSON, otherwise None", output_tools: "its tool calls",
-  choices: "choices[0].message as at OpenAI", finish_reason: "stop, or length if it was cut", num_tokens: "its length in tokens",
+  choices: "choices[0].message, as in OpenAI's API", finish_reason: "stop, or length if it was cut", num_tokens: "its length in tokens",
 };
 const ARGUMENTS = { sample: "the completion", item: "the row of the dataset" };
 const editors = new WeakMap(); // the element that has the focus in an editor → its Ace
@@ -78,7 +78,7 @@ function edited(area, columns) {
   return ace;
 }
 
-// The editor's own input becomes what the label and the problem's text of the area belong to.
+// Attaches the area's label and the text of its problem to the editor's own input.
 function takePlace(input, area) {
   const help = el("p", { class: "hint", id: `${area.id}-help` }, HELP);
   area.after(help);

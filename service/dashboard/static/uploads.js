@@ -6,7 +6,7 @@ import { announce, button, el, field, number, openDialog, percent } from "./dom.
 import { ANSWER_NAMES, IMITATE, jsonlOf, MAX_BYTES, parsedCsv, rowOf } from "./csv.js";
 
 const PROMPT_NAMES = ["prompt", "question", "input", "instruction", "problem", "text"];
-const BY_COMMAND = "The command `grpo files upload` takes it.";
+const BY_COMMAND = "The command `grpo files upload` also takes Parquet and larger CSV files.";
 
 // `id`: of the button's input; `onUploaded(file)` receives the stored file. A refused file is named, and
 // `onUploaded` is not called. `imitates()`: whether the rows of a CSV file end with the answer to imitate.

@@ -34,7 +34,7 @@ def _reward(script: Script, value: Located) -> Iterator[str]:
     node = found.node
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         if "reward_model_name_or_path" in script.fields:
-            raise NotConstant(node, "one reward model a job: name others in graders of type reward_model")
+            raise NotConstant(node, "one reward model per job: name others in graders of type reward_model")
         script.fields["reward_model_name_or_path"] = node.value
     elif isinstance(node, ast.ImportFrom) and isinstance(value.node, ast.Name):
         original = next(a.name for a in node.names if (a.asname or a.name) == value.node.id)

@@ -5,7 +5,7 @@ from service.jobs.diagnosis.run import Run
 
 FEWEST_TOKENS, MAX_TOKENS = 16, 131_072
 HIGHEST_RATE = 1e-3
-"""Highest suggested learning rate; adapters rarely bear more."""
+"""Highest suggested learning rate; adapters rarely tolerate more."""
 READ_CUT_TEXT = (
     "Read some rollouts. If the text makes sense, allow more tokens; if it is noise, train supervised first."
 )

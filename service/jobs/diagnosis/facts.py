@@ -98,7 +98,7 @@ def guard_warnings(session: Session, job_id: str) -> list[GuardWarning]:
 
 
 def _step_in(message: str) -> int:
-    """Step of a warning that was recorded before warnings had their step: "… up to step 147. …"."""
+    """Step of an older warning, which has it only in its text: "… up to step 147. …"."""
     found = re.search(r"step (\d+)\.", message)
     return int(found[1]) if found else 0
 

@@ -133,8 +133,9 @@ def cut(run: Run) -> DiagnosisFinding | None:
 def paid_for_length(run: Run) -> DiagnosisFinding | None:
     """Longer completions earned more, and completions have become longer.
 
-    Rewards of all or nothing accuse nothing: they correlate as much with length if right answers are long.
-    The finding stays while completions are long, because then length no longer correlates with the reward.
+    All-or-nothing rewards never lead to this finding: they correlate just as much with length if right
+    answers are long. The finding stays while completions are long, because then length no longer correlates
+    with the reward.
     """
     first = run.span(LENGTH, 1, 1)  # more steps would include much of a fast growth
     paid = _paid_block(run)

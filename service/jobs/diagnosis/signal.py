@@ -160,7 +160,7 @@ def _too_hard(run: Run, evidence: list[str]) -> Reason:
         "easier prompts, or reward partial progress."
     )
     if run.groups.num_wrong == run.groups.num:  # larger groups would not find a right one
-        cause = f"Every completion in the newest {run.groups.num} groups is without reward: {why}."
+        cause = f"No completion in the newest {run.groups.num} groups got a reward: {why}."
         return Reason(cause, advice, {"field": f"method.{run.kind}.grader"}, evidence)
     cause = f"In almost every group no completion gets a reward: {why}."
     advice += " More completions per prompt find rare correct ones."

@@ -96,7 +96,7 @@ def far_away(run: Run) -> DiagnosisFinding | None:
         cause = (
             f"The learning rate of {rate:g} is too high: the updates moved the policy far from the reference."
         )
-        advice = f"Lower the learning rate; adapters rarely bear more than {HIGHEST_RATE:g}."
+        advice = f"Lower the learning rate; adapters rarely tolerate more than {HIGHEST_RATE:g}."
         change = lower_learning_rate(run)
         return finding("learning_rate_too_high", cause, evidence, advice, change, compared=compared)
     cause = "The policy is far from the reference: it may exploit the grader and lose abilities."

@@ -188,10 +188,10 @@ def more_steps(run: Run) -> DiagnosisFinding | None:
         return None
     _, error = _fitted(run, last)
     target = SMALL_EFFECT * _spread(run, last)
-    cause = f"{num_steps} steps do not show yet whether the reward rises."
+    cause = f"{num_steps} steps are too few to show whether the reward rises."
     factor = min(MAX_STEPS_FACTOR, max(2.0, (2 * error / target) ** 2 if target else 0.0))
     needed = ceil(rounded(factor * num_steps))
-    advice = f"About {needed} steps show it; more prompts per step show it in fewer."
+    advice = f"About {needed} steps will show it, or fewer with more prompts per step."
     if not run.is_over and run.total_steps >= needed:
         return finding("more_steps", cause, [_change(run, last)], f"Wait. {advice}", {}, "info")
     change = run.setting("n_steps", needed)

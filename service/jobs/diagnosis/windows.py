@@ -48,7 +48,7 @@ class Span:
 
 
 def span(name: str, points: Points, first: int, last: int) -> Span | None:
-    """Over the steps from `first` to `last`; None if none of them has a value."""
+    """The mean over the steps from `first` to `last`; None if none of them has a value."""
     start = bisect_left(points, first, key=itemgetter(0))
     found = points[start : bisect_right(points, last, key=itemgetter(0))]
     if not found:

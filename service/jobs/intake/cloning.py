@@ -31,7 +31,7 @@ _ALTERNATIVES = (
     ("training_file", "dataset"),
     ("validation_file", "validation_split", "validation_dataset"),
 )
-"""Fields of which a request has one."""
+"""Groups of fields of which a request has at most one."""
 _PARTNERS = SPELLINGS | {second: first for first, second in SPELLINGS.items()}
 
 

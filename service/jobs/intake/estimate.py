@@ -273,7 +273,7 @@ def job_seconds(
         train = phase_seconds(trained, training, spread)
     else:
         train = Range(low=sample.low * TRAIN_PER_SAMPLE[0], high=sample.high * TRAIN_PER_SAMPLE[1])
-        notes.append("No such model was trained here yet: the training speed is a guess.")
+        notes.append("No such model has been trained here yet: the training speed is a guess.")
     notes.append(f"The range of the duration is from {basis}.")
     others = [each.other_seconds for each in basis.runs]
     return Range(

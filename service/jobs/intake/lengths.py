@@ -18,7 +18,7 @@ BATCH_CHARACTERS = 2**21
 
 @dataclass(frozen=True)
 class _Texts:
-    """A row as the engine will tokenize it."""
+    """A row as the engine will tokenise it."""
 
     row: Row
     prompt: str
@@ -51,7 +51,7 @@ class LengthCheck:
     """The rows that do not fit."""
 
     def watch(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """The same rows; rows that do not fit become problems after the last one."""
+        """Yields the rows unchanged; rows that do not fit become problems after the last one."""
         for row in rows:
             self._add(row)
             yield row

@@ -107,7 +107,7 @@ def _of_language_model(tensors: dict[str, tuple[int, ...]]) -> dict[str, tuple[i
 
 
 def _unquantized(tensors: Iterable[Tensor]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of the weights that stored quantised ones stand for; see `CONVERTED`."""
+    """Names and shapes of the weights that the stored quantised ones represent; see `CONVERTED`."""
     for each in tensors:
         if each.name.endswith("_blocks") and len(each.shape) == 4:
             experts, rows, blocks, num_bytes = each.shape  # two values in a byte

@@ -130,7 +130,7 @@ class JobCreate(RequestBody):
 
 
 def _with_own_grader(body: dict[str, Any]) -> dict[str, Any]:
-    """The body of a job with a dataset by name; if its method has no grader, with the suite's own."""
+    """The body of a job whose dataset is named; if its method has no grader, with the suite's own grader."""
     method, dataset = body.get("method"), body["dataset"]
     if not isinstance(method, dict) or not isinstance(dataset, dict) or method.get("type") == "supervised":
         return body

@@ -62,7 +62,7 @@ def test_an_unknown_route_is_refused_in_openai_s_form() -> None:
                 refused = await http.get(path, headers=KEY)
                 error = refused.json()["error"]
                 assert (refused.status_code, error["code"]) == (status, "unknown_route")
-                assert error["message"] == f"There is no GET {path}."
+                assert error["message"] == f"Unknown route: GET {path}."
 
     asyncio.run(run())
 
@@ -116,7 +116,7 @@ def calling(function: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("arguments", ['{"a": "\\ud800"}', '{"a": NaN}', "[" * 300 + "]" * 300, "{"])
-def test_arguments_that_are_no_strict_json_stay_text_or_are_refused(arguments: str) -> None:
+def test_arguments_that_are_not_strict_json_stay_text_or_are_refused(arguments: str) -> None:
     async def run() -> None:
         backend = Backend()
         async with client_of(backend) as http:

@@ -87,7 +87,7 @@ def sampling_differences(policy: Policy, sampler: Sampler | None = None) -> Tens
 
 def plain_logprobs(base: Path, adapter: Path | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
     """The same by transformers and PEFT from files."""
-    # transformers' own choice in bfloat16 fails for rows of experts that are no multiple of 16 bytes
+    # transformers' own choice in bfloat16 fails if rows of experts are not a multiple of 16 bytes
     options = {} if dtype == torch.float32 else {"experts_implementation": "eager"}
     model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, **options)
     if adapter is not None:

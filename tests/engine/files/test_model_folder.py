@@ -82,7 +82,7 @@ def with_settings(content: str) -> Callable[[Path], object]:
         (without_second_file, f"{SHARDS[1]}, a file with weights, is missing"),
         (without_index, f"there is neither {WEIGHTS} nor an {INDEX} that lists other files"),
         (with_broken_index, f"{INDEX} cannot be read: Expecting property name"),
-        (copied_in_part, f"{WEIGHTS} has 112 bytes, and by its header 136: it was not copied whole"),
+        (copied_in_part, f"{WEIGHTS} has 112 bytes, but its header requires 136: copy it again"),
         (
             in_another_format,
             "its weights are in pytorch_model.bin; only safetensors are loaded",

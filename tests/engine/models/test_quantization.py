@@ -36,7 +36,7 @@ def logprobs(policy: Policy) -> Tensor:
 
 
 def with_values_of(plain: Policy, quantized: Policy) -> Policy:
-    """The plain policy with the values that the quantised layers stand for."""
+    """The plain policy with the dequantised values of the quantised layers."""
     for name, layer in quantized.model.named_modules():
         if isinstance(layer, Linear4bit):
             values = dequantize_4bit(layer.weight.data, layer.weight.quant_state)

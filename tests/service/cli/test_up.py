@@ -185,7 +185,7 @@ def test_a_second_signal_kills_an_engine_that_does_not_stop(tmp_path: Path) -> N
         job_id = submit(up, tmp_path, steps=5000, ignore_sigterm=True)
         wait_until(lambda: up.job(job_id)["progress"]["step"] > 0, 30)
         up.process.send_signal(signal.SIGINT)
-        wait_until(lambda: "again to kill" in (home / "up.log").read_text(), 10)
+        wait_until(lambda: "a second signal kills it" in (home / "up.log").read_text(), 10)
         assert up.process.poll() is None
         assert up.stop(signal.SIGINT) == 0
     wait_until(lambda: processes_of(home) == [], 10)
@@ -266,7 +266,7 @@ def test_the_failed_checks_are_why_a_start_does_not_become_ready(settings: Setti
     with serving(create_app(greedy)) as url:
         reason = unready_reason(url)
     assert reason is not None
-    assert re.fullmatch(rf"disk: \d+ MiB are free, {1 << 40} MiB are wanted", reason)
+    assert re.fullmatch(rf"disk: \d+ MiB are free, {1 << 40} MiB are required", reason)
     assert unready_reason("http://127.0.0.1:9") == "no answer"
 
 

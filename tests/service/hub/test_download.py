@@ -104,7 +104,7 @@ def test_the_error_of_a_gated_model_has_the_next_action(
     hub.token = "hf_secret"
     error = refusal(settings, hub.id)
     assert (error.code, error.is_temporary) == ("model_gated", False)
-    assert f"Accept its terms at {hub.url}/org/small, and set HF_TOKEN" in error.hint
+    assert f"Accept its terms at {hub.url}/org/small, and set that account's HF_TOKEN" in error.hint
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     assert find_model(settings, hub.id).revision == REVISION
 
@@ -179,12 +179,12 @@ def test_an_index_that_is_nested_too_deeply_is_refused(settings: Settings, hub: 
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "org/a_b"])
-def test_names_of_hub_models(name: str) -> None:
+def test_these_names_are_hub_models(name: str) -> None:
     assert is_hub_id(name)
 
 
 @pytest.mark.parametrize(
     "name", ["tiny", "a/b/c", "/a", "a/", "../b", "a/..", "ft:a/b:c::d", "a b/c", "aé/b"]
 )
-def test_other_names(name: str) -> None:
+def test_other_names_are_not_hub_models(name: str) -> None:
     assert not is_hub_id(name)

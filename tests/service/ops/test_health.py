@@ -170,4 +170,4 @@ def test_on_a_full_disk_it_is_not_ready(settings: Settings) -> None:
     with TestClient(create_app(greedy)) as client:
         status, state, checks = ready(client)
     assert (status, state, checks["database"]) == (503, "unready", "ok")
-    assert checks["disk"].endswith(f"{1 << 40} MiB are wanted")
+    assert checks["disk"].endswith(f"{1 << 40} MiB are required")

@@ -31,7 +31,7 @@ def app(settings: Settings) -> FastAPI:
 @on_sqlite
 def test_an_unknown_route_is_a_404(client: TestClient) -> None:
     error = error_of(client.get("/v1/nothing"), 404)
-    assert (error["message"], error["code"]) == ("There is no GET /v1/nothing.", "unknown_route")
+    assert (error["message"], error["code"]) == ("Unknown route: GET /v1/nothing.", "unknown_route")
 
 
 @on_sqlite

@@ -13,11 +13,11 @@ class Process:
         self.pid, self.connection, self.ends_alone = pid, connection, ends_alone
         self.is_wanted = True
         self.ended = os.pidfd_open(pid)
-        self._tell(pid)
+        self._send(pid)
 
     @property
     def files(self) -> list[int]:
-        """Readable if it has ended, or if its connection was closed."""
+        """Readable once the process has ended or its connection was closed."""
         return [self.ended, self.connection.fileno()] if self.is_wanted else [self.ended]
 
     def kill(self) -> None:
@@ -27,7 +27,7 @@ class Process:
 
     def reap(self) -> None:
         self._kill_group()  # what it has left running
-        self._tell(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
+        self._send(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
         self.close()
 
     def close(self) -> None:
@@ -39,6 +39,6 @@ class Process:
             with suppress(ProcessLookupError):  # it has no group yet, or nothing is left of it
                 os.killpg(self.pid, signal.SIGKILL)
 
-    def _tell(self, number: int) -> None:
+    def _send(self, number: int) -> None:
         with suppress(OSError):
             self.connection.send(str(number).encode())

@@ -17,9 +17,9 @@ def tool(name: str = "look", **changed: Any) -> dict[str, Any]:
 
 @dataclass
 class HostileServer:
-    """Opens sessions as it should; `answer(message, send)` writes the response to any other request.
+    """Opens sessions correctly; `answer(message, send)` writes the response to any other request.
 
-    It returns a result instead, if it wants to behave.
+    If `answer` returns a result, the server sends it as a valid response.
     """
 
     answer: Callable[[dict[str, Any], Send], Awaitable[dict[str, Any] | None]]

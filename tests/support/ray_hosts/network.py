@@ -70,7 +70,7 @@ class Host:
         self._switch.ip("link", "set", self._port, "nomaster")
 
     def link_up(self) -> None:
-        """Put its port back."""
+        """Put its port back on the bridge."""
         bridge = self._slow_link.bridge if self._slow_link else BRIDGE
         self._switch.ip("link", "set", self._port, "master", bridge)
 

@@ -1,9 +1,9 @@
 """The base model that vLLM loads if it is not the one in the policy's files.
 
-vLLM (0.32) cannot read what bitsandbytes quantises, and computes with files that hold quantised weights in
-another way than the trainer. Its copy of the base has the values that the weights stand for, in the job's
-data type. So the sampler computes as the trainer does, with the memory of an unquantised base. The language
-model inside a vision-language model is copied too: vLLM would load the whole.
+vLLM (0.32) cannot read weights that bitsandbytes has quantised, and computes differently from the trainer
+with files that hold quantised weights. Its copy of the base has the dequantised values, in the job's data
+type. So the sampler computes as the trainer does, with the memory of an unquantised base. The language
+model inside a vision-language model is also copied, because vLLM would load the whole model.
 """
 
 import copy

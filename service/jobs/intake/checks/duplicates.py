@@ -39,7 +39,7 @@ class DuplicateCheck:
     """Digests of training rows' prompts with their answers, if the rows have any."""
 
     def watch(self, rows: Iterable[Row], param: str, *, is_held_out_part: bool = False) -> Iterator[Row]:
-        """The same rows; repetitions are reported after the last one.
+        """Yields the rows unchanged; repetitions are reported after the last one.
 
         `is_held_out_part`: the rows are those that a split of the training file holds out.
         """

@@ -1,7 +1,7 @@
 """Checks a job's environments: that rows and environments name each other, and that each server works.
 
-Each OpenEnv server is asked for its health and its schema, and one session is reset and closed. An agent must
-only answer.
+Each OpenEnv server must return its health and its schema, and one session is reset and closed. An agent
+must only answer.
 """
 
 import asyncio
@@ -75,8 +75,8 @@ async def _first_observation(options: OpenEnvEnvironment, seconds: float) -> Obs
 def watch_environments(
     rows: Iterable[Row], method: Method, file: str, problems: Problems, *, is_training: bool
 ) -> Iterator[Row]:
-    """The same rows. Adds a problem for each row without an environment of the job, and for each environment
-    that no training row names."""
+    """Yields the rows unchanged. Adds a problem for each row without an environment of the job, and for
+    each environment that no training row names."""
     environments = environments_of(method)
     unused = set(environments)
     for row in rows:

@@ -157,7 +157,8 @@ class FileCheck:
                 self.problems.add(f"{use.param}[{row.line}].level", reason)
 
     def _graded(self, rows: Iterable[Row], use: DatasetUse) -> Iterator[Row]:
-        """The same rows. Resolves the grader's templates for each, and tries the grader on a few."""
+        """Yields the rows unchanged. Resolves the grader's templates for each, and tries the grader on a
+        few."""
         if use.grader is None:
             yield from rows
             return

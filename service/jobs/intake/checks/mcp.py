@@ -7,8 +7,8 @@ from service.platform.token_counting import ModelText
 
 
 def list_mcp_tools(report: Report, text: ModelText | None) -> None:
-    """Set the report's tools. Adds a problem for each server that cannot be reached or whose tools no model
-    can be shown."""
+    """Set the report's tools. Adds a problem for each server that cannot be reached or whose tools cannot
+    be shown to a model."""
     if not any(isinstance(tool, McpTool) for tool in report.tools):
         return
     if not is_installed():

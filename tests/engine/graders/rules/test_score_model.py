@@ -73,7 +73,7 @@ def test_a_json_object_or_a_single_number_is_a_score(judge: Judge, answer: str, 
         ("", "the response is not JSON"),
         ("```json\n1\n```", "the response is not JSON"),
         ("0.5 of 1", "the response is not JSON"),
-        ("NaN", "the response is not JSON: NaN is no number in JSON"),
+        ("NaN", "the response is not JSON: NaN is not a JSON number"),
         ("1e999", "the response is not JSON: number out of range"),
         ("[" * 100_000, "the response is not JSON"),
         ("{}", "the response has no score"),
@@ -92,7 +92,7 @@ def test_anything_else_is_an_error_and_not_a_reward(judge: Judge, answer: str, m
     assert error(score()) == ("model_grader_parse_error", message)
 
 
-def test_the_range_is_the_users(judge: Judge) -> None:
+def test_a_score_outside_of_the_users_range_is_an_error(judge: Judge) -> None:
     judge(lambda request: "7")
     assert score(range=[1, 10]).reward == 7.0
     assert error(score(range=[-1, 1]))[1] == "the score 7 is not between -1 and 1"

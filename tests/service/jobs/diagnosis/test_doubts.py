@@ -64,9 +64,7 @@ def test_a_fallen_reward_names_the_learning_rate_also_beside_the_same_answer() -
     assert "lower the learning rate" in second.advice
 
 
-def test_one_answer_that_a_way_round_the_grader_pays_for_is_named_and_no_matter_of_the_learning_rate() -> (
-    None
-):
+def test_one_answer_that_exploits_the_grader_is_named_and_not_blamed_on_the_learning_rate() -> None:
     rows = evaluated(metrics(), (0.3, 0.4), (-0.2, -0.1), (-0.2, -0.1))
     rows[-1]["eval/most_frequent_answer"] = 0.96
     method = expanded()
@@ -79,7 +77,7 @@ def test_one_answer_that_a_way_round_the_grader_pays_for_is_named_and_no_matter_
 
 
 @pytest.mark.parametrize(("share", "reward"), [(0.89, 0.45), (1.0, 0.95)])
-def test_a_frequent_or_right_answer_is_no_doubt(share: float, reward: float) -> None:
+def test_a_frequent_or_right_answer_casts_no_doubt(share: float, reward: float) -> None:
     rows = evaluated(metrics(), (0.1, 0.2), (0.1, 0.2))
     rows[-1] |= {"eval/most_frequent_answer": share, "eval/reward": reward}
     assert diagnose(run(rows, evaluation=BASELINE)).findings == []
@@ -196,7 +194,7 @@ LONGER: dict[str, Any] = {
 }
 
 
-def test_a_reward_that_rises_with_the_length_is_a_question_and_no_accusation() -> None:
+def test_a_reward_that_rises_with_the_length_is_a_question_and_not_an_accusation() -> None:
     rows = evaluated(metrics(**LONGER), (0.1, 0.2), (0.1, 0.2))
     found = diagnose(run(rows, evaluation=BASELINE))
     (finding,) = found.findings
@@ -272,7 +270,7 @@ def test_a_sampled_training_reward_below_the_greedy_one_is_explained() -> None:
     )
 
 
-def test_length_is_paid_for_although_completions_soon_have_their_limit() -> None:
+def test_length_hacking_is_found_although_completions_soon_reach_their_limit() -> None:
     correlation = {"completions/reward_length_correlation": lambda share: 0.9 if share <= 1 / 6 else 0.0}
     lengths = {"completions/mean_length": lambda share: min(90.0, 20 + 600 * share)}
     (finding,) = diagnose(run(metrics(**correlation, **lengths))).findings

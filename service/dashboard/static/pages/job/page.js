@@ -72,7 +72,7 @@ class JobPage {
     return [...this.summary.parts, this.diagnosis.failure, this.trouble, this.charts.main, this.diagnosis.root, this.tabs.nav, this.tabs.root];
   }
 
-  // What follows the results, which are shown first. If the service is away, again when it is back.
+  // Loads what is shown below the results; after an outage of the service, tries again.
   async fill() {
     for (let isFilled = false; !isFilled; ) {
       isFilled = await this.fillOnce().then(() => true, (error) => {

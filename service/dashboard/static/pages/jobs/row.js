@@ -60,7 +60,7 @@ export function jobRow(job, { signal, chosen, narrow, tagged, edit, names }) {
   return row;
 }
 
-// Why a rise may be no success.
+// Why a rise may not be a success.
 function markOf(doubt) {
   if (!doubt) return [];
   const cause = inWords(doubt.cause);

@@ -10,7 +10,7 @@ const PAGE = 50;
 const DAY_SECONDS = 24 * 3600;
 const EXPIRY = [["", "Never"], [7, "7 days"], [30, "30 days"], [90, "90 days"], [365, "1 year"]];
 const SCOPES = [["read,write", "Read and write"], ["read", "Read only"]];
-const HINT = "Tenants see nothing of one another. A new name is a new tenant. Limits are the deployment's settings.";
+const HINT = "Tenants cannot see each other's data. A new name is a new tenant. Limits are the deployment's settings.";
 
 export async function show(root, params, signal) {
   const page = new KeysPage(signal);

@@ -9,7 +9,7 @@ const FIRST_SPLIT = 0.1;
 const UNITS = [["%", "% of the rows"], ["rows", "rows"]];
 const FEWEST_ROWS = 40; // as the service's warning
 const HELD_OUT = { fewest: 50, most: 500, largestShare: 0.25 };
-const HINT = "Rows that are not used for training. They show whether the model generalizes.";
+const HINT = "Rows that are not used for training. They show whether the model generalises.";
 
 // The part of a file that the form holds out: a tenth, at least 50 (as findings need) and at most 500 rows, and at most a
 // quarter of the file. undefined: the file has too few rows, or their number is unknown.

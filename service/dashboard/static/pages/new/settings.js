@@ -18,7 +18,7 @@ const FULL_HINT = "Takes several times the memory and a lower learning rate; the
 const FITS = { true: " It fits this model and the workers.", false: " This model does not fit the workers." };
 const FULL_RATE = 1e-5; // the highest that the form keeps for all weights
 const EVALUATIONS = ["eval_interval", "Steps between evaluations of the held-out rows.", { placeholder: "auto", min: 1 }];
-const TEMPERATURE = ["temperature", "Of sampling. 1 learns from the model's own distribution.", { placeholder: "1" }];
+const TEMPERATURE = ["temperature", "Temperature of sampling. At 1, the model learns from its own distribution.", { placeholder: "1" }];
 const DYNAMIC = ["dynamic_sampling", "Rounds that replace groups without signal with new prompts. 0 = off.", { placeholder: "0", step: 1 }];
 const EVAL_TEMPERATURE = ["eval_temperature", "0 = greedy.", { placeholder: "0" }];
 const RECIPES = [
@@ -35,7 +35,7 @@ const SETTINGS = {
     ["beta", "0 follows the reward alone; 0.04 keeps the model close to the base model."],
   ],
   supervised: [
-    ["n_epochs", "Passes over the data. Many passes memorize the rows."],
+    ["n_epochs", "Passes over the data. With many passes, the model memorises the rows."],
     ["batch_size", "Larger steps are more stable and slower."],
     RATE,
     ["max_tokens", "Longer rows are rejected, never truncated."],
