@@ -27,7 +27,8 @@ PLATFORMS = [f"manylinux_2_{number}_x86_64" for number in (28, 27, 26, 24, 17)] 
 
 
 def requirements() -> dict[str, str]:
-    """Name → requirement of service, engine and tests, except packages that are given or depend on torch."""
+    """Name → requirement of service, engine and tests, except packages that the host provides or that
+    depend on torch."""
     project = tomllib.loads(PYPROJECT.read_text())["project"]
     extras = project["optional-dependencies"]
     listed = [*project["dependencies"], *extras["service"], *extras["engine"], *extras["tests"]]

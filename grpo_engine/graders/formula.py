@@ -30,7 +30,7 @@ class EvaluationError(ArithmeticError):
 
 
 class Call(NamedTuple):
-    """A postfix instruction: replace the last `arity` values by the result."""
+    """A postfix instruction: replace the last `arity` values with the result."""
 
     name: str
     arity: int

@@ -122,9 +122,10 @@ class RowReader:
         return self._encode(self._render(prompt.row, row, generate=True))
 
     def with_observation(self, prompt: Prompt, text: str, plain: Callable[[str], Sequence[int]]) -> Prompt:
-        """The prompt with a text of others at the end of its last user turn; `plain` tokenises that text.
+        """The prompt with an observation at the end of its last user turn; `plain` tokenises the observation.
 
-        If the last turn is not a user's, the text becomes one. Without a conversation it follows the prompt.
+        If the last turn is not a user's, the observation becomes one. Without a conversation it follows the
+        prompt.
         """
         if not prompt.conversation:
             ids = (*prompt.token_ids, *plain(f"\n{text}\n"))

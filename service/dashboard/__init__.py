@@ -1,1 +1,1 @@
-"""The page for people at `/`: static files only. What it shows it reads from the public API, with a key."""
+"""The page for people at `/`: static files only. It reads its data from the public API, with a key."""

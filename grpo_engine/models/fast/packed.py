@@ -53,8 +53,8 @@ class Packed:
 
 
 def _appending(down: Tensor) -> Callable[[Tensor], Tensor]:
-    """`Packed.append` for A [r, I], the faster way; decided by A alone, so that a row has the same result
-    among any others."""
+    """The faster `Packed.append` for A [r, I]. The choice depends on A alone, so that a row's result does
+    not depend on the other rows."""
     if down.numel() <= MOST_COMPILED and native.library() is not None:
         columns = pad(down.float().t(), (0, -len(down) % native.LANES)).contiguous()
         return lambda x: native.append_product(x, columns, len(down))

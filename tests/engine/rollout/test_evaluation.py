@@ -206,7 +206,9 @@ def test_early_stopping_ends_a_run_that_no_longer_improves(
     assert events[-1].step == 3
 
 
-def test_a_rise_below_min_improvement_is_none(make_job: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_a_rise_below_min_improvement_does_not_count(
+    make_job: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     stopping = {"patience": 2, "min_improvement": 1000.0}
     trainer = build_loop(make_job(n_steps=20, early_stopping=stopping), tmp_path)
     for found, counted in ((0.1, 0), (0.5, 1), (-math.inf, 1), (0.4, 2)):

@@ -119,7 +119,7 @@ def test_a_step_that_never_fits_fails_with_the_devices_message(
     assert raised.value.evidence == ("CUDA out of memory. Tried to allocate 2 GiB",)
 
 
-def test_another_error_is_not_an_invitation_to_repeat(make_policy: Callable[..., Policy]) -> None:
+def test_an_error_other_than_out_of_memory_is_not_retried(make_policy: Callable[..., Policy]) -> None:
     calls: list[int] = []
 
     def gradients(budget: int) -> None:

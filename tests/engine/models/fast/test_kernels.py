@@ -195,7 +195,7 @@ def test_a_rotation_equals_its_formula_in_value_and_gradient() -> None:
     assert gradcheck(lambda x: turn_by(x, angles.cos(), angles.sin()), (x,))
 
 
-def test_turning_takes_states_and_gradients_that_are_not_contiguous() -> None:
+def test_a_rotation_takes_states_and_gradients_that_are_not_contiguous() -> None:
     x, angles = normal(3, TOKENS, 8), normal(TOKENS, 1, 4, grad=False)
     found = turn_by(x.transpose(0, 1), angles.cos(), angles.sin()).transpose(0, 1)
     expected = plain_turn(x.transpose(0, 1), angles.cos(), angles.sin()).transpose(0, 1)

@@ -82,7 +82,7 @@ def test_a_worker_logs_the_state_of_its_sandbox_at_start(
     assert ["UNSAFE" in line["event"] for line in logged] == [False, False, True]
 
 
-def test_production_wants_the_longer_word(tmp_path: Path) -> None:
+def test_production_requires_the_longer_value(tmp_path: Path) -> None:
     given = {
         "home": tmp_path,
         "mode": "production",

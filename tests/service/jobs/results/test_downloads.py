@@ -81,7 +81,7 @@ def test_a_range_outside_of_the_object_is_a_416(client: TestClient, job_id: str,
 
 
 @pytest.mark.parametrize("given", ["bytes=0-1,5-6", "lines=0-1", "bytes=a-b", "bytes=-", "bytes=9-3"])
-def test_a_range_that_is_none_gets_everything(client: TestClient, job_id: str, given: str) -> None:
+def test_an_invalid_range_gets_the_whole_content(client: TestClient, job_id: str, given: str) -> None:
     answer = adapter(client, job_id, headers={"range": given})
     assert (answer.status_code, len(answer.content)) == (200, len(CONTENT))
 

@@ -155,7 +155,7 @@ def test_deleting_a_waiting_export_cancels_it(client: TestClient, database: Data
     assert create(client, job_id).status_code == 201
 
 
-def test_a_deleted_model_takes_its_exports_along(
+def test_deleting_a_model_deletes_its_exports(
     client: TestClient, settings: Settings, database: Database, job_id: str
 ) -> None:
     exported(client, settings, database, job_id)
