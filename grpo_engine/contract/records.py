@@ -135,7 +135,7 @@ class Explanation(Record):
     got: ExplanationText = ""
     expected: ExplanationText = ""
     detail: ExplanationText = ""
-    """Why there is no result, such as a time-out; for a step, its feedback."""
+    """Why there is no result, such as a timeout; for a step, its feedback."""
 
 
 class Score(Record):

@@ -58,8 +58,8 @@ def adapter_shape(model: PreTrainedModel, lora: Lora) -> LoraConfig:
 
 
 def _not_wrapped(model: PreTrainedModel, config: LoraConfig) -> list[str]:
-    """Linear layers that PEFT wraps in vain, wrongly (routers with two results, products by group) or not at
-    all (Mamba's), and those whose matrices it would not load again."""
+    """Linear layers that PEFT wraps without effect, wrongly (routers with two results, products by group) or
+    not at all (Mamba's), and those whose matrices it would not load again."""
     found, renamed = set(), _renamed_when_read(model)
     for name, module in model.named_modules():
         leaf = name.rpartition(".")[2]

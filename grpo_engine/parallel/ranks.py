@@ -130,7 +130,7 @@ def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 def _sum_together(tensors: Sequence[torch.Tensor]) -> None:
-    """Replace the tensors by their sums over all ranks, in one message."""
+    """Replace the tensors with their sums over all ranks, in one message."""
     joined = torch.cat([tensor.flatten() for tensor in tensors])
     dist.all_reduce(joined)
     parts = joined.split([tensor.numel() for tensor in tensors])

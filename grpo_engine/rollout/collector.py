@@ -61,7 +61,7 @@ class Collector:
     def _replaced(
         self, step: int, graded: Sequence[GradedGroup], sampling: Sampling, timer: PhaseTimer
     ) -> tuple[list[GradedGroup], list[GradedGroup]]:
-        """Replace groups without signal by fresh prompts (DAPO); returns the step's groups and the rest."""
+        """Replace groups without signal with fresh prompts (DAPO); returns the step's groups and the rest."""
         wanted = self.hyperparameters.prompts_per_step
         groups, without = self._split(graded)
         used = {group.group.prompt.row for group in graded}

@@ -188,7 +188,7 @@ def _shard_model(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def _receive(modules: Iterable[torch.nn.Module], device: torch.device) -> None:
-    """Replace the modules' tensors by the first rank's, on `device`, sorted by name.
+    """Replace the modules' tensors with the first rank's, on `device`, sorted by name.
 
     Sorting gives all ranks the same order. PEFT moves the parameters of experts to the end of their module
     when it computes with them, which only the first rank has done.

@@ -55,7 +55,7 @@ def create_key(body: KeyCreate, principal: Admin, keys: KeysDep) -> KeyWithSecre
 def rotate_key(
     key_id: KeyId, principal: Admin, keys: KeysDep, body: KeyRotate | None = None
 ) -> KeyWithSecret:
-    """Replace a key by a new one with the same tenant, name, scopes and expiry; needs the scope admin.
+    """Replace a key with a new one that has the same tenant, name, scopes and expiry; needs the scope admin.
 
     Only this response contains the new key. The old one works for 24 more hours by default.
     """

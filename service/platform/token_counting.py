@@ -39,7 +39,7 @@ class ModelTextError(Exception):
 
 
 class DamagedModelTextError(ModelTextError):
-    """A file is there, and its content is invalid."""
+    """A file exists, but its content is invalid."""
 
 
 class RenderError(Exception):

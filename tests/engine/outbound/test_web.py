@@ -112,7 +112,7 @@ def test_silence_and_dripping_end_at_the_time_limit(reply: Reply) -> None:
 
 
 def test_headers_that_drip_end_at_the_time_limit() -> None:
-    """One byte at a time renews a time-out per read, but no deadline."""
+    """One byte at a time renews a timeout per read, but not a deadline."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         over = threading.Event()

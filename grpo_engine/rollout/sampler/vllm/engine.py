@@ -50,7 +50,7 @@ def vllm_environment() -> Iterator[None]:
                 if name not in before:
                     del os.environ[name]
             os.environ.update({name: text for name, text in before.items() if not name.startswith("VLLM_")})
-            # On a CPU, vLLM replaces the function by one that does nothing.
+            # On a CPU, vLLM replaces the function with one that does nothing.
             torch.set_num_threads = set_threads
             torch.set_num_threads(threads)
 

@@ -40,7 +40,7 @@ class CheckedRows:
     num_rows: Mapping[str, int]
     """Number of rows of each file, keyed by the field that names the file."""
     row_tokens: Mapping[str, RowTokens]
-    """Lengths of each file's rows, keyed likewise; empty if they were not counted."""
+    """Lengths of each file's rows, with the same keys; empty if they were not counted."""
     warnings: Sequence[dict[str, str]]
     text: ModelText | None
     """Counted the tokens. Kept here because the cache key contains its `id()`, which could be reused."""

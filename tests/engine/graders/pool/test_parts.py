@@ -17,7 +17,7 @@ CAP_DAC_READ_SEARCH = 1 << 2
 
 
 class Waiting(RewardGrader):
-    """A rule with network time: it waits for an event, without a time-out of its own."""
+    """A rule with network time: it waits for an event, without its own timeout."""
 
     runs_in = "thread"
 

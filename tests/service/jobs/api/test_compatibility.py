@@ -125,7 +125,7 @@ def test_what_the_page_calls_supported_answers_as_typed(openai_client: OpenAI, t
 
 def test_what_the_page_calls_absent_is_a_clear_error(openai_client: OpenAI, things: Things) -> None:
     for name, absent in ABSENT.items():
-        with pytest.raises(openai.NotFoundError, match="There is no ") as caught:
+        with pytest.raises(openai.NotFoundError, match="Unknown route: ") as caught:
             absent.call(openai_client, things)
         assert caught.value.code == "unknown_route", name
         assert caught.value.type == "invalid_request_error"
