@@ -93,7 +93,7 @@ def _idle_in_grpo_loss(settings: ReinforcementHyperparameters) -> Iterator[tuple
     if loss != "sapo":
         yield f"{loss} has no soft gate", ("sapo_temperature_positive", "sapo_temperature_negative")
     if estimator not in WITH_SPREAD:
-        yield f"{estimator} divides by no standard deviation", ("advantage_ddof",)
+        yield f"{estimator} does not divide by a standard deviation", ("advantage_ddof",)
     if estimator == "process":
         reason = "process advantages come from the rewards of the steps, without the punishment"
         yield reason, ("overlong_buffer_tokens",)

@@ -2,10 +2,12 @@
 
 import json
 import os
+from itertools import product
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from service.jobs.intake import lengths
 from service.jobs.intake.lengths import LengthCheck
@@ -176,3 +178,19 @@ def test_a_broken_tokenizer_is_reported(tmp_path: Path) -> None:
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelTextError, match=r"has no tokenizer\.json"):
         load_model_text(folder)
+
+
+def test_the_memory_of_models_that_are_no_longer_used_is_freed(tmp_path: Path) -> None:
+    folder = make_model(tmp_path)
+    letters = {chr(code): code - 97 for code in range(97, 123)}
+    Tokenizer(BPE(letters, [])).save(str(folder / "tokenizer.json"))
+    texts = [f"{left}{right}{end}" * 20 for left, right, end in product(letters, repeat=3)][:10_000]
+    before = resident_mib()
+    for number in range(20):
+        os.utime(folder / "tokenizer.json", ns=(0, number))  # as another model
+        assert load_model_text(folder).lengths(texts, rendered=True)[:2] == [60, 60]
+    assert resident_mib() - before < 60
+
+
+def resident_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
