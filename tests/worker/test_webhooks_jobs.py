@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 
 import pytest
@@ -181,14 +181,23 @@ def test_a_sweeper_killed_before_it_records_a_delivery_repeats_it_with_the_same_
     assert [one.headers["webhook-id"] for one in server.requests] == [row.id] * 2
 
 
-def test_one_tenant_s_silent_receivers_delay_neither_others_nor_the_sweeper(
+@pytest.fixture
+def start_helpers(
     database: Database, settings: Settings, worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> Iterator[Callable[[], None]]:
+    """Starts the sweeper and the senders. They stop after the test's receivers, whose silence blocks them."""
     monkeypatch.setattr(sending, "SEND_SECONDS", 60.0)  # no delivery times out during the test
     stopping = threading.Event()
     helpers = maintenance(database, worker.wakeups, settings, has_worker=False)
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(supervised(helpers, stopping))
+        stopping.set()
+
+
+def test_one_tenant_s_silent_receivers_delay_neither_others_nor_the_sweeper(
+    database: Database, settings: Settings, start_helpers: Callable[[], None]
+) -> None:
     with (
-        ExitStack() as stack,
         ScriptedServer(lambda _recorded: Reply(stall=True)) as silent,
         ScriptedServer(lambda _recorded: Reply(status=200)) as server,
     ):
@@ -196,7 +205,7 @@ def test_one_tenant_s_silent_receivers_delay_neither_others_nor_the_sweeper(
             register(database, settings, silent.url)
         register(database, settings, server.url, tenant="other")
         cancel_queued(database)
-        stack.enter_context(supervised(helpers, stopping))
+        start_helpers()
         wait_until(lambda: silent.requests, 30)
         with database.transaction() as session:
             queue.request_cancel(session, "other", insert_job(database, tenant="other"))
@@ -204,18 +213,13 @@ def test_one_tenant_s_silent_receivers_delay_neither_others_nor_the_sweeper(
         expire_lease(database)
         wait_until(lambda: server.requests, 30, "the other tenant receives its event")
         wait_until(lambda: read_job(database, lost).fence > 1, 30, "the lost job is swept")
-        stopping.set()
         assert len(silent.requests) == 2
 
 
 def test_a_silent_receiver_does_not_delay_the_tenant_s_other_one(
-    database: Database, settings: Settings, worker: Worker, monkeypatch: pytest.MonkeyPatch
+    database: Database, settings: Settings, start_helpers: Callable[[], None]
 ) -> None:
-    monkeypatch.setattr(sending, "SEND_SECONDS", 60.0)  # no delivery times out during the test
-    stopping = threading.Event()
-    helpers = maintenance(database, worker.wakeups, settings, has_worker=False)
     with (
-        ExitStack() as stack,
         ScriptedServer(lambda _recorded: Reply(stall=True)) as silent,
         ScriptedServer(lambda _recorded: Reply(status=200)) as server,
     ):
@@ -224,9 +228,8 @@ def test_a_silent_receiver_does_not_delay_the_tenant_s_other_one(
             cancel_queued(database)
         register(database, settings, server.url)
         cancel_queued(database)
-        stack.enter_context(supervised(helpers, stopping))
+        start_helpers()
         wait_until(lambda: server.requests, 30, "the other receiver gets its event")
-        stopping.set()
         assert len(silent.requests) == 1
 
 
