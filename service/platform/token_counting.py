@@ -80,7 +80,7 @@ class ModelText:
                 add_generation_prompt=for_completion,
                 **self.special_tokens,
             )
-            text.encode()  # a template may write half of a surrogate pair, which is no text
+            text.encode()  # a template may write half of a surrogate pair, which is not text
         except _REFUSALS as error:
             raise RenderError(f"the model's chat template refuses it: {error}") from error
         return text
