@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
-from jinja2 import TemplateError
 from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -22,6 +21,7 @@ from grpo_engine.config.turn_ends import turn_ends
 from grpo_engine.contract.errors import ModelError
 from grpo_engine.files.fingerprint import fingerprint
 from grpo_engine.models import lora, quantization
+from grpo_engine.models.chat_template import rendered
 from grpo_engine.models.fast.model import FAMILIES, FastModel
 from grpo_engine.models.forward import (
     fast_states,
@@ -262,21 +262,6 @@ def _stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
     ends = turn_ends(lambda messages: rendered(tokenizer, messages), special, known)
     found |= {special[text] for text in ends}
     return frozenset(token for token in found if token is not None)
-
-
-def rendered(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], *, for_completion: bool = False
-) -> str | None:
-    """A conversation as text; None if there is no chat template or if it refuses the conversation."""
-    if tokenizer.chat_template is None:
-        return None
-    try:
-        return cast(
-            str,
-            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=for_completion),
-        )
-    except (TemplateError, ValueError, TypeError, LookupError, ArithmeticError):
-        return None
 
 
 def base_fingerprint(source: ModelSource) -> str:

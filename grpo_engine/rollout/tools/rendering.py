@@ -29,7 +29,7 @@ from grpo_engine.config.tool_formats import (
     find_format,
 )
 from grpo_engine.contract.errors import ConfigError
-from grpo_engine.models.policy import rendered
+from grpo_engine.models.chat_template import rendered
 
 MARKER = 'answerqzx"{}"xzq'
 ESCAPED_MARKER = json.dumps(MARKER)[1:-1]

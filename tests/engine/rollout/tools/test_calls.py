@@ -8,7 +8,7 @@ import pytest
 
 from grpo_engine.config.job import Reinforcement
 from grpo_engine.config.tool_formats import FORMATS, QUESTION, UnreadableFormat, calling_turns, find_format
-from grpo_engine.models.policy import rendered
+from grpo_engine.models.chat_template import rendered
 from grpo_engine.rollout.tools.calls import CallReader, ToolCall
 from grpo_engine.rollout.tools.rendering import tool_format
 from service.jobs.intake.checks.method import check_tools

@@ -1,0 +1,21 @@
+"""Conversations as text, by a tokenizer's chat template."""
+
+from typing import Any, cast
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+
+def rendered(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], *, for_completion: bool = False
+) -> str | None:
+    """A conversation as text; None if there is no chat template or if it refuses the conversation."""
+    if tokenizer.chat_template is None:
+        return None
+    try:
+        return cast(
+            str,
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=for_completion),
+        )
+    except (TemplateError, ValueError, TypeError, LookupError, ArithmeticError):
+        return None
