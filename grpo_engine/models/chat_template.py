@@ -5,6 +5,12 @@ from typing import Any, cast
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+TEMPLATE_ERRORS = (
+    *(TemplateError, TypeError, ValueError, LookupError),
+    *(ArithmeticError, AttributeError, RecursionError),
+)
+"""Exceptions that a template, a program of its own, raises for a conversation that it does not support."""
+
 
 def rendered(
     tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], *, for_completion: bool = False
@@ -17,5 +23,5 @@ def rendered(
             str,
             tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=for_completion),
         )
-    except (TemplateError, ValueError, TypeError, LookupError, ArithmeticError):
+    except TEMPLATE_ERRORS:
         return None

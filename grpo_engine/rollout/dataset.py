@@ -10,13 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from grpo_engine.config.job import RunConfig
 from grpo_engine.config.messages import plain, shown_tools, text_of
 from grpo_engine.config.validation_split import held_out_rows, prompt_digest
 from grpo_engine.contract.errors import DatasetError
+from grpo_engine.models.chat_template import TEMPLATE_ERRORS
 from grpo_engine.objective.types import Prompt
 
 OBSERVATION = "observationqzxxzq"
@@ -169,7 +169,7 @@ class RowReader:
                 add_generation_prompt=generate,
                 strftime_now=self.created.strftime,
             )
-        except (TemplateError, ValueError, TypeError) as error:
+        except TEMPLATE_ERRORS as error:
             raise DatasetError(f"row {index + 1}: the model's chat template refuses it: {error}") from error
         return cast(str, text)
 

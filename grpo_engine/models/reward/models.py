@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jinja2 import TemplateError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -20,6 +19,7 @@ from transformers import (
 )
 
 from grpo_engine.graders.errors import UnscorableError
+from grpo_engine.models.chat_template import TEMPLATE_ERRORS
 
 MODELS_KEPT = 2
 HUGE = 10**9
@@ -91,7 +91,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str | None, completion: s
     messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
     try:
         return tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt")
-    except TemplateError as error:
+    except TEMPLATE_ERRORS as error:
         raise UnscorableError("other_error", f"the chat template refuses the texts: {error}") from None
 
 

@@ -18,6 +18,14 @@ def test_a_template_that_refuses_a_row_names_it(make_policy: Callable[..., Polic
         RowReader(tokenizer).prompts(sum_rows(1))
 
 
+@pytest.mark.parametrize("fault", ["{{ 1 // 0 }}", "{{ '%(x)s' % {} }}"])
+def test_a_template_that_fails_on_a_row_names_it(make_policy: Callable[..., Policy], fault: str) -> None:
+    tokenizer = make_policy().tokenizer
+    tokenizer.chat_template = fault
+    with pytest.raises(DatasetError, match="row 1: the model's chat template refuses it"):
+        RowReader(tokenizer).prompts(sum_rows(1))
+
+
 def test_a_model_without_a_template_refuses_conversations(make_policy: Callable[..., Policy]) -> None:
     tokenizer = make_policy().tokenizer
     tokenizer.chat_template = None

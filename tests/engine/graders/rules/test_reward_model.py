@@ -178,11 +178,20 @@ def test_an_empty_completion_is_scored_if_the_template_adds_tokens(folder: Path)
     assert error(score(folder, ""))[1] == "the text is empty: the tokenizer returns no tokens"
 
 
-def test_a_chat_template_that_refuses_is_an_error(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [("{{ raise_exception('only systems') }}", "only systems"), ("{{ 1 // 0 }}", "zero")],
+)
+def test_a_chat_template_that_refuses_is_an_error(
+    folder: Path, tmp_path: Path, template: str, reason: str
+) -> None:
     strict = tmp_path / "strict"
     shutil.copytree(folder, strict)
-    (strict / "chat_template.jinja").write_text("{{ raise_exception('only systems') }}")
-    assert "only systems" in error(score(strict, prompt="{{item.question}}"))[1]
+    (strict / "chat_template.jinja").write_text(template)
+    code, message = error(score(strict, prompt="{{item.question}}"))
+    assert code == "other_error"
+    assert message.startswith("the chat template refuses the texts: ")
+    assert reason in message
 
 
 def test_a_dumped_grader_reads_back_equal_and_runs_in_a_process() -> None:
