@@ -3,9 +3,13 @@
 Boundary: opens no URL; `grpo_engine.outbound.addresses` checks URLs.
 """
 
+import json
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from grpo_engine.config.job import Method, TrainingFree
+from grpo_engine.files.model_folder import damage
 from grpo_engine.graders.base import GraderBase
 from grpo_engine.graders.rules.endpoint import Endpoint
 from grpo_engine.graders.rules.multi import Multi
@@ -17,6 +21,9 @@ from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint
 from service.jobs.model.dataset import Problems
 from service.jobs.model.methods import eval_grader_of, grader_of, leaves, retention_of, with_settings
 from service.platform.catalog import Catalog
+
+CLASSIFIES = "ForSequenceClassification"
+"""End of the names of transformers' classes that may be reward models."""
 
 
 def check_grader(where: str, grader: GraderBase, catalog: Catalog, problems: Problems) -> None:
@@ -68,9 +75,30 @@ def _check_reward_model(place: str, rule: RewardModel, catalog: Catalog, problem
         if getattr(rule, name) is not None:
             reason = "is set by the model catalogue: give only model"
             problems.add(f"{place}.{name}", reason, code="invalid_value")
-    if catalog.find(rule.model) is None:
+    entry = catalog.find(rule.model)
+    if entry is None:
         reason = f"{rule.model!r} is not in the model catalogue"
         problems.add(f"{place}.model", reason, code="model_not_found")
+    elif entry.folder is not None:
+        with suppress(OSError):  # files that only the worker may read
+            if fault := _fault(entry.folder, has_weights=not entry.must_download):
+                problems.add(f"{place}.model", fault, code="model_not_supported")
+
+
+def _fault(folder: Path, *, has_weights: bool) -> str | None:
+    """Why the grading process would refuse a folder; None if its files show no reason. Raises OSError."""
+    if has_weights and (found := damage(folder)):
+        return f"cannot be loaded: {found}"
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (ValueError, RecursionError) as error:
+        return f"cannot be loaded: config.json cannot be read: {error}"
+    match config:
+        case {"architectures": [str(name)]} if not name.endswith(CLASSIFIES):
+            return f"is not a reward model: it is a {name}, and a reward model classifies sequences"
+        case {"id2label": dict(labels)} if len(labels) != 1:
+            return f"is not a reward model: it has {len(labels)} labels instead of one"
+    return None
 
 
 def with_places(grader: Any, catalog: Catalog) -> Any:

@@ -228,16 +228,6 @@ def test_urls_into_the_inside_are_refused(client: TestClient, url: str) -> None:
 
 
 @on_sqlite
-def test_a_reward_model_is_a_name_of_the_catalogue_and_never_a_path(client: TestClient) -> None:
-    assert problems(client, reinforcement({"type": "reward_model", "model": "tiny"})) == []
-    ((place, message),) = problems(client, reinforcement({"type": "reward_model", "model": "absent"}))
-    assert (place, "not in the model catalogue" in message) == (f"{WHERE}.model", True)
-    given = {"type": "reward_model", "model": "tiny", "path": "/etc", "revision": "main"}
-    found = problems(client, reinforcement({"type": "process", "grader": given}))
-    assert [place for place, _ in found] == [f"{WHERE}.grader.path", f"{WHERE}.grader.revision"]
-
-
-@on_sqlite
 def test_tools_that_the_template_does_not_show_cause_a_warning(
     client: TestClient, settings: Settings
 ) -> None:
