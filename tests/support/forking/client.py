@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -26,6 +27,12 @@ RUN = "TEST_RUN"
 """Environment variable of pytest-xdist's processes: process id and name of the run that started them."""
 TESTS = "tests"
 """The server of pytest-xdist's processes."""
+BY_SHELL = """#!/bin/sh
+'''exec' {python} -IS "$0" "$@"
+' '''
+"""
+"""First lines of a Python program whose interpreter's path may contain spaces, unlike that of `#!`: the shell
+runs the second line, which is text to Python."""
 SERVERS = {
     "service": "service",
     "bench.gpu.run": "engine",
@@ -115,7 +122,7 @@ def _python(socket_path: Path) -> Path:
     """The program beside the socket that has its server fork a process."""
     program = socket_path.with_name(f"python-{os.getpid()}")
     source = Path(__file__).with_name("python.py").read_text()
-    program.write_text(f"#!{sys.executable} -IS\n{source}")
+    program.write_text(BY_SHELL.format(python=shlex.quote(sys.executable)) + source)
     program.chmod(0o755)
     return program
 
