@@ -104,7 +104,7 @@ const share = { format: percent, fromZero: true, yaxis: { tickformat: ".2~%" } }
 // In the order of the page; the first one with values is the large one. `series(rows, names, job.eval, job)`; `hint`: how to read it.
 export const CHARTS = [
   { title: "Reward", series: rewards, format: decimals,
-    hint: "Mean per step. The band is ± one standard error of that mean. Training samples its answers; held-out answers are decoded as their name says: compare changes, not levels." },
+    hint: "Mean per step. The band is ± one standard error of that mean. Training answers are sampled; the legend names how held-out answers are decoded. Compare changes, not levels." },
   { title: "Reward by grader", series: parts, format: decimals },
   { title: "Loss", series: losses, ...tiny },
   { title: "KL divergence to the reference", series: one("kl"), fromZero: true, ...tiny },
