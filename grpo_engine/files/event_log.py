@@ -1,7 +1,8 @@
 """`events.jsonl`: append-only, one event per line, numbered without gaps across attempts.
 
 An unfinished line of a killed engine is cut off. A resumed run repeats the steps after its checkpoint; their
-events that the file (or the worker) already holds are not written again.
+events that the file (or the worker) already holds are not written again. In place of a step that the worker
+holds, a phase is written, so that the repetition does not look like a hang.
 """
 
 import os
@@ -15,6 +16,7 @@ from grpo_engine.contract.events import (
     BaseEvent,
     Evaluated,
     Failed,
+    PhaseChanged,
     RolloutsRecorded,
     StepFinished,
     StepSkipped,
@@ -37,14 +39,22 @@ class Journal:
     def write(self, event: BaseEvent) -> BaseEvent | None:
         """Number, write and return the event; None if it is already published."""
         key = _key(event)
-        if key is not None and (key in self._seen or self._published(event)):
+        if key is not None and key in self._seen:
             return None
+        if self._published(event):
+            if isinstance(event, StepFinished | StepSkipped):
+                self._append(PhaseChanged(phase="training", step=event.step))
+            return None
+        numbered = self._append(event)
+        if key is not None:
+            self._seen.add(key)
+        return numbered
+
+    def _append(self, event: BaseEvent) -> BaseEvent:
         numbered = event.model_copy(update={"sequence": self.next_sequence, "at": time.time()})
         self._file.write(numbered.model_dump_json().encode() + b"\n")
         self._file.flush()
         self.next_sequence += 1
-        if key is not None:
-            self._seen.add(key)
         return numbered
 
     def close(self) -> None:

@@ -173,6 +173,8 @@ class FakeEngine:
             return False
         if self.step > self.config.published_step:
             self._report()
+        else:
+            self._emit(PhaseChanged(phase="training", step=self.step))
         fault_point("step.trained")
         self._misbehave()
         if self.step == self.faults.get("guard_at"):

@@ -60,12 +60,13 @@ def test_a_complete_line_without_its_newline_is_cut_off_too(tmp_path: Path) -> N
     assert lines(path) == [(1, "step_finished"), (2, "step_finished")]
 
 
-def test_steps_that_the_worker_already_published_are_repeated_silently(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "events.jsonl", first_sequence=41, published_step=7)
-    assert journal.write(step(7)) is None
+def test_a_step_that_the_worker_already_published_is_only_a_phase(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    journal = Journal(path, first_sequence=41, published_step=7)
     assert journal.write(RolloutsRecorded(step=7, groups=())) is None
+    assert journal.write(step(7)) is None
     written = journal.write(step(8))
     assert written is not None
-    assert written.sequence == 41
     assert journal.write(Evaluated(step=7, metrics={})) is not None
     journal.close()
+    assert lines(path) == [(41, "phase"), (42, "step_finished"), (43, "evaluated")]

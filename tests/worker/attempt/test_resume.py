@@ -122,6 +122,17 @@ def test_a_stalled_engine_is_killed(worker: Worker, database: Database, submit: 
     assert metric_steps(database, job_id) == list(range(1, 11))
 
 
+def test_an_engine_that_repeats_recorded_steps_is_not_stalled(
+    worker: Worker, database: Database, submit: Submit
+) -> None:
+    object.__setattr__(worker, "settings", worker.settings.model_copy(update={"stall_seconds": 3}))
+    job_id = submit({"1": {"die_at": 9}, "2": {"step_seconds": 1}})
+    run_until_idle(worker, database)
+    job = read_job(database, job_id)
+    assert (job.state, job.attempt) == ("succeeded", 2)
+    assert metric_steps(database, job_id) == list(range(1, 11))
+
+
 def flip_a_byte(storage: Storage, key: str) -> None:
     content = bytearray(storage.get_bytes(key))
     content[len(content) // 2] ^= 1
