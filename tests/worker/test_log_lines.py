@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from time import monotonic
 
 import pytest
 import structlog
@@ -61,12 +60,13 @@ def test_lines_of_the_lease_threads_name_the_attempt(
     settings: Settings, worker: Worker, submit: Submit, lines: Lines
 ) -> None:
     job_id = submit()
-    job = claim(worker, Reservation())
-    assert job is not None
+    claimed = claim(worker, Reservation())
+    assert claimed is not None
+    job, claimed_at = claimed
     quick = settings.model_copy(update={"self_fence_seconds": 0.1})
     with (
         bound_contextvars(**log_fields(worker, job)),
-        Lease(worker.database, quick, job, claimed_at=monotonic() - 10) as lease,
+        Lease(worker.database, quick, job, claimed_at - 10) as lease,
     ):
         wait_until(lambda: lease.lost, 10)
     (line,) = lines.of("lease not renewed for too long; killing the engine")

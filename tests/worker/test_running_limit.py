@@ -111,5 +111,5 @@ def test_a_worker_uses_the_limit_of_its_settings(
     ids = [insert_job(database, created_at=float(n), tenant="a") for n in range(2)]
     claims = [claim_as_worker(worker, Reservation()), claim_as_worker(worker, Reservation())]
     worker.database.engine.dispose()
-    assert [job and job.id for job in claims] == [ids[0], None]
+    assert [claimed and claimed[0].id for claimed in claims] == [ids[0], None]
     assert read_job(database, ids[1]).state == JobState.QUEUED.value

@@ -39,11 +39,11 @@ def run_job(worker: Worker, engines: WarmPool | None = None) -> bool:
 
     If `engines` is None, no engine is kept warm.
     """
-    claimed_at = monotonic()
     with worker.gpus.reserve() as gpus:
-        job = claim(worker, gpus)
-        if job is None:
+        claimed = claim(worker, gpus)
+        if claimed is None:
             return False
+        job, claimed_at = claimed
         fault_point("job.claimed")
         with (
             bound_contextvars(**log_fields(worker, job)),
@@ -63,15 +63,16 @@ def log_fields(worker: Worker, job: ClaimedJob) -> dict[str, Any]:
     return {**claimed, "worker": worker.name}
 
 
-def claim(worker: Worker, gpus: Reservation) -> ClaimedJob | None:
+def claim(worker: Worker, gpus: Reservation) -> tuple[ClaimedJob, float] | None:
     """Claim a job, with a lease and a new fence, and reduce the reservation to its GPUs.
 
-    None: the reserved GPUs suffice for no queued job, or this worker may not claim.
+    Returns the job and the monotonic time before the claim, which follows the trial of the GPUs. None: the
+    reserved GPUs suffice for no queued job, or this worker may not claim.
     """
     settings, usable = worker.settings, worker.gpu_check.working(gpus)
     if not worker.may_claim() or (worker.gpus.names and len(usable) < settings.runtime.ranks):
         return None
-    offered = worker.offered()
+    offered, claimed_at = worker.offered(), monotonic()
     with worker.database.connection() as session:
         job = claiming.claim(
             session,
@@ -84,10 +85,11 @@ def claim(worker: Worker, gpus: Reservation) -> ClaimedJob | None:
             gpu_memory_gb=gpu_memory_gb(settings),
             max_running=settings.max_running_jobs,
         )
-    if job is not None:
-        wanted = sum(job.resources.get(name, 0) for name in ("gpus", "sampler_gpus"))
-        gpus.keep(usable[: wanted or job.required_gpus or settings.runtime.ranks])
-    return job
+    if job is None:
+        return None
+    wanted = sum(job.resources.get(name, 0) for name in ("gpus", "sampler_gpus"))
+    gpus.keep(usable[: wanted or job.required_gpus or settings.runtime.ranks])
+    return job, claimed_at
 
 
 def run_attempt(attempt: Attempt, engines: WarmPool) -> None:

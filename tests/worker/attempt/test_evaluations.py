@@ -1,7 +1,6 @@
 """Evaluations, retention sets, the best checkpoint and guards, from the engine's events to the job."""
 
 from collections.abc import Callable
-from time import monotonic
 
 import pytest
 from sqlalchemy import select
@@ -150,9 +149,10 @@ def test_a_pause_by_a_guard_takes_precedence_over_drain(
     worker: Worker, database: Database, action: StopRequest | None
 ) -> None:
     job_id = insert_job(database)
-    job = claim(worker, Reservation())
-    assert job is not None
-    with Lease(database, worker.settings, job, monotonic()) as lease:
+    claimed = claim(worker, Reservation())
+    assert claimed is not None
+    job, claimed_at = claimed
+    with Lease(database, worker.settings, job, claimed_at) as lease:
         conclude(
             Attempt(worker, job, lease), Ending(stop_request=action, outcome=Stopped(step=1, reason="guard"))
         )

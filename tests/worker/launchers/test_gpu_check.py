@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from time import sleep
 
 import pytest
 import torch
@@ -95,3 +96,15 @@ def test_a_gpu_that_works_gets_jobs_while_another_fails(
 
 def test_a_device_that_computes_passes_the_trial() -> None:
     assert try_device(torch.device("cpu")) == "computes"
+
+
+def test_a_trial_does_not_count_toward_the_lease(
+    worker: Worker, database: Database, settings: Settings, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial may take longer than a lease, which begins with the claim."""
+    monkeypatch.setattr(gpu_check, "try_gpus", lambda *_given: sleep(1.5))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8a")
+    quick = settings.model_copy(update={"self_fence_seconds": 1.0, "heartbeat_seconds": 0.05})
+    job_id = submit()
+    assert run_job(replace(worker, settings=quick, gpus=HostGpus.of(quick)))
+    assert read_job(database, job_id).state == "succeeded"
