@@ -86,8 +86,8 @@ class ModelProcess(threading.Thread):
 
     def run(self) -> None:
         """The process's whole life. The engine dies with this thread."""
-        self._folder.mkdir(parents=True)
         try:
+            self._folder.mkdir(parents=True)
             source = self._fetch(self._folder)
             reading, writing = os.pipe()
             with os.fdopen(reading, "rb") as reports:
