@@ -105,6 +105,7 @@ class LocalRunFiles:
 
     def download_folder(self, key: str, sha256: str, name: str) -> None:
         archive = f"{name}.tar"
+        shutil.rmtree(self.folder / name, ignore_errors=True)  # of a try that failed on another host
         self.download(key, sha256, archive)
         try:
             unpack(self.folder / archive, self.folder / name)
@@ -117,8 +118,7 @@ class LocalRunFiles:
     ) -> None:
         target = self.folder / name
         unpacked = f".partial-{target.name}"
-        for leftover in (self.folder / unpacked, target):  # of a failed try, perhaps on another host
-            shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(target, ignore_errors=True)  # of a try that failed on another host
         with _damage_named("its archive"):
             self.download_folder(key, sha256, unpacked)
         for shard_key, shard_sha256 in shards.items():
