@@ -1,17 +1,21 @@
-"""Removes secrets from text that a job's owner may read."""
+"""Removes secrets, and characters that no row can store, from text that a job's owner may read."""
 
 import os
 import re
 
 from service.platform import logs
+from service.platform.db import storable
 
 SHORTEST_SECRET = 6
 _SECRET_NAMES = re.compile(r"KEY|TOKEN|PASSWORD|SECRET", re.IGNORECASE)
 
 
 def mask_secrets(text: str) -> str:
-    """The text without keys and passwords that have known formats or are in this process's environment."""
-    text = logs.mask(text)
+    """The text without keys and passwords that have known formats or are in this process's environment.
+
+    It is `storable`: an engine may print anything, and PostgreSQL would refuse the reason of its end.
+    """
+    text = logs.mask(storable(text))
     for name, value in os.environ.items():
         if _SECRET_NAMES.search(name) and len(value) >= SHORTEST_SECRET:
             text = text.replace(value, "***")

@@ -17,7 +17,8 @@ from service.settings import Settings
 from tests.support.servers import wait_until
 from tests.worker.conftest import Process, Processes, engine_pids
 from tests.worker.jobs import read_job
-from tests.worker.outcomes import expected_weights, messages, metric_steps, weights
+from tests.worker.outcomes import expected_weights, messages, metric_steps, run_until_idle, weights
+from worker.attempt.attempt import Worker
 
 Submit = Callable[..., str]
 WaitFor = Callable[..., None]
@@ -186,3 +187,15 @@ def test_an_engine_killed_from_outside_is_restarted(
     assert read_job(database, job_id).attempt == 2
     assert metric_steps(database, job_id) == list(range(1, 11))
     assert weights(database, storage, job_id) == expected_weights()
+
+
+def test_the_end_of_an_engine_that_printed_what_no_row_can_store_is_reported(
+    worker: Worker, database: Database, submit: Submit
+) -> None:
+    """PostgreSQL refuses NUL, which a model may write and a grader may print."""
+    job_id = submit({"*": {"prints": "no \x00 place\n", "die_at": 3}})
+    run_until_idle(worker, database)
+    failure = read_job(database, job_id).failure
+    assert failure is not None
+    assert "ended by SIGKILL" in failure["message"]
+    assert failure["evidence"] == ["fake engine starts", "no \ufffd place"]
