@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from service.jobs.model import names
 from service.jobs.store import history
 from service.jobs.store.transitions import JOBS, holds, lock_held
+from service.platform.db import lock_tenant
 from service.platform.tables.core import Checkpoint, Job
 
 
@@ -85,6 +86,10 @@ def retire_checkpoints(session: Session, job_id: str, fence: int, keep: int) -> 
 
     Returns the storage keys to delete. None: the fence is stale.
     """
+    job = session.get(Job, job_id)
+    if job is None:
+        return None
+    lock_tenant(session, job.tenant)  # a job that is being created may be about to start from one
     held = select(Job.evaluation).where(holds(job_id, fence)).with_for_update()
     evaluation = session.execute(held).scalar_one_or_none()
     if evaluation is None:
@@ -93,16 +98,15 @@ def retire_checkpoints(session: Session, job_id: str, fence: int, keep: int) -> 
         select(Checkpoint).where(Checkpoint.job_id == job_id).order_by(Checkpoint.step.desc())
     ).all()
     best = evaluation.get("best", {}).get("step")
-    started_from = _steps_started_from(session, job_id, [row.step for row in rows[keep:]])
+    started_from = _steps_started_from(session, job, [row.step for row in rows[keep:]])
     retired = [row for row in rows[keep:] if row.step != best and row.step not in started_from]
     ids = [row.id for row in retired]
     session.execute(delete(Checkpoint).where(Checkpoint.id.in_(ids)))
     return [key for row in retired for key in row.storage_keys]
 
 
-def _steps_started_from(session: Session, job_id: str, steps: list[int]) -> set[int]:
+def _steps_started_from(session: Session, job: Job, steps: list[int]) -> set[int]:
     """The steps whose checkpoint another job names as its model."""
-    job = session.get_one(Job, job_id)
     by_name = {names.checkpoint_model(names.model_of(job), step): step for step in steps}
     used = select(Job.model).where(Job.tenant == job.tenant, Job.model.in_(by_name))
     return {by_name[name] for name in session.scalars(used)}

@@ -1,0 +1,46 @@
+"""A checkpoint that a new job starts from is kept, even if both happen at the same time."""
+
+from concurrent.futures import ThreadPoolExecutor, wait
+
+from sqlalchemy import select
+
+from service.jobs.model import names
+from service.jobs.progress import publishing
+from service.jobs.store import claiming
+from service.platform.db import Database, lock_tenant
+from service.platform.tables.core import Checkpoint, Job
+from tests.worker.jobs import insert_job, method, read_job
+
+
+def publish(database: Database, job_id: str, step: int) -> None:
+    with database.transaction() as session:
+        archives = publishing.Archives(f"s-{step}", "0" * 64, f"a-{step}", "1" * 64, 5)
+        assert publishing.publish_checkpoint(
+            session, job_id, 1, checkpoint_id=f"ftckpt_{step}", step=step, archives=archives, metrics={}
+        )
+
+
+def retire(database: Database, job_id: str) -> list[str] | None:
+    with database.transaction() as session:
+        return publishing.retire_checkpoints(session, job_id, 1, keep=1)
+
+
+def test_a_checkpoint_is_kept_for_a_job_that_is_being_created(database: Database) -> None:
+    job_id = insert_job(database)
+    with database.transaction() as session:
+        claiming.claim(session, pool="default", worker="w", lease_seconds=60)
+    for step in (1, 2):
+        publish(database, job_id, step)
+    start = names.checkpoint_model(names.model_of(read_job(database, job_id)), 1)
+    new = Job(id="ftjob-new", tenant="acme", state="queued", model=start, training_file="file-1", seed=1)
+    new.method = method().model_dump(mode="json")
+    with ThreadPoolExecutor(1) as pool:
+        with database.transaction() as session:
+            session.add(new)
+            session.flush()
+            lock_tenant(session, "acme")  # the request has found the checkpoint, and is about to commit
+            retiring = pool.submit(retire, database, job_id)
+            wait([retiring], timeout=0.5)
+        assert retiring.result() == []
+    with database.reading() as session:
+        assert session.scalars(select(Checkpoint.step).order_by(Checkpoint.step)).all() == [1, 2]
