@@ -26,7 +26,7 @@ OBSERVATION = "observationqzxxzq"
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """Rows of a JSONL file. Raises DatasetError naming the line."""
     rows = []
-    with Path(path).open(encoding="utf-8-sig") as lines:
+    with Path(path).open(encoding="utf-8-sig", newline="\n") as lines:  # as the service splits them
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue

@@ -62,3 +62,8 @@ def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"a": 1}\nnot json\n')
     with pytest.raises(DatasetError, match=r"rows.jsonl line 2 is not JSON"):
         read_rows(tmp_path / "rows.jsonl")
+
+
+def test_a_carriage_return_inside_a_row_ends_no_line(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(b'{"a": 1,\r "b": 2}\r\n\r\n{"a": 3}\n')
+    assert read_rows(tmp_path / "rows.jsonl") == [{"a": 1, "b": 2}, {"a": 3}]
