@@ -69,7 +69,9 @@ class Collector:
             fresh = self.source.fresh(step, attempt, wanted - len(groups), used)
             if not fresh:
                 break
-            found, useless = self._split(self.graded(fresh, sampling.starting_at(len(used)), timer))
+            # not len(used): a step may have a row twice, and each group needs a number of its own
+            first = len(groups) + len(without)
+            found, useless = self._split(self.graded(fresh, sampling.starting_at(first), timer))
             groups, without = groups + found, without + useless
             used |= {prompt.row for prompt in fresh}
         missing = max(0, wanted - len(groups))

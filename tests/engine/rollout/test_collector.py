@@ -71,11 +71,11 @@ def settings(**fields: Any) -> ReinforcementHyperparameters:
     )
 
 
-def collected(sampler: RowSampler, rows: int = 12, **fields: Any) -> StepGroups:
+def collected(sampler: RowSampler, rows: int = 12, step: int = 1, **fields: Any) -> StepGroups:
     prompts = [Prompt(row, "", (1,), {}) for row in range(rows)]
     source = PromptSource(prompts, 3, seed=0)
     collector = Collector(sampler, InjectedGrading(), source, settings(**fields), lambda ids: "x" * len(ids))
-    return collector.collect(1, Sampling(max_tokens=8), PhaseTimer())
+    return collector.collect(step, Sampling(max_tokens=8), PhaseTimer())
 
 
 def rows_of(groups: Sequence[GradedGroup]) -> set[int]:
@@ -100,6 +100,13 @@ def test_groups_without_signal_are_replaced_by_fresh_prompts_up_to_the_wanted_nu
         sum(len(rows) for rows, _ in sampler.asked[:round_]) for round_ in range(len(sampler.asked))
     ]
     assert rows_of([*found.groups, *found.discarded]) == set(asked)
+
+
+def test_a_step_that_has_a_row_twice_draws_other_numbers_for_fresh_prompts() -> None:
+    sampler = RowSampler(alive=set())
+    collected(sampler, rows=4, step=2, dynamic_sampling=1)
+    (batch, _), (_, first) = sampler.asked
+    assert len(set(batch)) < len(batch) == first
 
 
 def test_resampling_ends_after_its_rounds_and_keeps_the_size_of_the_step() -> None:
