@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from grpo_engine.files.atomic_folder import fsync
 from grpo_engine.files.model_folder import damage, unsupported_format
 from service.hub.models import HubModel, folder_of, has_weights
 from service.platform.token_counting import DamagedModelTextError, ModelTextError, load_model_text
@@ -197,6 +198,7 @@ class Catalog:
     def _write(self, places: dict[str, _Place]) -> None:
         temporary = self.file.with_name(f".{self.file.name}.{os.getpid()}")
         temporary.write_bytes(_PLACES.dump_json(places, indent=2, exclude_none=True))
+        fsync(temporary)  # otherwise a loss of power could leave an empty catalogue
         temporary.replace(self.file)
 
     def entries(self) -> dict[str, CatalogEntry]:

@@ -1,6 +1,7 @@
 """The model catalogue: folders, the file beside them, the operator's file in production."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,16 @@ def test_an_added_model_is_available_at_once(tmp_path: Path) -> None:
     found = Catalog(Settings(home=tmp_path)).find("big")
     assert found == added
     assert (found.path, found.revision) == ("Qwen/Qwen3-0.6B", "abc123")
+
+
+def test_the_catalogue_is_on_disk_before_it_replaces_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    catalog = Catalog(Settings(home=tmp_path))
+    catalog.add("big", "Qwen/Qwen3-0.6B")
+    assert synced == [catalog.file.stat().st_ino]
 
 
 def test_an_added_folder_must_hold_a_model(tmp_path: Path) -> None:
