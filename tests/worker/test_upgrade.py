@@ -49,7 +49,7 @@ def test_a_new_worker_waits_for_the_migration(
     alter(database, "ALTER TABLE jobs RENAME COLUMN phase TO not_yet")
     assert not try_job(worker, engines)
     if database.engine.name == "postgresql":
-        assert "ProgrammingError: column " in capfd.readouterr().err
+        assert "ProgrammingError: column " in "".join(capfd.readouterr())
     alter(database, "ALTER TABLE jobs RENAME COLUMN not_yet TO phase")
     assert try_job(worker, engines)
     assert read_job(database, job_id).state == "succeeded"

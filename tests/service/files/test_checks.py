@@ -29,7 +29,7 @@ from tests.service.files.file_samples import ROWS, expires_after, refusal, store
         (
             b'{"a": 1}\n\n{"a": 1,}\n',
             "invalid_jsonl",
-            "line 3 is not JSON: .* at character 9; each line",
+            "line 3 is not JSON: .* at character [89]; each line",
         ),
         (b'{"a": 1}\n[1]\n', "invalid_jsonl", "line 2 is not a JSON object"),
         (b'{\n  "a": 1\n}\n', "invalid_jsonl", "line 1 is not JSON: .*; each line must be one JSON object"),

@@ -223,7 +223,7 @@ main(script_args, training_args)
         ("def f(:", "line 1 is not Python"),
         ("print('hello')", "no GRPOTrainer(…)"),
         ("GRPOTrainer('a')\nGRPOTrainer('b')", r"2 calls of GRPOTrainer (lines 1, 2): keep one"),
-        ("x = " + "-" * 5000 + "1", "is too deeply nested"),
+        ("x = " + "-" * 100_000 + "1", "is too deeply nested"),
         ("a = 1\0", "is not Python"),
     ],
 )

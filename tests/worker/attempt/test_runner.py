@@ -178,8 +178,8 @@ def test_only_the_end_of_a_run_s_log_is_kept(
 def test_the_engine_sees_no_secret_of_the_worker(
     worker: Worker, submit: Submit, monkeypatch: pytest.MonkeyPatch, wait_for: Callable[..., None]
 ) -> None:
-    monkeypatch.setenv("GRPO_DATABASE_URL", "postgresql://secret")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("GRPO_DATABASE_URL", "postgresql://hush-hush")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
     job_id = submit({"*": {"step_seconds": 0.1}})
     thread = in_background(worker)
     wait_for(job_id, phase="training")
@@ -187,4 +187,4 @@ def test_the_engine_sees_no_secret_of_the_worker(
     environment = Path(f"/proc/{pid}/environ").read_text()
     thread.join()
     assert "PATH=" in environment
-    assert "secret" not in environment
+    assert "hush-hush" not in environment
