@@ -209,6 +209,8 @@ def pretended_cuda() -> Iterator[Seen]:
         patch.setattr(torch, "bmm", bmm)
         for name in ("autocast", "is_autocast_enabled", "get_autocast_dtype"):
             patch.setattr(torch, name, on_the_host(getattr(torch, name)))
+        # torch's optimizers ask it, and a build for CUDA would look for a real device
+        patch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: None)
         for name, value in _functions_of_cuda(seen).items():
             patch.setattr(torch.cuda, name, value)
         with Functions(seen), Operations(seen):
