@@ -32,6 +32,8 @@ TRAIN_PER_SAMPLE = (0.3, 3.0)
 """Range of seconds of training per second of sampling, if no training was measured yet."""
 PROCESS_BYTES = 370 * 2**20
 """Memory of an engine without a model on a CPU: Python, torch and transformers."""
+CUDA_BUILD_BYTES = 500 * 2**20
+"""Further memory of torch's build for CUDA, which PyPI offers also for machines without a GPU."""
 BYTES_PER_TRAINED = 16
 """Bytes for a trained parameter: weight, gradient and Adam's two moments in float32."""
 FULL_WIDTH = 4
@@ -210,9 +212,10 @@ def peak_memory(subject: Subject, notes: list[str]) -> TokenRange | None:
     held += 0 if subject.on_gpu else PROCESS_BYTES
     working = max(sampling, training)
     logits = LOGITS_TOKENS * shape.vocabulary * 4
+    libraries = 0 if subject.on_gpu else CUDA_BUILD_BYTES
     if subject.on_gpu:
         notes.append("vLLM's share of the GPU's memory (sampler_memory) is not included.")
-    return TokenRange(low=round(held), high=round(MARGIN * (held + working + logits)))
+    return TokenRange(low=round(held), high=round(MARGIN * (held + working + logits)) + libraries)
 
 
 def sharding_ranks(runtime: Runtime) -> int:
