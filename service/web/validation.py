@@ -29,6 +29,8 @@ _CODES = {
 }
 _JUDGED = {"value_error", "field_problem"}
 MAX_OTHERS = 10
+MAX_ERRORS = 500
+"""Validation errors that are read. They are compared in pairs, and a body of 1 MiB can have 100,000."""
 MAX_PATH_LENGTH = 300
 
 
@@ -43,7 +45,7 @@ def invalid_request(errors: Sequence[Mapping[str, Any]], body: Any) -> InvalidRe
     if errors[0]["type"] == "json_invalid":
         return invalid_json(syntax_reason(errors[0]["ctx"]["error"], errors[0]["loc"][-1]))
     problems: dict[str, list[Mapping[str, Any]]] = {}
-    for error in errors:
+    for error in errors[:MAX_ERRORS]:
         location = (*error["loc"], *error.get("ctx", {}).get("place", ()))
         problems.setdefault(field_path(location, body, error["type"]), []).append(error)
     named = [path for path in problems if not _has_deeper(path, problems)]

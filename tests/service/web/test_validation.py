@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import time
 from typing import Any
 
 import pytest
@@ -104,6 +105,16 @@ def test_several_bad_fields_are_all_named(client: TestClient) -> None:
         f"{AT}.hyperparameters.beta",
     ]
     assert "greater than or equal to 0" in error["problems"][1]["message"]
+
+
+@on_sqlite
+def test_many_wrong_fields_are_refused_at_once(client: TestClient) -> None:
+    """The error is written on the event loop, so that all other requests wait for it."""
+    many = {f"bogus{number}": 1 for number in range(20_000)}
+    started = time.monotonic()
+    error = error_of(client.post(JOBS, json=job(**many)))
+    assert time.monotonic() - started < 10
+    assert (error["param"], error["code"]) == ("bogus0", "unknown_field")
 
 
 @on_sqlite
