@@ -19,6 +19,8 @@ from service.platform.tables.core import Job
 T = TypeVar("T")
 View = Callable[[Any], Any]
 """Converts bodies of responses and JSON values to what a key may see."""
+URL_FIELDS = ("url", "server_url")
+"""Of graders, tools and environments; of MCP servers."""
 MIN_CHARACTERS = 8
 """A shorter path or header is no secret, and may be a part of any text."""
 
@@ -66,7 +68,7 @@ def _replacements(value: Any) -> Iterator[tuple[str, str]]:
     if not isinstance(value, Mapping):
         return
     for name, part in value.items():
-        if name == "url" and isinstance(part, str):
+        if name in URL_FIELDS and isinstance(part, str):
             yield from _of_url(part)
         elif name == "headers" and isinstance(part, Mapping):
             words = " ".join(part.values()).split()

@@ -76,10 +76,11 @@ def with_servers(database: Database, job_id: str) -> str:
     headers = {"authorization": "Bearer of-the-endpoint"}
     grader = {"type": "endpoint", "name": "e", "url": url, "headers": headers}
     tool = {"type": "http", "name": "t", "url": "https://tool.example/secret-path"}
+    server = {"type": "mcp", "server_url": "https://mcp.example/secret-path?key=secret-query"}
     said = f"{url}: no /secret-path for of-the-endpoint, see https://tool.example/secret-path"
     with database.transaction() as session:
         job = session.get_one(Job, job_id)
-        method = {"grader": {"type": "multi", "graders": {"g": grader}}, "tools": [tool]}
+        method = {"grader": {"type": "multi", "graders": {"g": grader}}, "tools": [tool, server]}
         job.method = {"type": "reinforcement", "reinforcement": method}
         job.notes = said
         append(session, job_id, HistoryEntry("message", said, data={"answer": [said]}))
@@ -96,7 +97,7 @@ def test_a_share_shows_no_header_and_of_urls_only_the_host(
     seen = answer.json()["method"]["reinforcement"]
     grader = seen["grader"]["graders"]["g"]
     assert (grader["url"], grader["headers"]) == ("host.example", {"authorization": "…"})
-    assert seen["tools"][0]["url"] == "tool.example"
+    assert (seen["tools"][0]["url"], seen["tools"][1]["server_url"]) == ("tool.example", "mcp.example")
 
 
 @on_sqlite
