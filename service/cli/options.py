@@ -14,6 +14,8 @@ from service.cli.terminal.errors import CommandError
 
 COMPLETION_SECONDS = 1.5
 _ID = re.compile(r"[A-Za-z0-9_-]+")
+_UNSAFE = re.compile(r"[^\w .,:/@+-]")
+"""Characters that a shell may interpret: zsh evaluates completions twice."""
 COMPLETED_ITEMS = 100
 """The newest items are offered, at most one page of the list."""
 
@@ -50,7 +52,10 @@ def quick_answer(context: typer.Context, path: str) -> httpx.Response:
 def _completion(
     path: str, describe: Callable[[dict[str, Any]], str]
 ) -> Callable[[typer.Context, str], list[tuple[str, str]]]:
-    """Completes the ids of a list, with a description of each; completes nothing on any failure."""
+    """Completes the ids of a list, with a description of each; completes nothing on any failure.
+
+    What other people wrote, such as names of files, cannot run as a command in the shell.
+    """
 
     def complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         try:
@@ -58,7 +63,11 @@ def _completion(
             found = [(one["id"], describe(one)) for one in answer.raise_for_status().json()["data"]]
         except (CommandError, httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
             return []
-        return [(name, about) for name, about in found if name.startswith(incomplete)]
+        return [
+            (name, _UNSAFE.sub("_", about))
+            for name, about in found
+            if name.startswith(incomplete) and not _UNSAFE.search(name)
+        ]
 
     return complete
 

@@ -164,6 +164,16 @@ def test_files_and_models_are_completed_with_a_description(
     assert options.complete_models(context, "x") == []  # type: ignore[arg-type]
 
 
+def test_a_description_cannot_run_as_a_command_of_the_shell(
+    server_url: str, api_key: str, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """zsh evaluates it twice, and typer's escape of `$` does not hold after a backslash."""
+    monkeypatch.setattr(options, "COMPLETION_SECONDS", 60.0)
+    file_id, context = upload(client), completion_context(server_url, api_key)
+    client.patch(f"/v1/files/{file_id}", json={"filename": "\\$(id) `id` é.jsonl"}).raise_for_status()
+    assert options.complete_files(context, file_id) == [(file_id, "___id_ _id_ é.jsonl")]  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("url", ["", "http://127.0.0.1:9", "nonsense", "http://["])
 def test_tab_is_silent_without_a_service_or_a_valid_key(
     server_url: str, url: str, capfd: pytest.CaptureFixture[str]
