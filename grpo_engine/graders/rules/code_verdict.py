@@ -9,7 +9,7 @@ import re
 from itertools import chain
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import FailFast, Field, TypeAdapter, ValidationError
 
 from grpo_engine.contract.records import Input, first_problem
 from grpo_engine.graders.feedback import excerpt
@@ -77,7 +77,8 @@ class StdinTest(Input):
 
 
 Test = CallTest | StdinTest
-_TESTS: TypeAdapter[list[Test]] = TypeAdapter(Annotated[list[Test], Field(min_length=1)])
+_TESTS: TypeAdapter[list[Test]] = TypeAdapter(Annotated[list[Test], Field(min_length=1), FailFast()])
+"""Stops at the first wrong test: pydantic's errors for each test of a long row would take a gigabyte."""
 
 
 def read_tests(text: str) -> list[Test]:

@@ -1,3 +1,5 @@
+import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -224,6 +226,17 @@ def test_a_row_whose_tests_parse_has_no_problems() -> None:
     assert grader.problems({}) == ["{{item.tests}} does not resolve"]
     assert grader.execution == "process"
     assert len(read_tests('"[{\\"call\\": \\"f\\", \\"expected\\": 1}]"')) == 1
+
+
+def test_tests_in_another_shape_are_refused_with_little_memory() -> None:
+    text = json.dumps([{"input": "1", "output": "1"}] * 10_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"^0\.CallTest\.call: Field required$"):
+            read_tests(text)
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
