@@ -5,9 +5,9 @@ A grader never raises for what a model wrote: it returns a `Score` with reward N
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from grpo_engine.contract.records import (
     LARGEST_REWARD,
@@ -21,10 +21,13 @@ from grpo_engine.contract.records import (
 )
 from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.feedback import bounded_feedback
-from grpo_engine.graders.template import check, render, unresolved, uses_sample
+from grpo_engine.graders.template import check, render, row_paths, unresolved, uses_sample
 
 Template = Annotated[str, Field(max_length=65_536), AfterValidator(check)]
 """Text with `{{item.…}}` and `{{sample.…}}`; see `template.py`."""
+
+MAX_ROW_PATHS = 256
+"""Maximum number of `{{item.…}}` in a grader's templates. The check of a job resolves each in every row."""
 
 Execution = Literal["inline", "thread", "process"]
 """inline: pure and quick. thread: waits for a network, with its own time limits. process: may hang, flood or
@@ -39,6 +42,15 @@ class GraderBase(Input, ABC):
 
     name: str = Field("", max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")
     """Name in metrics (`rewards/<name>/mean`); default: the type."""
+
+    @model_validator(mode="after")
+    def _has_few_row_paths(self) -> Self:
+        num = sum(len(row_paths(text)) for text in self.templates().values())
+        if num > MAX_ROW_PATHS:
+            raise ValueError(
+                f"the templates have {num} paths into the row, at most {MAX_ROW_PATHS} are allowed"
+            )
+        return self
 
     @property
     def execution(self) -> Execution:

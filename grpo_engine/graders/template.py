@@ -71,8 +71,12 @@ def render(template: str, sample: Sample, item: Mapping[str, Any]) -> str:
 
 def unresolved(template: str, item: Mapping[str, Any]) -> list[str]:
     """Paths into `item` that this row lacks, as written."""
-    paths = [path for path in _paths(template) if path.namespace == "item"]
-    return [path.text for path in paths if _walk(item, path.steps) is _MISSING]
+    return [path.text for path in row_paths(template) if _walk(item, path.steps) is _MISSING]
+
+
+def row_paths(template: str) -> list[Path]:
+    """Its paths into `item`."""
+    return [path for path in _paths(template) if path.namespace == "item"]
 
 
 def uses_sample(template: str) -> bool:

@@ -128,6 +128,19 @@ def test_a_row_is_checked_for_all_parts() -> None:
     assert grader.problems({"answer": 3}) == []
 
 
+def test_the_templates_of_all_parts_have_a_limited_number_of_paths_into_the_row() -> None:
+    """A check of 50,000 rows resolves each path in each row."""
+
+    def part(num_paths: int) -> dict[str, Any]:
+        return {**RIGHT, "name": "", "input": "{{item.a}}" * num_paths + "{{sample.output_text}}" * 999}
+
+    read(**part(255))  # RIGHT's reference is the 256th
+    read(**{**multi("a + b"), "graders": {"a": part(127), "b": part(127)}})
+    place, complaint = refusal(**{**multi("a + b"), "graders": {"a": part(127), "b": part(128)}})
+    assert place == ("multi",)
+    assert complaint == "Value error, the templates have 257 paths into the row, at most 256 are allowed"
+
+
 def test_feedback_of_the_parts_is_joined_with_their_names_in_front() -> None:
     graders = {"right": RIGHT, "again": {**RIGHT, "tag": "answer"}, "shape": SHAPE}
     found = score(
