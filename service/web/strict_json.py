@@ -17,6 +17,9 @@ MAX_DEPTH = 100
 MAX_JSON_BYTES = 2**20
 _ESCAPE = re.compile(rb"\\u0000|\\u[dD][89a-fA-F]")
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_Place = tuple[Any, str | int] | None
+"""The place of the outer value, and the name or index inside it; None: the root. They are shared, because a
+tuple of all steps for each value of a deep body would take 400 MB."""
 
 
 async def refuse_odd_text(request: Request) -> None:
@@ -88,16 +91,25 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _refuse_odd(root: Any) -> None:
-    pending: list[tuple[Any, tuple[str | int, ...]]] = [(root, ())]
+    pending: list[tuple[Any, int, _Place]] = [(root, 0, None)]
     while pending:
-        value, path = pending.pop()
-        if len(path) > MAX_DEPTH:
+        value, depth, place = pending.pop()
+        if depth > MAX_DEPTH:
             raise invalid_json(f"it is nested more than {MAX_DEPTH} deep")
         if isinstance(value, str) and _UNSTORABLE.search(value):
-            where = field_path(("body", *path), root)
+            where = field_path(("body", *_steps(place)), root)
             raise InvalidRequest(f"{where}: NUL characters and lone surrogates are not allowed.", param=where)
         if isinstance(value, dict):
-            pending += [(name, path) for name in value]
-            pending += [(inner, (*path, name)) for name, inner in value.items()]
+            pending += [(name, depth, place) for name in value]
+            pending += [(inner, depth + 1, (place, name)) for name, inner in value.items()]
         if isinstance(value, list):
-            pending += [(inner, (*path, index)) for index, inner in enumerate(value)]
+            pending += [(inner, depth + 1, (place, index)) for index, inner in enumerate(value)]
+
+
+def _steps(place: _Place) -> tuple[str | int, ...]:
+    """The names and indexes from the root to the place."""
+    steps: list[str | int] = []
+    while place is not None:
+        place, step = place
+        steps.append(step)
+    return tuple(reversed(steps))

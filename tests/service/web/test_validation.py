@@ -3,6 +3,7 @@
 import gzip
 import json
 import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -187,6 +188,19 @@ def test_a_body_that_is_not_storable_json_is_refused(
     error = error_of(answer)
     assert error["code"] == code
     assert reason in error["message"]
+
+
+@on_sqlite
+def test_many_values_in_a_deep_body_are_refused_with_little_memory(anonymous: TestClient) -> None:
+    """They are read before the key is checked."""
+    raw = b"[" * 97 + b'"\\u0000",' + b"0," * 100_000 + b"0" + b"]" * 97
+    tracemalloc.start()
+    try:
+        answer = anonymous.post(JOBS, content=raw, headers={"content-type": "application/json"})
+        assert tracemalloc.get_traced_memory()[1] < 60 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert error_of(answer)["message"].startswith("[0][0]")
 
 
 @on_sqlite
