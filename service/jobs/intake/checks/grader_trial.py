@@ -4,6 +4,7 @@ The completions are made up. No model is loaded and no server gets a request.
 """
 
 import re
+import threading
 import time
 from collections.abc import Iterator, Sequence
 
@@ -32,8 +33,13 @@ HOPELESS = re.compile(
     r"(NameError|ImportError|ModuleNotFoundError|KeyError)\b|(TypeError: )?grade\(\) must return"
 )
 """Errors of a broken grader: a missing name, package or row field, or a reward that is not a number."""
+MAX_TRIALS = 8
+"""Maximum number of trials at the same time that need a process, which may take 2 GiB."""
+PLACE_SECONDS = 5.0
+"""Longest wait for one of them to end. After it, the grader is not tried."""
 MAX_ROW_VALUES = 4
 MAX_VALUE_CHARACTERS = 2000
+_places = threading.BoundedSemaphore(MAX_TRIALS)
 
 
 def try_grader(grader: Grader, rows: Sequence[Row], problems: Problems, warn: Warn, where: str) -> None:
@@ -45,7 +51,7 @@ def try_grader(grader: Grader, rows: Sequence[Row], problems: Problems, warn: Wa
     if not all(_runs_here(rule) for _, rule in leaves(where, grader)):
         return
     try:
-        scores = _tried_apart(grader, rows) if grader.execution == "process" else _tried(grader, rows)
+        scores = _tried_in_place(grader, rows) if grader.execution == "process" else _tried(grader, rows)
     except _Broken as broken:
         problems.add(where, str(broken), code="invalid_grader")
         return
@@ -98,6 +104,16 @@ def _tried(grader: Grader, rows: Sequence[Row]) -> list[Score]:
         except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError) as error:
             raise _Broken(f"fails on row {row.line}: {error}") from error
     return scores
+
+
+def _tried_in_place(grader: Grader, rows: Sequence[Row]) -> list[Score]:
+    """`_tried_apart`, or no scores if too many trials run."""
+    if not _places.acquire(timeout=PLACE_SECONDS):
+        return []
+    try:
+        return _tried_apart(grader, rows)
+    finally:
+        _places.release()
 
 
 def _tried_apart(grader: Grader, rows: Sequence[Row]) -> list[Score]:

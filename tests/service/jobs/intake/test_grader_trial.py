@@ -1,5 +1,6 @@
 """The grader's trial at submit, for rules that run in a process or call a server."""
 
+import threading
 import time
 from functools import partial
 from typing import Any
@@ -62,6 +63,17 @@ def test_a_python_grader_that_can_never_score_is_refused(client: TestClient, bod
     (problem,) = client.post("/v1/fine_tuning/jobs/validate", json=body).json()["problems"]
     assert problem["param"] == "method.reinforcement.grader"
     assert why in problem["message"]
+
+
+def test_a_grader_is_not_tried_while_too_many_trials_run(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grader_trial, "_places", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(grader_trial, "PLACE_SECONDS", 0.01)
+    with grader_trial._places:
+        assert warned(client, python("return 1.0")) == []
+    ((code, _),) = warned(client, python("return 1.0  # not kept from before"))
+    assert code == "grader_constant"
 
 
 def test_the_warning_about_a_grader_that_always_raises_has_its_error(
