@@ -44,9 +44,13 @@ from service.platform.storage import Storage
 from service.platform.tables.core import File
 from service.platform.token_counting import ModelText
 from service.settings import Settings
+from service.web.limits import ConcurrencyLimit
 
 FEWEST_TO_HOLD_OUT = 40
 """Rows of a training file; the browser's form holds out rows from this number on."""
+_limit = ConcurrencyLimit("checks of jobs", per_tenant=16, overall=32)
+"""A check may wait for a job's servers, in one of the process's 40 threads. Each key may send 16 requests at
+once, but a tenant may have many keys."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,11 @@ class Preflight:
         return Files(self.database, self.storage, self.settings, self.catalog)
 
     def check(self, tenant: str, job: JobCreate) -> Report:
-        """All problems of a request; an invalid request raises nothing."""
+        """All problems of a request. Raises TooManyRequests at the limit of checks."""
+        with _limit.slot(tenant):
+            return self._checked(tenant, job)
+
+    def _checked(self, tenant: str, job: JobCreate) -> Report:
         report, uses = Report(job.method), datasets_of(job)
         with self.database.reading() as session:
             lineage = lineage_of(session, tenant, job.model)

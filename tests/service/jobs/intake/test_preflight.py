@@ -1,11 +1,13 @@
 """Invalid input: each a clear 400 that names the place, and nothing is queued."""
 
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from service.jobs.intake import preflight
 from service.platform.db import Database
 from service.settings import Settings
 from tests.service.job_samples import (
@@ -42,6 +44,19 @@ def test_an_unknown_model_is_refused(client: TestClient, database: Database) -> 
     error = refused(client, database, request(upload(client), model="absent"))
     assert (error["param"], error["code"]) == ("model", "model_not_found")
     assert "'absent' is neither in the model catalogue nor one of your fine-tuned models" in error["message"]
+
+
+def test_the_checks_of_a_tenant_leave_threads_for_others(client: TestClient) -> None:
+    """Whatever its number of keys."""
+    body = request(upload(client))
+    with ExitStack() as stack:
+        for _ in range(16):
+            stack.enter_context(preflight._limit.slot("tenant-a"))
+        answer = client.post("/v1/fine_tuning/jobs/validate", json=body)
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
+        assert "Too many checks of jobs (limit: 16 per tenant" in answer.json()["error"]["message"]
+        stack.enter_context(preflight._limit.slot("tenant-b"))
+    assert client.post("/v1/fine_tuning/jobs/validate", json=body).status_code == 200
 
 
 def test_a_foreign_fine_tuned_model_is_an_unknown_one(client: TestClient, database: Database) -> None:
