@@ -23,6 +23,11 @@ MAX_WORK = 20_000
 CHARACTERS_OF_ONE, ENTRIES_OF_ONE, PAIRS_OF_ONE, STEPS_OF_ONE = 64, 16, 300, 100_000
 """How many of these cost as much as one evaluation: characters of a text; subschemas or names; the length of
 a list times that of its text; a pattern's instructions times the characters that it is applied to."""
+MAX_INSTRUCTIONS = 100_000
+"""Maximum number of instructions of all different patterns of a schema together: each pattern is compiled."""
+MAX_TYPES = 100
+"""Maximum entries of a `type`, and of a list of `dependencies`, that are not all texts. They are compared in
+pairs, and a valid list has none."""
 _KNOWN_DRAFTS = ("2020-12", "2019-09", "draft-07")
 _REFUSED = (
     "patternProperties",
@@ -48,8 +53,13 @@ def check_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema, for which values can be checked. Raises ValueError if it is invalid or not supported."""
     check_shown_schema(schema)
     _check_draft(schema)
+    sizes: dict[str, int] = {}
     for place, subschema in _subschemas(schema):
         _check_keywords(place, subschema, is_root=subschema is schema)
+        if (pattern := subschema.get("pattern")) is not None and pattern not in sizes:
+            sizes[pattern] = compiled(pattern).programsize
+            if sum(sizes.values()) > MAX_INSTRUCTIONS:
+                raise ValueError(f"{place}.pattern: the patterns have over {MAX_INSTRUCTIONS:,} instructions")
     return schema
 
 
@@ -63,6 +73,7 @@ def check_shown_schema(schema: dict[str, Any]) -> None:
         text.encode("utf-8")
         if len(text) > MAX_SCHEMA_CHARACTERS:
             raise ValueError(f"a schema has at most {MAX_SCHEMA_CHARACTERS} characters")
+        _check_lists(schema)
         Draft202012Validator.check_schema(schema, format_checker=FormatChecker(()))
         for place, subschema in _subschemas(schema):
             _check_reference(place, subschema, schema)
@@ -145,6 +156,22 @@ def _check_draft(schema: dict[str, Any]) -> None:
     draft = schema.get("$schema")
     if draft is not None and not any(known in draft for known in _KNOWN_DRAFTS):
         raise ValueError(f"schema.$schema: use {', '.join(_KNOWN_DRAFTS)}, or leave it out")
+
+
+def _check_lists(root: Any) -> None:
+    """Raise ValueError for a list that would take minutes to check. JSON that is no schema is read too."""
+    waiting = [root]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            listed = value.get("dependencies")
+            for each in (value.get("type"), *(listed.values() if isinstance(listed, dict) else ())):
+                if isinstance(each, list) and len(each) > MAX_TYPES and {*map(type, each)} != {str}:
+                    raise ValueError(
+                        f"a type or dependency has at most {MAX_TYPES} entries, all of them texts"
+                    )
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        waiting += parts
 
 
 def _subschemas(root: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -182,6 +182,32 @@ def doubling(levels: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
+    ("schema", "complaint"),
+    [
+        ({"type": [{"a": number} for number in range(2500)]}, "at most 100 entries"),
+        ({"items": {"dependencies": {"a": [{"a": n} for n in range(2500)]}}}, "at most 100 entries"),
+        ({"properties": {str(n): {"pattern": f"{n}a{{999}}"} for n in range(101)}}, "100,000 instructions"),
+    ],
+    ids=["type", "dependencies", "patterns"],
+)
+def test_a_schema_that_takes_seconds_to_check_is_refused_at_once(
+    schema: dict[str, Any], complaint: str
+) -> None:
+    """Schemas of requests are checked on the API's event loop."""
+    started = time.monotonic()
+    assert complaint in refusal(type="format", json_schema=schema)[1]
+    assert time.monotonic() - started < 2
+
+
+def test_a_schema_may_have_many_types_in_its_examples_and_many_patterns() -> None:
+    examples = [{"type": list("abc") * 100}, {"type": [{}, 1]}]
+    properties = {f"p{number}": {"pattern": rf"^\d+{number}$"} for number in range(300)}
+    assert (
+        reward({"type": "format", "json_schema": {"examples": examples, "properties": properties}}, "{}") == 1
+    )
+
+
+@pytest.mark.parametrize(
     ("schema", "instance"),
     [
         (doubling(40), {}),
