@@ -14,7 +14,8 @@ MIN_ONEDNN_ELEMENTS = 2**15
 """Number of weights from which oneDNN's products are faster than MKL's."""
 MIN_ROWS = 4
 """Fewest rows of a product. Libraries use other kernels for fewer rows, whose sums differ in the last bits;
-with at least this many, a row's result does not depend on the number of rows."""
+with at least this many, a row's result does not depend on the number of rows. MKL divides rows among its
+threads, so there each product has a multiple of this number."""
 
 
 @cache
@@ -40,7 +41,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b: x [T, I], weight [O, I] (or a transposed view), bias [O] → [T, O]."""
     if prefers_onednn(weight):
         return onednn_product(x, weight, bias)
-    rows = _enough_rows(x)
+    rows = _padded(x, -len(x) % MIN_ROWS)
     made = rows @ weight.t() if bias is None else torch.nn.functional.linear(rows, weight, bias)
     return made if rows is x else made[: len(x)]
 
@@ -55,11 +56,11 @@ def add_product(total: Tensor, x: Tensor, weight: Tensor) -> None:
 
 def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`product` by oneDNN; the weight may be reordered (`packed.py`)."""
-    rows = _enough_rows(x)
+    rows = _padded(x, MIN_ROWS - len(x))
     made = cast(Tensor, torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], ""))
     return made if rows is x else made[: len(x)]
 
 
-def _enough_rows(x: Tensor) -> Tensor:
-    missing = MIN_ROWS - len(x)
+def _padded(x: Tensor, missing: int) -> Tensor:
+    """On a CPU, the rows with this many more, of zeros."""
     return torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing > 0 and x.device.type == "cpu" else x
