@@ -116,8 +116,8 @@ def test_the_home_and_its_files_become_private(restarted: Restarted) -> None:
 
 def test_a_job_that_a_stop_interrupted_is_resumed_by_the_next_start(restarted: Restarted) -> None:
     up, job_id = restarted.up, restarted.interrupted
-    wait_until(lambda: up.job(job_id)["attempt"] == 2, 30)
-    wait_until(lambda: any("resumed from step" in text for text in messages_of(up, job_id)), 30)
+    wait_until(lambda: up.job(job_id)["attempt"] == 2, 120)
+    wait_until(lambda: any("resumed from step" in text for text in messages_of(up, job_id)), 120)
     assert up.job(job_id)["progress"]["step"] > 0
     up.json("cancel", job_id)
 

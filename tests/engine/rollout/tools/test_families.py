@@ -164,9 +164,10 @@ def test_a_training_row_is_the_sampled_ids_in_order_with_masked_tokens_between(
     policy = policy_of(name)
     marks = FAMILIES[name].special_tokens
     given_answers = itertools.cycle([*answers, f"{marks[0]} {FAMILIES[name].stops[0]}"])
-    adder.answer = lambda request: next(given_answers)
     spoken = [_spoken(policy, name, *each) for each in turns]
-    talk = Talk(policy, spoken, adder.url)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adder, "answer", lambda request: next(given_answers))
+        talk = Talk(policy, spoken, adder.url)
     completion, prompt = talk.completion, talk.prompt
     own = completion.sampled or (True,) * len(completion.token_ids)
     expected = [token for ids in spoken[: completion.turns] for token in ids]
