@@ -50,12 +50,16 @@ class Evaluation:
 
 
 def evaluations(run: Run) -> list[Evaluation]:
-    """All evaluations with rewards, the one before step 1 first; empty if that one is missing."""
+    """All evaluations with rewards, the one before step 1 first; empty if that one is missing.
+
+    An evaluation in which no row could be scored has no reward, but it has a spread, 0.
+    """
     baseline = run.evaluation.get("baseline") or {}
-    if not baseline.get("num_rows") or "reward_std" not in baseline:
+    if not {"num_rows", "reward", "reward_std"} <= baseline.keys():
         return []
     first = Evaluation(0, baseline["reward"], baseline["reward_std"], int(baseline["num_rows"]))
-    return [first, *(_evaluation(run, row, first) for row in run.metrics if "eval/reward_std" in row)]
+    rows = (row for row in run.metrics if {"eval/reward", "eval/reward_std"} <= row.keys())
+    return [first, *(_evaluation(run, row, first) for row in rows)]
 
 
 def _evaluation(run: Run, row: Mapping[str, Any], first: Evaluation) -> Evaluation:

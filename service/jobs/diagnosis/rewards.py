@@ -217,7 +217,12 @@ def longer(run: Run) -> DiagnosisFinding | None:
 
 
 def _longer(run: Run, early: Span) -> Span | None:
-    """The newest steps whose completions are demonstrably longer than the first ones."""
+    """The newest steps whose completions are demonstrably longer than the first ones.
+
+    None if the first ones are empty, as those of sessions that failed.
+    """
+    if not early.mean:
+        return None
     lengths = [(step, value / early.mean) for step, value in run.series(LENGTH)]
     grown = above("length", lengths, LONGER, run.ends)
     return grown and run.span(LENGTH, max(grown.first, BLOCK_STEPS + 1), grown.last)

@@ -2,11 +2,12 @@
 
 import pytest
 
+from grpo_engine.objective.metrics import finite, reward_metrics
 from service.jobs.diagnosis.rules import diagnose
 from service.jobs.model.states import JobState
 from tests.service.job_samples import expanded
 from tests.service.jobs.diagnosis.failed_runs import failed
-from tests.service.jobs.diagnosis.runs import counted, group, metrics, run, the
+from tests.service.jobs.diagnosis.runs import BASELINE, counted, evaluated, group, metrics, run, the
 
 
 def test_missing_rewards_point_to_the_environments() -> None:
@@ -29,6 +30,23 @@ def test_a_run_without_a_scored_completion_gets_the_failures_own_advice() -> Non
     unscored = counted([group(None, None, step=1)])
     finding = the(failed("no_signal", groups=unscored), "no_signal")
     assert finding.advice == "the hint"
+
+
+def test_a_run_whose_sessions_all_failed_has_completions_without_a_token() -> None:
+    rows = metrics(4, **{"environments/maze/failure_rate": 1.0, "completions/mean_length": 0.0})
+    assert the(run(rows), "failed_sessions").cause.startswith("100% of the sessions")
+    rows = metrics(**{"completions/mean_length": lambda share: 0.0 if share < 0.02 else 50.0})
+    assert diagnose(run(rows)).summary.startswith("Training reward rose")
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_an_evaluation_in_which_no_row_could_be_scored_is_left_out(before: bool) -> None:
+    unscored = finite(reward_metrics([])) | {"num_rows": 200.0}
+    rows = evaluated(metrics(), (0.2, 0.4), (0.3, 0.5))
+    rows[29] |= {f"eval/{name}": value for name, value in unscored.items()}
+    evaluation = {"baseline": {"step": 0, **unscored}} if before else BASELINE
+    good = "Training reward rose" if before else "Held-out reward (greedy) rose"
+    assert diagnose(run(rows, evaluation=evaluation)).summary.startswith(good)
 
 
 @pytest.mark.parametrize("name", ["tools", "environments"])
