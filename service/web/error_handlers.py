@@ -28,7 +28,7 @@ from service.platform.errors import (
     Unavailable,
 )
 from service.platform.storage import StorageError, StorageFull
-from service.web.strict_json import compressed_body, unreadable_reason
+from service.web.strict_json import compressed_body, is_json, unreadable_reason
 from service.web.validation import invalid_json, invalid_request
 
 log = structlog.get_logger()
@@ -73,7 +73,7 @@ def _handler(translation: Translation) -> Callable[[Request, Exception], Awaitab
 def _invalid(request: Request, error: RequestValidationError) -> ServiceError:
     if compressed := compressed_body(request):
         return compressed
-    if isinstance(error.body, bytes) and not _is_json(request):
+    if isinstance(error.body, bytes) and not is_json(request):
         return InvalidRequest("Send the body as application/json.", code="invalid_json")
     return invalid_request(error.errors(), error.body)
 
@@ -95,7 +95,7 @@ def _http_error(request: Request, error: HTTPException) -> ServiceError:
             return PayloadTooLarge("The request body is too large.")
     if compressed := compressed_body(request):
         return compressed
-    if _is_json(request):
+    if is_json(request):
         return invalid_json(unreadable_reason(error.__cause__))
     return InvalidRequest(f"The body cannot be read: {error.detail}", code="invalid_body")
 
@@ -107,10 +107,6 @@ def _allowed_methods(request: Request, error: HTTPException) -> Mapping[str, str
     if not verbs:
         return error.headers
     return {"allow": ", ".join(verbs + ["HEAD"] * ("GET" in verbs))}
-
-
-def _is_json(request: Request) -> bool:
-    return "json" in request.headers.get("content-type", "")
 
 
 def _disconnected(_request: Request, _error: ClientDisconnect) -> ServiceError:

@@ -29,7 +29,7 @@ async def refuse_odd_text(request: Request) -> None:
         raise InvalidRequest("NUL characters are not allowed in a URL.")
     if compressed := compressed_body(request):
         raise compressed
-    if "json" not in request.headers.get("content-type", ""):
+    if not is_json(request):
         return
     body = await request.body()
     if len(body) > MAX_JSON_BYTES:
@@ -42,6 +42,11 @@ async def refuse_odd_text(request: Request) -> None:
     is_nested = body.count(b"[") + body.count(b"{") > MAX_DEPTH
     if is_nested or _ESCAPE.search(body):
         _refuse_odd(value)
+
+
+def is_json(request: Request) -> bool:
+    """Whether the body's media type, which may be written in capitals, is one that FastAPI reads as JSON."""
+    return "json" in request.headers.get("content-type", "").lower()
 
 
 def compressed_body(request: Request) -> InvalidRequest | None:

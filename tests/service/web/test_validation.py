@@ -190,6 +190,16 @@ def test_a_body_that_is_not_storable_json_is_refused(
     assert reason in error["message"]
 
 
+@pytest.mark.parametrize("kind", ["application/JSON", "Application/Json; charset=utf-8"])
+def test_the_media_type_of_json_may_be_in_capitals(client: TestClient, kind: str) -> None:
+    raw = b'{"tenant": "maths", "tenant": "\\u0000"}'
+    error = error_of(client.post("/v1/keys", content=raw, headers={"content-type": kind}))
+    assert "appears twice" in error["message"]
+    job_with_nul = json.dumps(job(notes="\0")).encode()
+    error = error_of(client.post(JOBS, content=job_with_nul, headers={"content-type": kind}))
+    assert error["message"].startswith("notes: NUL characters")
+
+
 @on_sqlite
 def test_many_values_in_a_deep_body_are_refused_with_little_memory(anonymous: TestClient) -> None:
     """They are read before the key is checked."""
