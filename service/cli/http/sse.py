@@ -6,6 +6,7 @@ Boundary: reads the streams; the caller interprets the events.
 import json
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,28 +37,33 @@ def follow(client: Client, job_id: str) -> Iterator[StreamEvent]:
     Reconnects after a growing delay. Raises CommandError if the service refuses the request or is
     unreachable for ten minutes.
     """
-    last_id, delay_seconds, gives_up_at = "", FIRST_DELAY_SECONDS, time.monotonic() + GIVE_UP_SECONDS
+    last_id, delay_seconds, away_since = "", FIRST_DELAY_SECONDS, None
     while True:
         try:
-            for event in _connection(client, job_id, last_id):
-                delay_seconds, gives_up_at = FIRST_DELAY_SECONDS, time.monotonic() + GIVE_UP_SECONDS
-                last_id = event.id or last_id
-                yield event
+            with _connection(client, job_id, last_id) as events:
+                away_since = None  # a job may have no event for hours
+                for event in events:
+                    delay_seconds = FIRST_DELAY_SECONDS
+                    last_id = event.id or last_id
+                    yield event
             if client.get(f"{JOBS}/{job_id}")["status"] in TERMINAL:
                 return
         except (httpx.TransportError, CommandError) as error:
             if isinstance(error, CommandError) and error.code not in TRANSIENT:
                 raise
-        if time.monotonic() > gives_up_at:
+            away_since = away_since or time.monotonic()
+        if away_since and time.monotonic() - away_since > GIVE_UP_SECONDS:
             raise CommandError(f"{client.url} was unreachable for {GIVE_UP_SECONDS:g} s", code="unreachable")
         time.sleep(delay_seconds)
         delay_seconds = min(2 * delay_seconds, MAX_DELAY_SECONDS)
 
 
-def _connection(client: Client, job_id: str, last_id: str) -> Iterator[StreamEvent]:
+@contextmanager
+def _connection(client: Client, job_id: str, last_id: str) -> Iterator[Iterator[StreamEvent]]:
+    """The events of one connection."""
     headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
     with client.streaming(f"{JOBS}/{job_id}/stream", headers=headers) as response:
-        yield from parse(response.iter_bytes())
+        yield parse(response.iter_bytes())
 
 
 def parse(chunks: Iterable[bytes]) -> Iterator[StreamEvent]:

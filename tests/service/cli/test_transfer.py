@@ -7,6 +7,7 @@ import hashlib
 import io
 import tarfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from service.cli.commands.download import fetch_adapter, unpack
+from service.cli.http import sse
 from service.cli.http.client import Client
 from service.cli.http.partial import Partial
 from service.cli.http.sse import follow, parse
@@ -170,6 +172,27 @@ def test_a_broken_stream_is_resumed_after_its_last_event() -> None:
     assert [(event.id, event.name, event.data) for event in events] == [
         (str(number), "metrics", {"step": number}) for number in (1, 2, 3)
     ]
+
+
+def test_a_stream_that_was_quiet_for_long_is_resumed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time without a connection counts, not the time without an event."""
+    monkeypatch.setattr(sse, "GIVE_UP_SECONDS", 0.2)
+    monkeypatch.setattr(sse, "FIRST_DELAY_SECONDS", 0.01)
+    num_streams = 0
+
+    def quiet_and_cut_off(handler: BaseHTTPRequestHandler) -> None:
+        nonlocal num_streams
+        if not handler.path.endswith("/stream"):
+            status = b'{"status": "succeeded"}'
+            send(handler, 200, status, length=len(status))
+            return
+        num_streams += 1
+        body = b'id: 1\ndata: {"step": 1}\n\n' if num_streams == 2 else b": quiet\n"
+        send(handler, 200, body, length=len(body) + (num_streams == 1))
+        time.sleep(0.4 if num_streams == 1 else 0)
+
+    with server(quiet_and_cut_off) as url, Client(url, "key") as client:
+        assert [event.data for event in follow(client, "ftjob-1")] == [{"step": 1}]
 
 
 def test_a_refused_stream_is_an_immediate_error() -> None:
