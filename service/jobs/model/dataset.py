@@ -229,7 +229,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {key!r} appears twice")
+            raise ValueError(f"the key {key[:SHOWN_CHARACTERS]!r} appears twice")
         found[key] = value
     return found
 

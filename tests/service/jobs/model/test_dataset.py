@@ -75,6 +75,11 @@ def test_a_supervised_prompt_row_has_a_completion() -> None:
             "training_file[1]",
             "is not JSON: the key 'prompt' appears twice",
         ),
+        (
+            b'{"%b": 1, "%b": 2}' % (b"k" * 10**6, b"k" * 10**6),
+            "training_file[1]",
+            f"is not JSON: the key '{'k' * 40}' appears twice",
+        ),
         (b'{"prompt": "a", "x": NaN}', "training_file[1]", "is not JSON: NaN is not a JSON number"),
         (b'{"prompt": "a", "x": 1e999}', "training_file[1]", "contains a number that is too large"),
         (b'{"prompt": "\xff"}', "training_file[1]", "is not UTF-8 (byte 13 of the line)"),
