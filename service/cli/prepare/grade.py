@@ -107,7 +107,8 @@ def _answers(items: list[Row], path: Path | None, template: str | None) -> Itera
         yield from (_filled(template, item, number) for number, item in enumerate(items, 1))
     elif path is not None:
         try:
-            lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+            # a JSON text may contain other characters at which splitlines would split it
+            lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
         except ValueError as error:
             raise CommandError(f"{path} is not UTF-8: {error}", param="answers") from error
         if len(lines) < len(items):

@@ -55,10 +55,10 @@ def test_an_answer_may_insert_the_row_s_fields(grpo: Grpo, rows: str, tmp_path: 
 def test_answers_of_a_file_belong_to_the_rows_in_order(grpo: Grpo, rows: str, tmp_path: Path) -> None:
     grader = written(tmp_path / "grader.json", NUMERIC)
     answers = tmp_path / "answers.jsonl"
-    answers.write_text('"2"\n{"answer": "5"}\n')
+    answers.write_text('"\u2028 2"\n{"answer": "5"}\n')
     given = ("grade", grader, "--rows", rows, "--answers", str(answers), "--json")
     found = json.loads(grpo(*given, "--limit", "2"))
-    assert [(one["answer"], one["reward"]) for one in found["data"]] == [("2", 1.0), ("5", 0.0)]
+    assert [(one["answer"], one["reward"]) for one in found["data"]] == [("\u2028 2", 1.0), ("5", 0.0)]
     code, error = grpo.error(*given)
     assert (code, error["message"]) == (1, f"{answers} has 2 answers for 4 rows")
     assert error["hint"] == "--limit 2 grades fewer rows"
