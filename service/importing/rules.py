@@ -200,7 +200,7 @@ def translated(rules: tuple[Rule, ...], given: Mapping[str, Any], options: Optio
     for rule in rules:
         try:
             rule.apply(translation)
-        except (Refusal, TypeError, ValueError, ZeroDivisionError) as error:
+        except (Refusal, TypeError, ValueError, ArithmeticError) as error:
             # a value of the wrong type, which the source's own classes would refuse too
             stated = tuple(name for name in rule.defaults if name in numbers) or tuple(rule.defaults)
             translation.refuses(stated, str(error))

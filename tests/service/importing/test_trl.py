@@ -166,6 +166,7 @@ REFUSED = {
     "scale_rewards": "batches",
     "optim": "adafactor",
     "num_train_epochs": 0.5,
+    "max_steps": float("inf"),
     "top_entropy_quantile": 0,
     "lr_scheduler_type": "polynomial",
     "model_name_or_path": "/models/mine",
