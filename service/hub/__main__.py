@@ -28,6 +28,7 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars
 
 from grpo_engine.contract.manifest import sha256_of
+from grpo_engine.files.atomic_folder import fsync
 from grpo_engine.files.model_folder import unsupported_format
 from service.hub.models import HubError, HubModel, as_line, folder_of, is_complete
 
@@ -155,6 +156,7 @@ def download(model: HubModel, file: HubFile, folder: Path) -> None:
     with part.open("ab") as out:
         if out.tell() > file.size_bytes:
             out.truncate(0)
+            out.seek(0)  # otherwise the next byte would be requested after the file's end
         http_get(
             hf_hub_url(model.id, file.name, revision=model.revision),
             out,
@@ -166,6 +168,7 @@ def download(model: HubModel, file: HubFile, folder: Path) -> None:
         part.unlink()
         reason = f"{file.name} of {model.id} does not have the checksum that the hub states"
         raise HubError("hub_unreachable", reason, is_temporary=True)
+    fsync(part)  # a file that has its name is never downloaded again
     part.rename(target)
 
 

@@ -1,13 +1,16 @@
 """The child process that talks to the hub: what it checks and downloads, and how it fails."""
 
+import hashlib
 import json
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from service.hub.__main__ import HubFile, download
 from service.hub.child_process import command, find_model
-from service.hub.models import HubError, folder_of, has_weights, is_hub_id, result_of
+from service.hub.models import HubError, HubModel, folder_of, has_weights, is_hub_id, result_of
 from service.settings import Settings
 from tests.conftest import settings_for
 from tests.support.model_hub.fixture import PRESENT, STALL_AFTER, WEIGHTS
@@ -96,6 +99,23 @@ def test_damaged_weights_are_not_kept(settings: Settings, hub: ModelHub) -> None
         downloaded(settings, hub)
     assert not part.exists()
     assert has_weights(downloaded(settings, hub))
+
+
+def test_a_part_that_is_too_long_is_downloaded_from_the_start(settings: Settings, hub: ModelHub) -> None:
+    part = folder_of(settings.home, hub.id, REVISION) / "model.safetensors.part"
+    find_model(settings, hub.id)
+    part.write_bytes(WEIGHTS + b"x")
+    assert (downloaded(settings, hub) / "model.safetensors").read_bytes() == WEIGHTS
+    assert hub.fetched[-1] == ("model.safetensors", 0)
+
+
+def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.safetensors.part").write_bytes(b"abc")
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    complete = HubFile("model.safetensors", 3, hashlib.sha256(b"abc").hexdigest())
+    download(HubModel("org/small", REVISION, 3), complete, tmp_path)
+    assert synced == [(tmp_path / "model.safetensors").stat().st_ino]
 
 
 def test_the_error_of_a_gated_model_has_the_next_action(
