@@ -28,14 +28,14 @@ def audit(
     with database_of(settings) as database:
         try:
             storage = open_storage(settings.storage_location)
-            found = {
-                job_id: [
-                    vars(each) for each in evidence.audit_job(database, storage, job_id, max_failures=limit)
-                ]
-                for job_id in job_ids or evidence.job_ids(database)
-            }
-        except LookupError as error:
-            raise CommandError(str(error.args[0]), code="job_not_found") from error
+            found = {}
+            for job_id in job_ids or evidence.job_ids(database):
+                try:
+                    broken = evidence.audit_job(database, storage, job_id, max_failures=limit)
+                    found[job_id] = [vars(each) for each in broken]
+                except LookupError as error:
+                    if job_ids:  # otherwise it was deleted after the list was read
+                        raise CommandError(str(error.args[0]), code="job_not_found") from error
         except StorageError as error:
             raise CommandError(error.public, hint=STORAGE_HINT) from error
     if as_json:

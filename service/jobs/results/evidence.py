@@ -4,10 +4,12 @@ No content is read inside a session.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from service.jobs.model import names
 from service.jobs.model.states import JobState
@@ -15,21 +17,24 @@ from service.jobs.results.integrity import Event, Stored, Violation, check_histo
 from service.platform.clock import read_clock
 from service.platform.db import Database
 from service.platform.storage import ObjectMissing, Storage
-from service.platform.tables.core import Artifact, Checkpoint, File, Job, JobEvent
+from service.platform.tables.core import Artifact, Base, Checkpoint, File, Job, JobEvent
 
 
 def audit_job(database: Database, storage: Storage, job_id: str, *, max_failures: int = 3) -> list[Violation]:
-    """The current violations of a job. Raises LookupError if there is no job with this id."""
-    with database.reading() as session:
+    """The violations of a job at the moment of the call, although it may go on while its archives are read.
+
+    Raises LookupError if there is no job with this id.
+    """
+    with database.snapshot() as session:
         if (job := session.get(Job, job_id)) is None:
             raise LookupError(f"there is no job {job_id}")
         now = read_clock(session)
+        history, rows = _history(session, job_id), _rows(session, job_id)
     is_job = names.is_job(job_id)
-    stored = list(stored_of(database, storage, job_id))
+    stored = list(_stored(database, storage, rows))
     if is_job and job.state == JobState.SUCCEEDED.value and job.fine_tuned_model is None:
         deleted = Stored("the deleted model", "adapter", job.step, job.fence, "", None, was_deleted=True)
         stored.append(deleted)
-    history = history_of(database, job_id)
     return check_history(history, stored, max_failures=max_failures, is_job=is_job, now=now)
 
 
@@ -39,21 +44,35 @@ def job_ids(database: Database) -> list[str]:
         return list(session.scalars(select(Job.id).order_by(Job.created_at, Job.id)))
 
 
-def history_of(database: Database, job_id: str) -> list[Event]:
+def _history(session: Session, job_id: str) -> list[Event]:
     """A job's events in order."""
     columns = (JobEvent.sequence, JobEvent.created_at, JobEvent.type, JobEvent.level, JobEvent.fence)
     query = select(*columns, JobEvent.data).where(JobEvent.job_id == job_id).order_by(JobEvent.sequence)
-    with database.reading() as session:
-        return [Event(*row) for row in session.execute(query)]
+    return [Event(*row) for row in session.execute(query)]
+
+
+class _Rows(NamedTuple):
+    """A job's checkpoints, and its results with their files."""
+
+    checkpoints: Sequence[Checkpoint]
+    results: Sequence[tuple[Artifact, File]]
+
+
+def _rows(session: Session, job_id: str) -> _Rows:
+    results = select(Artifact, File).join(File, File.id == Artifact.id).where(Artifact.job_id == job_id)
+    checkpoints = session.scalars(select(Checkpoint).where(Checkpoint.job_id == job_id)).all()
+    return _Rows(checkpoints, [(artifact, file) for artifact, file in session.execute(results)])
 
 
 def stored_of(database: Database, storage: Storage, job_id: str) -> Iterator[Stored]:
     """Checkpoints (the state to resume from and the adapter) and results."""
-    results = select(Artifact, File).join(File, File.id == Artifact.id).where(Artifact.job_id == job_id)
-    with database.reading() as session:
-        files = session.execute(results).all()
-        checkpoints = session.scalars(select(Checkpoint).where(Checkpoint.job_id == job_id)).all()
-    for row in checkpoints:
+    with database.snapshot() as session:
+        rows = _rows(session, job_id)
+    yield from _stored(database, storage, rows)
+
+
+def _stored(database: Database, storage: Storage, rows: _Rows) -> Iterator[Stored]:
+    for row in rows.checkpoints:
         shards = [(PurePosixPath(key).name, key, sha256) for key, sha256 in row.shards.items()]
         archives = [
             ("state", row.state_key, row.state_sha256),
@@ -61,18 +80,21 @@ def stored_of(database: Database, storage: Storage, job_id: str) -> Iterator[Sto
         ]
         for part, key, sha256 in archives + shards:
             found = _sha256(storage, key) if key is not None else None
-            if key is not None and (found is not None or _is_kept(database, row.id)):
+            if key is not None and (found is not None or _is_kept(database, Checkpoint, row.id)):
                 name = f"the checkpoint of step {row.step} ({part})"
                 yield Stored(name, "checkpoint", row.step, row.fence, sha256, found)
-    for artifact, file in files:
+    for artifact, file in rows.results:
         found = _sha256(storage, file.storage_key)
-        yield Stored(file.filename, artifact.kind, artifact.step, artifact.fence, file.sha256, found)
+        was_deleted = found is None and not _is_kept(database, Artifact, artifact.id)
+        about = (artifact.kind, artifact.step, artifact.fence, file.sha256, found)
+        yield Stored(file.filename, *about, was_deleted=was_deleted)
 
 
-def _is_kept(database: Database, checkpoint_id: str) -> bool:
-    """Whether the checkpoint still exists; a running job may have retired it meanwhile."""
+def _is_kept(database: Database, table: type[Base], row_id: str) -> bool:
+    """Whether the row still exists. Meanwhile, a running job may have retired a checkpoint, and a user may
+    have deleted a result."""
     with database.reading() as session:
-        return session.get(Checkpoint, checkpoint_id) is not None
+        return session.get(table, row_id) is not None
 
 
 def _sha256(storage: Storage, key: str) -> str | None:
