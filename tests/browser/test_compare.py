@@ -69,6 +69,20 @@ def test_only_the_settings_that_differ_are_listed(page: Page, deployment: Deploy
     }
 
 
+def test_an_outage_of_the_service_does_not_end_the_refreshes(
+    page: Page, deployment: Deployment, expected_errors: list[str]
+) -> None:
+    expected_errors.append("ERR_CONNECTION_REFUSED")
+    open_comparison(page, deployment, "first", "running")
+    drawn(page, "Reward")
+    page.route("**/v1/**", lambda route: route.abort("connectionrefused"))
+    expect(page.locator("#banner")).to_contain_text("No connection to the service.")
+    expect(page.get_by_role("region", name="Results").get_by_role("row")).to_have_count(3)
+    page.unroute("**/v1/**")
+    with page.expect_response(f"**{JOBS}/{deployment.jobs['running']}", timeout=15_000):
+        expect(page.locator("#banner")).to_be_hidden()
+
+
 def test_a_rule_that_openai_lacks_has_its_own_name(page: Page, deployment: Deployment) -> None:
     """The API returns it as `python` with a `source` and a `rule`."""
     method = reinforcement()

@@ -59,13 +59,15 @@ class Comparison {
     }
   }
 
+  // A job that was shown already stays as it was while the service does not respond.
   async read(id, color) {
     try {
       const job = await get(jobPath(id), { signal: this.signal });
       return { id, job, color, rows: await metricsOf(id, { points: POINTS, signal: this.signal }) };
     } catch (error) {
-      if (this.signal.aborted || error.status === undefined) throw error;
-      return { id, error };
+      const known = this.runs.find((run) => run.id === id);
+      if (this.signal.aborted || error.status === undefined || (error.status === 0 && !known)) throw error;
+      return known && error.status !== 404 ? known : { id, error };
     }
   }
 
