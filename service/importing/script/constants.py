@@ -48,6 +48,14 @@ class Constants:
             found = Located(binding.node, binding.scope, binding.index)
         return found
 
+    def last_name(self, found: Located) -> str:
+        """The last one of the names that `followed` goes through; empty without any. Raises NotConstant."""
+        name = ""
+        while isinstance(found.node, ast.Name):
+            name, binding = found.node.id, self.bindings.find(found.node, found.scope)
+            found = Located(binding.node, binding.scope, binding.index)
+        return name
+
     def value(self, found: Located) -> Any:
         """The expression's value, with lists for tuples. Raises NotConstant."""
         try:

@@ -36,8 +36,9 @@ def _reward(script: Script, value: Located) -> Iterator[str]:
         if "reward_model_name_or_path" in script.fields:
             raise NotConstant(node, "one reward model per job: name others in graders of type reward_model")
         script.fields["reward_model_name_or_path"] = node.value
-    elif isinstance(node, ast.ImportFrom) and isinstance(value.node, ast.Name):
-        original = next(a.name for a in node.names if (a.asname or a.name) == value.node.id)
+    elif isinstance(node, ast.ImportFrom):
+        imported = script.constants.last_name(value)
+        original = next(a.name for a in node.names if (a.asname or a.name) == imported)
         yield original if (node.module or "").startswith("trl") else f"{node.module}.{original}"
     elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         name = f"{script.path.name}:{node.lineno}:{node.name}"

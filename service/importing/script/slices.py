@@ -57,5 +57,6 @@ def _text(text: str, name: str, binding: Binding) -> str:
         return ast.unparse(ast.ImportFrom(node.module, kept, node.level))
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-        return textwrap.dedent("\n".join(text.splitlines()[first - 1 : node.end_lineno]))
+        # Python's lines end at line feeds only, those of splitlines at form feeds too
+        return textwrap.dedent("\n".join(text.split("\n")[first - 1 : node.end_lineno]))
     return f"{name} = {ast.get_source_segment(text, node)}"

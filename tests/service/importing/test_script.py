@@ -193,6 +193,18 @@ def test_trainer_arguments_that_the_service_lacks_are_refused(
     assert why in refused(script.lines)[field]
 
 
+def test_a_form_feed_does_not_shift_the_source_of_a_reward_function(tmp_path: Path) -> None:
+    script = script_of(tmp_path, QUICK.replace("def reward_len", "\f\ndef reward_len"))
+    grader = job_of(script).job["method"]["reinforcement"]["grader"]
+    assert run(grader["source"], "a" * 18, {"messages": []}) == -2
+
+
+def test_a_reward_function_may_have_another_name_in_the_script(tmp_path: Path) -> None:
+    before = "from trl.rewards import accuracy_reward as accuracy\nreward = accuracy"
+    script = script_of(tmp_path, script_with(before=before, reward_funcs="reward"))
+    assert script.fields["reward_funcs"] == ["accuracy_reward"]
+
+
 def test_a_reward_function_that_needs_other_packages_is_refused_with_its_line(tmp_path: Path) -> None:
     before = "import math_verify\n\ndef good(completions):\n    return math_verify.verify(completions)"
     script = script_of(tmp_path, script_with(before=before, reward_funcs="good"))
