@@ -8,6 +8,17 @@ from tests.browser.charts import drawn, figure, points
 from tests.browser.deployment import JOBS, Deployment, questions, reinforcement
 from tests.service.job_samples import upload as upload_file
 
+REDRAWN_AFTER_A_FAILURE = """async () => {
+  const { ChartGroup } = await import("/dashboard/chart_group.js");
+  const group = new ChartGroup();
+  const outcomes = [() => { throw new Error("the library is not loaded"); }, () => "drawn"];
+  const results = [];
+  group.add({ draw: async () => results.push(outcomes.shift()()), showAt: () => {} });
+  await group.redraw().catch(() => {});
+  await group.redraw();
+  return results;
+}"""
+
 
 def open_comparison(page: Page, deployment: Deployment, *names: str, more: str = "") -> None:
     page.goto(f"/#/compare?jobs={','.join(deployment.jobs[name] for name in names)}{more}")
@@ -81,6 +92,11 @@ def test_an_outage_of_the_service_does_not_end_the_refreshes(
     page.unroute("**/v1/**")
     with page.expect_response(f"**{JOBS}/{deployment.jobs['running']}", timeout=15_000):
         expect(page.locator("#banner")).to_be_hidden()
+
+
+def test_charts_are_drawn_again_after_a_failure(page: Page) -> None:
+    page.goto("/")
+    assert page.evaluate(REDRAWN_AFTER_A_FAILURE) == ["drawn"]
 
 
 def test_a_rule_that_openai_lacks_has_its_own_name(page: Page, deployment: Deployment) -> None:

@@ -47,11 +47,14 @@ export class ChartGroup {
     this.isStale = true;
     if (this.isDrawing) return;
     this.isDrawing = true;
-    while (this.isStale) {
-      this.isStale = false;
-      for (const chart of this.charts) await chart.draw();
+    try {
+      while (this.isStale) {
+        this.isStale = false;
+        for (const chart of this.charts) await chart.draw();
+      }
+    } finally {
+      this.isDrawing = false; // after a failure, such as of loading the library, the next change tries again
     }
-    this.isDrawing = false;
   }
 
   point(step) {
