@@ -76,7 +76,10 @@ class Child:
             self._backoff_seconds = min(2 * self._backoff_seconds, MAX_BACKOFF_SECONDS)
         elif now >= self._restart_at:
             self._restart_at = 0.0
-            self.start()
+            try:
+                self.start()
+            except OSError as error:  # out of memory or processes, or the program is being replaced
+                log(f"{self.name} cannot be started: {error.strerror}")
 
     def signal(self, number: signal.Signals) -> None:
         if self.process is not None and self.alive:
