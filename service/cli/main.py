@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from typer import TyperException
@@ -124,9 +124,7 @@ def run() -> None:
         code = app(standalone_mode=not as_json)
         sys.exit(code if isinstance(code, int) else 0)
     except CommandError as error:
-        line = json_line(error.document()) if as_json else f"{error.prefix}{plain(error.line())}"
-        print(line, file=sys.stderr)
-        sys.exit(error.exit_code)
+        _end(error, as_json=as_json)
     except TyperException as error:
         usage = CommandError(error.format_message(), code="usage", hint="--help lists the options")
         print(json_line(usage.document()), file=sys.stderr)
@@ -139,3 +137,12 @@ def run() -> None:
         # `grpo events … | head`: keep the interpreter from flushing into the closed pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:  # a full disk, or an output file in a folder that does not exist
+        place = f"{error.filename}: " if error.filename else ""
+        _end(CommandError(place + (error.strerror or str(error))), as_json=as_json)
+
+
+def _end(error: CommandError, *, as_json: bool) -> NoReturn:
+    line = json_line(error.document()) if as_json else f"{error.prefix}{plain(error.line())}"
+    print(line, file=sys.stderr)
+    sys.exit(error.exit_code)

@@ -18,6 +18,11 @@ MISTAKES = {
         "bytes is not UTF-8",
     ),
     "a configuration that is no text": (("import-trl", "bytes"), 1, "is not UTF-8"),
+    "an output in no folder": (
+        ("import-trl", "empty.yaml", "--force", "-o", "nowhere/job.json"),
+        1,
+        "nowhere/job.json: No such file or directory",
+    ),
     "an empty id": (("status", ""), 2, "'' is not an id"),
     "an id that is a path": (("manifest", "a/b?c"), 2, "'a/b?c' is not an id"),
     "a log of no id": (("logs", "../files"), 2, "'../files' is not an id"),
@@ -44,6 +49,7 @@ def test_a_mistake_is_explained(
     Path("odd.json").write_text(json.dumps(ODD))
     Path("grader.json").write_text(json.dumps(GRADER))
     Path("rows.jsonl").write_text('{"prompt": "1+1", "answer": 2}\n')
+    Path("empty.yaml").write_text("{}")
     Path("bytes").write_bytes(b"\xff\xfe")
     done = offline.run(*arguments)
     shown = " ".join(done.stderr.replace("│", " ").split())
