@@ -5,6 +5,7 @@
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -39,10 +40,10 @@ def new_checkpoint(folder: Path, step: int, wait: Callable[[], None] | None) -> 
         together()
         temporary.mkdir(parents=True, exist_ok=True)
         yield temporary
-    except OSError as error:
+    except Exception as error:
         if wait is None:  # with other ranks, which may still be writing, the next checkpoint removes it
             shutil.rmtree(temporary, ignore_errors=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if system_error(error) in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFullError(f"no space left for the checkpoint of step {step}") from error
         raise
     together()
@@ -52,6 +53,17 @@ def new_checkpoint(folder: Path, step: int, wait: Callable[[], None] | None) -> 
     fsync(folder)
     fault_point("checkpoint.renamed")
     together()
+
+
+def system_error(error: Exception) -> int | None:
+    """Number of the operating system's error that caused the exception; None if there is none.
+
+    safetensors raises an exception of its own, whose text ends with `(os error 28)`.
+    """
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"\(os error ([0-9]+)\)", str(error))
+    return int(found[1]) if found else None
 
 
 def seal(folder: Path, facts: Mapping[str, Any], shards: Mapping[str, Any] = MappingProxyType({})) -> None:

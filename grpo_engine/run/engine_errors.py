@@ -13,6 +13,7 @@ from pathlib import Path
 
 from grpo_engine.contract.errors import DeviceMemoryError, EngineError
 from grpo_engine.contract.events import Failed
+from grpo_engine.files.atomic_folder import system_error
 
 MAX_FRAMES, MAX_CHARACTERS = 8, 500
 HINT = (
@@ -27,7 +28,7 @@ _PASSING = {
     *(errno.ENOMEM, errno.EAGAIN, errno.EBUSY, errno.EMFILE, errno.ENFILE, errno.ENOBUFS),
     *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EADDRINUSE),
 }
-"""Numbers of OSErrors that may pass before another attempt; a missing file or permission would not."""
+"""Numbers of the system's errors that may pass before another attempt; a missing file would not."""
 _TEXTS_OF_MACHINE = re.compile(r"CUDA error|CUBLAS_STATUS|CUDNN_STATUS|NCCL|gloo|can't allocate memory", re.I)
 """Texts of machine errors that are raised as a plain RuntimeError."""
 
@@ -48,7 +49,7 @@ def failure_of(error: Exception) -> Failed | None:
 def _is_passing(error: Exception) -> bool:
     if isinstance(error, RuntimeError):
         return _TEXTS_OF_MACHINE.search(str(error)) is not None
-    return isinstance(error, _OF_NETWORK) or (isinstance(error, OSError) and error.errno in _PASSING)
+    return isinstance(error, _OF_NETWORK) or system_error(error) in _PASSING
 
 
 def _last_frames(error: Exception) -> tuple[str, ...]:

@@ -6,10 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from grpo_engine.contract import manifest
 from grpo_engine.contract.errors import DiskFullError
-from grpo_engine.files.atomic_folder import new_checkpoint, seal
+from grpo_engine.files.atomic_folder import new_checkpoint, seal, system_error
 
 NUM_RANKS = 3
 FACTS = {"job_id": "ftjob-test"}
@@ -55,3 +58,16 @@ def test_a_full_disk_is_named_and_leaves_the_earlier_checkpoints(tmp_path: Path)
         raise OSError(errno.ENOSPC, "No space left on device")
     assert (tmp_path / "step-00000001").is_dir()
     assert not (tmp_path / "step-00000002").exists()
+
+
+def test_a_full_disk_is_named_and_cleared_if_safetensors_meets_it(tmp_path: Path) -> None:
+    with pytest.raises(DiskFullError, match="checkpoint of step 2"), new_checkpoint(tmp_path, 2, None):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_error_of_the_system_is_found_in_an_exception_of_safetensors(tmp_path: Path) -> None:
+    with pytest.raises(SafetensorError) as caught:
+        save_file({"weight": torch.zeros(1)}, tmp_path / "missing" / "model.safetensors")
+    assert system_error(caught.value) == errno.ENOENT
+    assert system_error(ValueError("no error of the system")) is None

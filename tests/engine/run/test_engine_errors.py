@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from grpo_engine.contract.errors import MachineError, NonFiniteError
 from grpo_engine.contract.events import Failed
@@ -74,6 +75,7 @@ def test_no_memory_on_the_device_is_not_a_crash() -> None:
         MachineError("no sandbox"),
         torch.AcceleratorError("CUDA error: unspecified launch failure", 719),
         torch.distributed.DistBackendError("NCCL communicator was aborted"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"),
         RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"),
     ],
