@@ -54,7 +54,13 @@ def check_schema(schema: dict[str, Any]) -> dict[str, Any]:
     check_shown_schema(schema)
     _check_draft(schema)
     sizes: dict[str, int] = {}
+    checked = {id(subschema) for _, subschema in _subschemas(schema)}
     for place, subschema in _subschemas(schema):
+        target = resolved(subschema["$ref"], schema) if "$ref" in subschema else True
+        if not isinstance(target, bool) and id(target) not in checked:
+            raise ValueError(
+                f"{place}.$ref: {subschema['$ref']!r} must lead to a subschema, such as #/$defs/…"
+            )
         _check_keywords(place, subschema, is_root=subschema is schema)
         if (pattern := subschema.get("pattern")) is not None and pattern not in sizes:
             sizes[pattern] = compiled(pattern).programsize

@@ -153,6 +153,18 @@ def test_a_wrong_format_is_refused_with_its_reason(
         ({"items": {"$schema": "http://json-schema.org/draft-07/schema#"}}, "schema.items.$schema is not"),
         ({"$schema": "https://example.com/mine"}, "schema.$schema: use 2020-12"),
         ({"pattern": "(?=a)"}, "schema.pattern: not an RE2 pattern"),
+        (
+            {"$ref": "#/mine", "mine": {"patternProperties": {"^(a+)+$": {}}}},
+            "schema.$ref: '#/mine' must lead to a subschema",
+        ),
+        (
+            {"$ref": "#/properties", "properties": {"patternProperties": {"^(a+)+$": {}}}},
+            "schema.$ref: '#/properties' must lead to a subschema",
+        ),
+        (
+            {"items": {"$ref": "#/const"}, "const": {"$ref": "https://example.com/s.json"}},
+            "schema.items.$ref: '#/const' must lead to a subschema",
+        ),
         ({"maximum": float("nan")}, "not JSON compliant"),
         ({"description": "x" * 40_000}, "at most 32768 characters"),
         ({"const": "\ud800"}, "surrogates not allowed"),
