@@ -131,6 +131,13 @@ def _extra_cost(name: str, value: Any) -> int:
     return len(value) // ENTRIES_OF_ONE if isinstance(value, list | dict) else 0
 
 
+def _multiple_of(validator: Any, step: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    try:
+        yield from Draft202012Validator.VALIDATORS["multipleOf"](validator, step, instance, schema) or ()
+    except OverflowError:  # an integer beyond float
+        yield ValidationError("is too large to be divided")
+
+
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
     if not isinstance(instance, str):
         return
@@ -151,6 +158,7 @@ _Bounded = extend(
         name: _bounded(name, keyword)
         for name, keyword in {
             **Draft202012Validator.VALIDATORS,
+            "multipleOf": _multiple_of,
             "pattern": _pattern,
             "uniqueItems": _unique_items,
         }.items()

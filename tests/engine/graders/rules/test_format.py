@@ -253,6 +253,11 @@ def test_an_ordinary_schema_has_room_for_thousands_of_values() -> None:
     assert reward({"type": "format", "json_schema": distinct}, json.dumps(list(range(900)))) == 1.0
 
 
+def test_an_integer_beyond_float_is_no_multiple_of_a_fraction() -> None:
+    grader = {"type": "format", "json_schema": {"multipleOf": 0.5}}
+    assert [reward(grader, text) for text in ("1.5", "1.7", "1" + "0" * 400)] == [1.0, 0.0, 0.0]
+
+
 def test_a_text_too_long_to_check_is_unscorable() -> None:
     found = score({"type": "format", "pattern": "a*"}, "a" * 500_001)
     assert found.reward is None
