@@ -10,6 +10,7 @@ from grpo_engine.contract.records import Explanation, Sample, Score, StepScore, 
 from grpo_engine.graders.base import Execution, GraderBase
 from grpo_engine.graders.explanations import explanation, shown
 from grpo_engine.graders.feedback import bounded_feedback, excerpt
+from grpo_engine.graders.printed import bounded
 from grpo_engine.graders.registry import LeafGrader
 from grpo_engine.graders.samples import make_sample
 from grpo_engine.graders.steps import Step, check_splitter, split
@@ -62,19 +63,23 @@ class Process(GraderBase):
             steps = split(sample.output_text, self.splitter, self.max_steps)
         except ValueError as error:
             return self.unscorable("other_error", str(error))
-        scores = []
-        for number, step in enumerate(steps, 1):
+        scores: list[Score] = []
+        for step in steps:
             step_sample = make_sample(
                 step.text, finish_reason=sample.finish_reason, tools=sample.output_tools
             )
-            score = self.grader.grade(step_sample, item)
-            if score.reward is None:
-                reason = next(iter(score.errors.values()))
-                return self.unscorable(reason.code, f"step {number} of {len(steps)}: {reason.message}")
-            scores.append(score)
-        return self._total(steps, scores)
+            scores.append(self.grader.grade(step_sample, item))
+            if scores[-1].reward is None:
+                break
+        printed = bounded("\n".join(text for score in scores for text in score.printed.values()))
+        total = self._total(steps, scores)
+        return total.model_copy(update={"printed": {self.label: printed}}) if printed else total
 
     def _total(self, steps: Sequence[Step], scores: Sequence[Score]) -> Score:
+        """The completion's score. `scores` end with the first step that has no reward."""
+        if scores[-1].reward is None:
+            reason = next(iter(scores[-1].errors.values()))
+            return self.unscorable(reason.code, f"step {len(scores)} of {len(steps)}: {reason.message}")
         rewards = [score.reward for score in scores if score.reward is not None]
         total = float(_AGGREGATES[self.aggregate](rewards))
         if not is_reward(total):

@@ -146,6 +146,19 @@ def test_feedback_names_the_first_step_with_the_lowest_reward() -> None:
     assert found.feedback == "step 2 of 2 has the lowest reward, 0: expected 5, found 4"
 
 
+@pytest.mark.parametrize("last_line", ["return 1.0", "raise ValueError(1)"])
+def test_what_a_python_grader_prints_at_each_step_is_kept(last_line: str) -> None:
+    source = f"""
+def grade(sample, item):
+    print("seen", sample["output_text"])
+    if sample["output_text"] == "a":
+        return 1.0
+    {last_line}
+"""
+    found = score(process(grader={"type": "python", "source": source}), "a\nb")
+    assert found.printed == {"process": "seen a\nseen b"}
+
+
 @pytest.mark.parametrize(
     ("fields", "place", "complaint"),
     [
