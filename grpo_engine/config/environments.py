@@ -4,7 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from grpo_engine.config.recipes import problem_at
 from grpo_engine.contract.records import Input
+from grpo_engine.graders import Grader
+from grpo_engine.graders.rules.endpoint import EnvironmentReward
+from grpo_engine.graders.rules.multi import Multi
 from grpo_engine.outbound.addresses import check_url
 
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
@@ -49,3 +53,10 @@ class AgentEnvironment(Input):
 
 
 Environment = Annotated[OpenEnvEnvironment | AgentEnvironment, Field(discriminator="type")]
+
+
+def refuse_environment_reward(grader: Grader | None, *place: str | int) -> None:
+    """Raise a problem at this place if the grader, in a job without environments, needs their reward."""
+    parts = grader.graders.values() if isinstance(grader, Multi) else [grader]
+    if any(isinstance(part, EnvironmentReward) for part in parts):
+        raise problem_at("the grader environment needs a job with environments", *place)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, overload
 
 from pydantic import ConfigDict, Field, model_validator
 
-from grpo_engine.config.environments import Environment, EnvironmentName
+from grpo_engine.config.environments import Environment, EnvironmentName, refuse_environment_reward
 from grpo_engine.config.hyperparameters import Hyperparameters, SupervisedHyperparameters
 from grpo_engine.config.recipes import problem_at
 from grpo_engine.config.reinforcement import ReinforcementHyperparameters
@@ -21,8 +21,6 @@ from grpo_engine.config.validation_split import ValidationSplit
 from grpo_engine.contract.events import VALIDATION
 from grpo_engine.contract.records import Input, Listed, Record, filled_in
 from grpo_engine.graders import Grader
-from grpo_engine.graders.rules.endpoint import EnvironmentReward
-from grpo_engine.graders.rules.multi import Multi
 
 
 class RetentionSet(Input):
@@ -82,14 +80,10 @@ class ReinforcementMethod(Input):
                 advice = "let the agent call its own, or train on the agent in a job without tools"
                 raise problem_at(f"an agent cannot use the job's tools: {advice}", "tools")
             return self
-        graders: list[tuple[str, Grader | None]] = [
-            ("grader", self.grader),
-            ("eval_grader", self.eval_grader),
-        ]
-        for field, grader in graders:
-            parts = grader.graders.values() if isinstance(grader, Multi) else [grader]
-            if any(isinstance(part, EnvironmentReward) for part in parts):
-                raise problem_at("the grader environment needs a job with environments", field)
+        refuse_environment_reward(self.grader, "grader")
+        refuse_environment_reward(self.eval_grader, "eval_grader")
+        for index, kept in enumerate(self.retention):
+            refuse_environment_reward(kept.grader, "retention", index, "grader")
         return self
 
     @model_validator(mode="after")

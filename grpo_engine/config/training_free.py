@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from grpo_engine.config.environments import refuse_environment_reward
 from grpo_engine.config.hyperparameters import PositiveInt, RunLength
 from grpo_engine.config.recipes import ALIASES, rename_aliases
 from grpo_engine.contract.records import Input
@@ -126,6 +127,12 @@ class TrainingFreeMethod(Input):
     """Grader of the validation rows; null: the grader that ranks attempts."""
     hyperparameters: TrainingFreeHyperparameters = Field(default_factory=TrainingFreeHyperparameters)
     """Options of the training."""
+
+    @model_validator(mode="after")
+    def _has_no_environments(self) -> Self:
+        refuse_environment_reward(self.grader, "grader")
+        refuse_environment_reward(self.eval_grader, "eval_grader")
+        return self
 
 
 class TrainingFree(Input):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator
 
 from grpo_engine.contract.records import Explanation, Sample, Score, StepScore, is_reward
 from grpo_engine.graders.base import Execution, GraderBase
@@ -12,6 +12,8 @@ from grpo_engine.graders.explanations import explanation, shown
 from grpo_engine.graders.feedback import bounded_feedback, excerpt
 from grpo_engine.graders.printed import bounded
 from grpo_engine.graders.registry import LeafGrader
+from grpo_engine.graders.rules.endpoint import EnvironmentReward
+from grpo_engine.graders.rules.length import Length
 from grpo_engine.graders.samples import make_sample
 from grpo_engine.graders.steps import Step, check_splitter, split
 
@@ -39,6 +41,15 @@ class Process(GraderBase):
     """How the steps' rewards become the completion's."""
     max_steps: int = Field(64, ge=1, le=1024)
     """Maximum steps; a completion with more is unscorable."""
+
+    @field_validator("grader")
+    @classmethod
+    def _scores_a_step(cls, grader: LeafGrader) -> LeafGrader:
+        if isinstance(grader, EnvironmentReward):
+            raise ValueError("an environment rewards whole completions, not their steps")
+        if isinstance(grader, Length) and grader.unit == "tokens":
+            raise ValueError("the number of a step's tokens is unknown: use the unit characters")
+        return grader
 
     @property
     def execution(self) -> Execution:

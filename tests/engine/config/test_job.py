@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from grpo_engine.config.job import ReinforcementHyperparameters, RunConfig, SupervisedHyperparameters
+from grpo_engine.config.job import (
+    ReinforcementHyperparameters,
+    ReinforcementMethod,
+    RunConfig,
+    SupervisedHyperparameters,
+)
+from grpo_engine.config.training_free import TrainingFreeMethod
+from grpo_engine.contract.records import Input
 
 
 def parse(**fields: Any) -> ReinforcementHyperparameters:
@@ -17,6 +24,32 @@ def test_quantised_weights_are_not_trained_themselves() -> None:
     with pytest.raises(ValidationError, match='must be null with lora "full"') as error:
         parse(quantization="nf4", lora="full")
     assert error.value.errors()[0]["ctx"]["place"] == ("quantization",)
+
+
+OWN = {"type": "string_check", "operation": "eq", "input": "a", "reference": "a"}
+ENVIRONMENTS = {"type": "environment"}
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "place"),
+    [
+        (ReinforcementMethod, {"grader": ENVIRONMENTS}, ("grader",)),
+        (ReinforcementMethod, {"grader": OWN, "eval_grader": ENVIRONMENTS}, ("eval_grader",)),
+        (
+            ReinforcementMethod,
+            {"grader": OWN, "retention": [{"name": "old", "file": "file-1", "grader": ENVIRONMENTS}]},
+            ("retention", 0, "grader"),
+        ),
+        (TrainingFreeMethod, {"grader": ENVIRONMENTS}, ("grader",)),
+        (TrainingFreeMethod, {"grader": OWN, "eval_grader": ENVIRONMENTS}, ("eval_grader",)),
+    ],
+)
+def test_without_environments_no_grader_needs_their_reward(
+    method: type[Input], fields: dict[str, Any], place: tuple[Any, ...]
+) -> None:
+    with pytest.raises(ValidationError, match="needs a job with environments") as error:
+        method.model_validate(fields)
+    assert error.value.errors()[0]["ctx"]["place"] == place
 
 
 def test_the_defaults_are_as_designed() -> None:

@@ -165,6 +165,12 @@ def grade(sample, item):
         ({"splitter": "("}, ("splitter",), "not an RE2 pattern"),
         ({"splitter": ""}, ("splitter",), "give lines, paragraphs, steps or a pattern"),
         ({"grader": process()}, ("grader",), "'process' found using 'type'"),
+        ({"grader": {"type": "environment"}}, ("grader",), "an environment rewards whole completions"),
+        (
+            {"grader": {"type": "length", "mode": "linear", "target": 1, "maximum": 9}},
+            ("grader",),
+            "use the unit characters",
+        ),
         ({"max_steps": 0}, ("max_steps",), "greater than or equal to 1"),
         ({"aggregate": "sum"}, ("aggregate",), "'mean'"),
     ],
