@@ -79,7 +79,7 @@ class Sample(Record):
 
     output_text: str
     output_json: Any = None
-    """`output_text` parsed as JSON; None if it does not parse."""
+    """`output_text` parsed as JSON; None if it does not parse or is nested too deeply."""
     output_tools: tuple[dict[str, Any], ...] = ()
     num_tokens: int = 0
     """Completion tokens, end-of-sequence included."""

@@ -1,11 +1,14 @@
 """A model's text as the sample that graders see."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from grpo_engine.contract.records import FinishReason, Sample, storable
 from grpo_engine.graders.untrusted_json import parse_json
+
+MAX_DEPTH = 200
+"""Levels of a text's JSON; records with more than 255 could not be sent to graders."""
 
 
 def make_sample(
@@ -32,9 +35,27 @@ def make_sample(
 
 
 def _json_of(text: str) -> Any:
-    """The text parsed as JSON, or None. An escaped surrogate, `"\\ud800"`, becomes `?`."""
+    """The text parsed as JSON, or None if it is not JSON of at most MAX_DEPTH levels.
+
+    An escaped surrogate, `"\\ud800"`, becomes `?`.
+    """
     try:
         found = parse_json(text)
+        if _is_deep(found):
+            return None
         return found if "\\u" not in text else json.loads(storable(json.dumps(found, ensure_ascii=False)))
     except (ValueError, RecursionError):
         return None
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [part for each in level if isinstance(each, dict | list) for part in _parts(each)]
+        if not level:
+            return False
+    return True
+
+
+def _parts(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value

@@ -100,6 +100,7 @@ def test_the_largest_reward_is_a_reward() -> None:
         ("NaN", None),
         ("[1e999]", None),
         ("[" * 100_000, None),
+        ("[" * 300 + "]" * 300, None),
         ("9" * 5000, None),
     ],
 )

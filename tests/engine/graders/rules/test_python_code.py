@@ -31,6 +31,12 @@ def test_a_dict_gives_reward_and_feedback() -> None:
     assert (score.reward, score.feedback) == (1.0, "well done, you")
 
 
+def test_deeply_nested_json_is_graded_as_text() -> None:
+    text = "[" * 300 + "]" * 300
+    score = grader("return float(sample['output_json'] is None)").grade(make_sample(text), {})
+    assert score.reward == 1.0
+
+
 def test_feedback_is_short_and_can_be_stored() -> None:
     score = grader(r"return {'score': 0.5, 'feedback': '\ud800' + 'x' * 10000}").grade(make_sample("x"), {})
     assert score.reward == 0.5
