@@ -119,9 +119,14 @@ def expand_multiplied(
 ) -> dict[str, Any]:
     """Set `target` from `source` if only `source` is given. Raises ValueError if they disagree."""
     given = data.get(source, "auto")
-    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+    if isinstance(given, bool) or not isinstance(given, int | float):
         return data
-    value = value_of(given)
+    try:
+        value = value_of(given) if math.isfinite(given) else None
+    except OverflowError:  # a number beyond float
+        value = None
+    if value is None:  # the range of `source` refuses it
+        return data
     if data.get(target, value) != value:
         raise problem_at(f"{target} and {source} contradict each other: give one of them", source)
     return {**data, target: value}

@@ -15,13 +15,18 @@ from pydantic import AfterValidator, WithJsonSchema
 
 from grpo_engine.config.messages import plain
 
+MAX_ROWS = 10**9
+
 
 def _checked(value: float) -> float:
     if 0 < value < 1:
         return value
-    if value >= 1 and value == int(value):
+    if 1 <= value <= MAX_ROWS and value == int(value):
         return int(value)
-    raise ValueError("use a share of the rows between 0 and 1, such as 0.1, or a whole number of rows from 1")
+    raise ValueError(
+        "use a share of the rows between 0 and 1, such as 0.1, or a whole number of rows from 1 to "
+        f"{MAX_ROWS:,}"
+    )
 
 
 ValidationSplit = Annotated[
@@ -31,7 +36,7 @@ ValidationSplit = Annotated[
         {
             "anyOf": [
                 {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
-                {"type": "integer", "minimum": 1},
+                {"type": "integer", "minimum": 1, "maximum": MAX_ROWS},
             ]
         }
     ),

@@ -141,6 +141,9 @@ def test_openais_multipliers_scale_our_defaults() -> None:
     "fields",
     [
         {"group_size": 1},
+        {"batch_size": 10**400},
+        {"learning_rate_multiplier": 10**400},
+        {"compute_multiplier": 1e308},
         {"beta": -0.1},
         {"temperature": 0},
         {"epsilon_low": 1.0},

@@ -82,7 +82,7 @@ def test_a_prompt_is_its_conversation_without_the_answer_and_the_other_fields() 
     assert prompt_digest({"prompt": "a", "completion": "b"}) == prompt_digest({"prompt": "a"})
 
 
-@pytest.mark.parametrize("value", [0, 1.5, -3, float("nan"), True, "0.1"])
+@pytest.mark.parametrize("value", [0, 1.5, -3, float("nan"), float("inf"), 10**400, True, "0.1"])
 def test_other_values_are_refused(value: Any) -> None:
     with pytest.raises(ValidationError):
         TypeAdapter(ValidationSplit).validate_python(value, strict=True)
