@@ -23,7 +23,7 @@ from grpo_engine.sandbox.launch import unprivileged_reader_prefix
 
 SERVER = "grpo_engine.graders.pool.server"
 THREADS = 32
-PRINTS_SECONDS = 2.0
+ANSWER_SECONDS = 2.0
 _RUNS_CODE = ("python", "code_tests", "reasoning_gym")
 
 
@@ -141,9 +141,11 @@ def _command(graders: Iterable[GraderBase]) -> list[str]:
 def _grace(grader: GraderBase) -> float:
     """Seconds after the deadline until the grading process is killed.
 
-    A `python` grader's call ends at the deadline, and then its prints must still arrive.
+    A `python` grader's call ends at the deadline, and then its prints must still arrive; so must the results
+    of tests of code, which end then too.
     """
-    return PRINTS_SECONDS if getattr(_leaf(grader), "type", "") == "python" else 0.0
+    ends_itself = getattr(_leaf(grader), "type", "") in ("python", "code_tests")
+    return ANSWER_SECONDS if ends_itself else 0.0
 
 
 def _leaf(grader: GraderBase) -> Any:

@@ -19,6 +19,7 @@ from grpo_engine.graders.numbers import tagged
 from grpo_engine.graders.rules.code_verdict import Test, code_of, read_tests
 from grpo_engine.graders.rules.numeric import Tag
 from grpo_engine.graders.template import render
+from grpo_engine.process import deadline
 from grpo_engine.sandbox import Limits, Outcome, PythonServer, SandboxUnavailable, self_test
 
 MAX_CODE_CHARACTERS = 256_000
@@ -49,7 +50,8 @@ class CodeTests(RewardGrader):
     timeout_seconds: float = Field(5.0, gt=0, le=60)
     """Time limit of each test."""
     total_timeout_seconds: float = Field(20.0, gt=0, le=600)
-    """Time limit of all tests of a completion; tests that do not run in time have failed."""
+    """Time limit of all tests of a completion, at most the time limit for grading it; tests that do not run
+    in time have failed."""
     tolerance: float = Field(1e-9, ge=0, le=1)
     """Absolute and relative tolerance for comparing floats."""
     max_tests: int = Field(100, ge=1, le=1000)
@@ -95,16 +97,27 @@ class CodeTests(RewardGrader):
 
     def _results(self, server: PythonServer, tests: list[Test]) -> Iterator[Explanation]:
         """Each test with its result."""
-        deadline = time.monotonic() + self.total_timeout_seconds
+        total = self._total_seconds()
+        end = time.monotonic() + total
         for number, test in enumerate(tests, 1):
             label = f"test {number} of {len(tests)}: {test.shown}"
-            seconds = min(self.timeout_seconds, deadline - time.monotonic())
+            seconds = min(self.timeout_seconds, end - time.monotonic())
             if seconds > 0:
                 outcome = server.request(seconds, **test.request)
                 yield _result(label, test, outcome, self.tolerance, seconds)
             else:
-                detail = f"not run: the tests together took {self.total_timeout_seconds:g} s"
+                detail = f"not run: the tests together took {total:.3g} s"
                 yield explanation(label, passed=False, expected=test.expectation, detail=detail)
+
+    def _total_seconds(self) -> float:
+        """Time for all tests, which end before the grading process is killed. Raises UnscorableError."""
+        limit = deadline.current()
+        if limit is None:
+            return self.total_timeout_seconds
+        if limit.seconds_left == 0:
+            late = f"no answer within {limit.seconds:g} seconds"
+            raise UnscorableError("unresponsive_reward_error", late)
+        return min(self.total_timeout_seconds, limit.seconds_left)
 
 
 def _result(label: str, test: Test, outcome: Outcome, tolerance: float, seconds: float) -> Explanation:

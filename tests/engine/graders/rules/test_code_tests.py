@@ -6,6 +6,7 @@ import pytest
 
 from grpo_engine.contract.records import Score
 from grpo_engine.graders import make_sample
+from grpo_engine.graders.pool.pool import open_grading
 from grpo_engine.graders.rules.code_tests import CodeTests
 from grpo_engine.graders.rules.code_verdict import code_of, read_tests, same, same_text
 from tests.engine.sandbox.hostile import SUBMISSIONS
@@ -135,6 +136,16 @@ def test_a_submission_that_hangs_in_every_test_is_wrong_at_the_total_time_limit(
     score = run(code, tests, timeout_seconds=0.4, total_timeout_seconds=1.0)
     assert score.reward == 1 / 50
     assert score.errors == {}
+
+
+def test_a_submission_that_hangs_is_wrong_also_at_an_earlier_deadline_of_the_grading() -> None:
+    tests = [{"call": "f", "args": [0], "expected": 0}, {"call": "f", "args": [1], "expected": 1}]
+    grader = CodeTests(
+        type="code_tests", tests="{{item.tests}}", timeout_seconds=20, total_timeout_seconds=60
+    )
+    with open_grading(grader, processes=1, deadline_seconds=3) as grading:
+        sample = make_sample("def f(x):\n    while x: pass\n    return x")
+        assert grading.submit(sample, {"tests": tests}).result(60).reward == 0.5
 
 
 def test_no_test_sees_what_another_left() -> None:
