@@ -6,11 +6,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from grpo_engine.contract.records import Record, storable
 
-Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+
+def _readable(text: str) -> str:
+    if not one_line(text, len(text)):
+        raise ValueError("the text has no printable character")
+    return text
+
+
+Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1), AfterValidator(_readable)]
 
 
 class _Operation(BaseModel):

@@ -113,6 +113,7 @@ def test_an_object_alone_or_in_a_fence_is_read(text: str) -> None:
         ('{"operations": [{"operation": "drop", "id": "G0"}]}', "at operations.0"),
         ('{"operations": [{"operation": "add"}]}', "at operations.0.add.text"),
         ('{"operations": [{"operation": "add", "text": "  "}]}', "at operations.0.add.text"),
+        (json.dumps({"operations": [add("\u200b")]}), "no printable character"),
         ('{"operations": [{"operation": "delete", "id": 3}]}', "at operations.0.delete.id"),
         (json.dumps(GOOD) + " and so on", "not a JSON object"),
     ],
