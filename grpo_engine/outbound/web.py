@@ -84,13 +84,14 @@ def post_patiently(
     A Retry-After header is respected; one beyond the time limit ends the retries. Returns the last response
     whatever its status. Raises RefusedUrl, NoAnswer if there was none.
     """
-    end = time.monotonic() + timeout_seconds
+    from grpo_engine.outbound.pinned import Deadline
+
+    deadline = Deadline(timeout_seconds)
     answer: WebAnswer | None = None
     for attempt in range(max_retries + 1):
         outcome: WebAnswer | NoAnswer
         try:
-            left = max(end - time.monotonic(), 0.001)
-            outcome = answer = post(url, body, headers, timeout_seconds=left, allowed_hosts=allowed_hosts)
+            outcome = answer = _post(url, body, headers, deadline, allowed_hosts)
         except AnswerTooLong:
             raise
         except NoAnswer as error:
@@ -98,7 +99,7 @@ def post_patiently(
         if isinstance(outcome, WebAnswer) and not outcome.is_temporary_error:
             return outcome
         pause = _pause_seconds(outcome, attempt)
-        if attempt == max_retries or time.monotonic() + pause >= end:
+        if attempt == max_retries or time.monotonic() + pause >= deadline.moment:
             break
         time.sleep(pause)
     if isinstance(outcome, NoAnswer):
@@ -142,7 +143,18 @@ def post(
     """
     from grpo_engine.outbound.pinned import Deadline
 
-    deadline = Deadline(timeout_seconds)
+    return _post(url, body, headers, Deadline(timeout_seconds), allowed_hosts, resolver, kept_bytes)
+
+
+def _post(
+    url: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    deadline: Deadline,
+    allowed_hosts: AllowedHosts | None,
+    resolver: Resolver = resolve,
+    kept_bytes: int | None = None,
+) -> WebAnswer:
     target = parse(url, allowed_hosts or AllowedHosts.from_environment())
     return _send("POST", target, _addresses(target, resolver), body, headers, deadline, kept_bytes)
 

@@ -6,7 +6,7 @@ from email.utils import formatdate
 import pytest
 
 from grpo_engine.outbound.addresses import AllowedHosts
-from grpo_engine.outbound.web import post_patiently
+from grpo_engine.outbound.web import NoAnswer, post_patiently
 from tests.support.chat_server import Reply, ScriptedServer
 
 
@@ -65,6 +65,15 @@ def test_an_answer_says_more_than_a_retry_that_gets_none() -> None:
             server.url, b"", {}, timeout_seconds=5, max_retries=1, allowed_hosts=trusting(server)
         )
     assert (answer.status, len(server.requests)) == (503, 2)
+
+
+def test_an_error_names_the_time_limit_of_all_attempts_together() -> None:
+    with (
+        replies(Reply(drop=True), Reply(stall=True)) as server,
+        pytest.raises(NoAnswer, match=r"127\.0\.0\.1 did not answer within 2 s"),
+    ):
+        post_patiently(server.url, b"", {}, timeout_seconds=2, max_retries=1, allowed_hosts=trusting(server))
+    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize(
