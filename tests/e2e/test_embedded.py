@@ -203,7 +203,9 @@ def test_the_guide_s_request_is_valid_and_gets_a_time_estimate(trained: Trained)
     assert (found["valid"], found["problems"], found["total_steps"]) == (True, [], 5)
     assert found["estimate"]["completions"] == 5 * 8 * 8
     assert found["estimate"]["seconds"]["low"] < found["estimate"]["seconds"]["high"]
-    assert found["estimate"]["basis"].startswith("2 earlier runs with this model on ")
+    basis = re.fullmatch(r"(\d+) earlier runs with this model on .*", found["estimate"]["basis"])
+    assert basis is not None
+    assert int(basis[1]) >= 2  # tests of this module may have made more
 
 
 def test_the_guide_s_probe_finds_no_signal_in_a_random_model(trained: Trained) -> None:

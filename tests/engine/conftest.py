@@ -39,13 +39,11 @@ def pytest_configure(config: pytest.Config) -> None:
         assert IS_COMPILED, "run make setup: it compiles grpo_engine/models/fast/native"
 
 
-@pytest.fixture(scope="module", params=["compiled", "by torch"] if IS_COMPILED else ["by torch"])
-def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.fixture(params=["compiled", "by torch"] if IS_COMPILED else ["by torch"])
+def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding with the compiled operations, and with torch's where there is no C compiler."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "by torch":
-            patch.setattr(native, "library", lambda: None)
-        yield
+    if request.param == "by torch":
+        monkeypatch.setattr(native, "library", lambda: None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
