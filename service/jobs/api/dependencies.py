@@ -41,7 +41,8 @@ async def _preflight(
     request: Request, database: DatabaseDep, storage: StorageDep, catalog: CatalogDep, settings: SettingsDep
 ) -> Preflight:
     state = request.app.state
-    return Preflight(database, storage, catalog, settings, state.checked_files, state.past_jobs)
+    recent = state.checked_files, state.past_jobs
+    return Preflight(database, storage, catalog, settings, *recent, state.server_limit)
 
 
 WakeupsDep = Annotated[Wakeups, Depends(from_state("wakeups"))]

@@ -6,14 +6,17 @@ writes nothing but the description of a hub's model.
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
+from grpo_engine.config.job import Method
+from grpo_engine.config.tools import McpTool
 from service.files.service import Files
 from service.hub.child_process import find_model
 from service.hub.models import HubError, is_hub_id
 from service.jobs.intake.adapter_shape import with_adapter_shape
 from service.jobs.intake.checks.duplicates import DuplicateCheck
-from service.jobs.intake.checks.environments import check_environments
+from service.jobs.intake.checks.environments import check_environments, environments_of
 from service.jobs.intake.checks.files import CheckedRows, FileCheck
 from service.jobs.intake.checks.grader import check_grader, check_speakers
 from service.jobs.intake.checks.idle_options import warn_of_idle_options
@@ -48,9 +51,6 @@ from service.web.limits import ConcurrencyLimit
 
 FEWEST_TO_HOLD_OUT = 40
 """Rows of a training file; the browser's form holds out rows from this number on."""
-_limit = ConcurrencyLimit("checks of jobs", per_tenant=16, overall=32)
-"""A check may wait for a job's servers, in one of the process's 40 threads. Each key may send 16 requests at
-once, but a tenant may have many keys."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,8 @@ class Preflight:
     checked_files: RecentResults[CheckedRows]
     """Rows of earlier requests. Only files without problems are kept, so refusals always read the rows."""
     past_jobs: RecentResults[list[Past]]
+    server_limit: ConcurrencyLimit
+    """Of checks that wait for a job's servers, each in one of the process's threads."""
 
     @property
     def files(self) -> Files:
@@ -71,8 +73,8 @@ class Preflight:
         return Files(self.database, self.storage, self.settings, self.catalog)
 
     def check(self, tenant: str, job: JobCreate) -> Report:
-        """All problems of a request. Raises TooManyRequests at the limit of checks."""
-        with _limit.slot(tenant):
+        """All problems of a request. Raises TooManyRequests at the limit of jobs with servers."""
+        with self.server_limit.slot(tenant) if _has_servers(job.method) else nullcontext():
             return self._checked(tenant, job)
 
     def _checked(self, tenant: str, job: JobCreate) -> Report:
@@ -168,6 +170,11 @@ class Preflight:
             runtime=runtime.model_copy(update={"ranks": job.resources.gpus or runtime.ranks}),
         )
         return estimate(subject, past)
+
+
+def _has_servers(method: Method) -> bool:
+    """Whether the checks send requests to servers that the job names."""
+    return bool(environments_of(method)) or any(isinstance(tool, McpTool) for tool in tools_of(method))
 
 
 def _warn_of_no_held_out_rows(report: Report) -> None:

@@ -11,12 +11,12 @@ from fastapi.testclient import TestClient
 
 from service.app import create_app
 from service.files import service as files_service
-from service.jobs.intake import creation, preflight
+from service.jobs.intake import creation
 from service.jobs.model.states import JobState
 from service.platform.db import Database
 from service.settings import Settings
 from service.web.auth import create_key, revoke_key
-from service.web.limits import UNFINISHED_JOBS_RETRY_SECONDS, ConcurrencyLimit
+from service.web.limits import UNFINISHED_JOBS_RETRY_SECONDS
 from tests.service.files.file_samples import ROWS, stored, uploaded
 from tests.service.job_samples import add_artifact, add_job, make_model, num_jobs, request, upload
 from tests.service.serving.processes import serving
@@ -79,10 +79,7 @@ def test_a_hundred_concurrent_posts_create_as_many_jobs_as_are_allowed(
     settings: Settings,
     api_key: str,
     database: Database,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # the two services of this process share the limit of one
-    monkeypatch.setattr(preflight, "_limit", ConcurrencyLimit("checks", per_tenant=100, overall=100))
     make_model(settings.home)
     urls = two_services(max_queued_jobs=LIMIT)
     with httpx.Client(base_url=urls[0], headers={"authorization": f"Bearer {api_key}"}) as client:

@@ -7,7 +7,6 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from service.jobs.intake import preflight
 from service.platform.db import Database
 from service.settings import Settings
 from tests.service.job_samples import (
@@ -46,17 +45,26 @@ def test_an_unknown_model_is_refused(client: TestClient, database: Database) -> 
     assert "'absent' is neither in the model catalogue nor one of your fine-tuned models" in error["message"]
 
 
-def test_the_checks_of_a_tenant_leave_threads_for_others(client: TestClient) -> None:
-    """Whatever its number of keys."""
-    body = request(upload(client))
+SERVERS: tuple[tuple[str, Any], ...] = (
+    ("tools", [{"type": "mcp", "server_url": "https://mcp.example.com/mcp"}]),
+    ("environments", {"game": {"type": "openenv", "url": "https://game.example.com"}}),
+)
+
+
+@pytest.mark.parametrize(("field", "servers"), SERVERS, ids=[field for field, _ in SERVERS])
+def test_checks_that_wait_for_servers_leave_threads_for_others(
+    client: TestClient, app: FastAPI, field: str, servers: Any
+) -> None:
+    file_id, method = upload(client), reinforcement()
+    method["reinforcement"][field] = servers
     with ExitStack() as stack:
         for _ in range(16):
-            stack.enter_context(preflight._limit.slot("tenant-a"))
-        answer = client.post("/v1/fine_tuning/jobs/validate", json=body)
+            stack.enter_context(app.state.server_limit.slot("tenant-a"))
+        answer = client.post("/v1/fine_tuning/jobs/validate", json=request(file_id, method=method))
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
-        assert "Too many checks of jobs (limit: 16 per tenant" in answer.json()["error"]["message"]
-        stack.enter_context(preflight._limit.slot("tenant-b"))
-    assert client.post("/v1/fine_tuning/jobs/validate", json=body).status_code == 200
+        assert "Too many checks of jobs with servers (limit: 16 per" in answer.json()["error"]["message"]
+        assert client.post("/v1/fine_tuning/jobs/validate", json=request(file_id)).status_code == 200
+        stack.enter_context(app.state.server_limit.slot("tenant-b"))
 
 
 def test_a_foreign_fine_tuned_model_is_an_unknown_one(client: TestClient, database: Database) -> None:
