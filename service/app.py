@@ -128,7 +128,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         "open streams", settings.max_streams, code="too_many_streams", retry_seconds=30
     )
     app.state.chat_limit = ConcurrencyLimit("chat requests", settings.max_chats)
-    app.state.server_limit = ConcurrencyLimit("checks of jobs with servers", per_tenant=16, overall=32)
+    app.state.server_limit = ConcurrencyLimit(
+        "requests that wait for other servers", per_tenant=16, overall=32
+    )
     app.state.model_servers = open_client()
     app.state.readiness = health.Readiness(app.state.database, settings, app.state.storage)
     job_metrics = prometheus.JobMetrics(app.state.database, settings.sweep_seconds)

@@ -23,7 +23,7 @@ from service.platform.db import lock_tenant
 from service.platform.errors import Forbidden, InvalidRequest, NotFound
 from service.platform.principal import Principal
 from service.platform.tables.core import Job
-from service.web.dependencies import CatalogDep, DatabaseDep, SettingsDep, StorageDep
+from service.web.dependencies import CatalogDep, DatabaseDep, ServerLimitDep, SettingsDep, StorageDep
 
 CATALOGUE = "catalogue"
 WITHOUT_MODEL = {JobState.FAILED.value, JobState.CANCELLED.value}
@@ -37,6 +37,7 @@ class Models:
     storage: StorageDep
     catalog: CatalogDep
     settings: SettingsDep
+    server_limit: ServerLimitDep
 
     def list(self, tenant: str) -> list[ModelRead]:
         """Catalogue first, by name; then the tenant's own, newest first."""
@@ -67,7 +68,7 @@ class Models:
         return found.model_copy(update={"id": name, "created": int(point.created_at)})
 
     def add(self, principal: Principal, hub_id: str) -> ModelRead:
-        """Add a hub model, after a check of its size. Raises Forbidden, InvalidRequest."""
+        """Add a hub model, after a check of its size. Raises Forbidden, InvalidRequest, TooManyRequests."""
         if not self.settings.hub_models:
             how = f"On the service's machine, run: grpo models add {hub_id}"
             raise Forbidden(f"The operator adds models here. {how}", code="not_owner")
@@ -76,7 +77,8 @@ class Models:
             raise InvalidRequest(message, param="id", code="invalid_value")
         if self.catalog.find(hub_id) is None:
             try:
-                self.catalog.add_from_hub(hub_id, find_model(self.settings, hub_id))
+                with self.server_limit.slot(principal.tenant):
+                    self.catalog.add_from_hub(hub_id, find_model(self.settings, hub_id))
             except HubError as error:
                 raise InvalidRequest(error.text, param="id", code=error.code) from error
         with self.database.transaction() as session:

@@ -15,7 +15,7 @@ from service.platform.db import Database
 from service.platform.storage import Storage
 from service.settings import Settings
 from service.web.key_use import KeyUse
-from service.web.limits import RequestRate
+from service.web.limits import ConcurrencyLimit, RequestRate
 
 
 def from_state(name: str) -> Callable[[Request], Awaitable[Any]]:
@@ -33,6 +33,7 @@ StorageDep = Annotated[Storage, Depends(from_state("storage"))]
 CatalogDep = Annotated[Catalog, Depends(from_state("catalog"))]
 RequestRateDep = Annotated[RequestRate, Depends(from_state("request_rate"))]
 KeyUseDep = Annotated[KeyUse, Depends(from_state("key_use"))]
+ServerLimitDep = Annotated[ConcurrencyLimit, Depends(from_state("server_limit"))]
 RetryCount = Annotated[
     str,
     Header(

@@ -41,8 +41,8 @@ async def _preflight(
     request: Request, database: DatabaseDep, storage: StorageDep, catalog: CatalogDep, settings: SettingsDep
 ) -> Preflight:
     state = request.app.state
-    recent = state.checked_files, state.past_jobs
-    return Preflight(database, storage, catalog, settings, *recent, state.server_limit)
+    shared = state.checked_files, state.past_jobs, state.server_limit
+    return Preflight(database, storage, catalog, settings, *shared)
 
 
 WakeupsDep = Annotated[Wakeups, Depends(from_state("wakeups"))]

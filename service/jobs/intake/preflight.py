@@ -65,7 +65,7 @@ class Preflight:
     """Rows of earlier requests. Only files without problems are kept, so refusals always read the rows."""
     past_jobs: RecentResults[list[Past]]
     server_limit: ConcurrencyLimit
-    """Of checks that wait for a job's servers, each in one of the process's threads."""
+    """Of requests that wait for other servers, each in one of the process's threads."""
 
     @property
     def files(self) -> Files:
@@ -73,8 +73,9 @@ class Preflight:
         return Files(self.database, self.storage, self.settings, self.catalog)
 
     def check(self, tenant: str, job: JobCreate) -> Report:
-        """All problems of a request. Raises TooManyRequests at the limit of jobs with servers."""
-        with self.server_limit.slot(tenant) if _has_servers(job.method) else nullcontext():
+        """All problems of a request. Raises TooManyRequests at the limit of `server_limit`."""
+        waits = _names_servers(job.method) or self._is_on_hub(job.model)
+        with self.server_limit.slot(tenant) if waits else nullcontext():
             return self._checked(tenant, job)
 
     def _checked(self, tenant: str, job: JobCreate) -> Report:
@@ -98,9 +99,13 @@ class Preflight:
         self._check_rows(uses, files, self._file_check(job, report, entry, text))
         return report
 
+    def _is_on_hub(self, name: str) -> bool:
+        """Whether the model must be looked up on the hub."""
+        return self.settings.hub_models and is_hub_id(name) and self.catalog.find(name) is None
+
     def _hub_entry(self, name: str, report: Report) -> CatalogEntry | None:
         """The entry for a hub model that the job adds to the catalogue, if the operator allows that."""
-        if not (self.settings.hub_models and is_hub_id(name)):
+        if not self._is_on_hub(name):
             return None
         try:
             report.hub_model = find_model(self.settings, name)
@@ -172,8 +177,7 @@ class Preflight:
         return estimate(subject, past)
 
 
-def _has_servers(method: Method) -> bool:
-    """Whether the checks send requests to servers that the job names."""
+def _names_servers(method: Method) -> bool:
     return bool(environments_of(method)) or any(isinstance(tool, McpTool) for tool in tools_of(method))
 
 

@@ -1,6 +1,7 @@
 """A job that names a hub model: refused with the command, or added to the catalogue."""
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,20 @@ def test_where_the_hub_is_not_allowed_no_model_is_added(
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_owner")
     assert f"grpo models add {hub.id}" in refused.json()["error"]["message"]
     assert Catalog(settings).names() == []
+
+
+@pytest.mark.parametrize("path", [JOBS, "/v1/models"])
+def test_requests_that_ask_the_hub_leave_threads_for_others(
+    client: TestClient, app: FastAPI, hub: ModelHub, path: str
+) -> None:
+    body = request(upload(client), model=hub.id) if path == JOBS else {"id": hub.id}
+    with ExitStack() as stack:
+        for _ in range(16):
+            stack.enter_context(app.state.server_limit.slot("tenant-a"))
+        answer = client.post(path, json=body)
+        assert (answer.status_code, answer.headers["retry-after"], hub.fetched) == (429, "5", [])
+    assert client.post(path, json=body).status_code == 200
+    with ExitStack() as stack:
+        for _ in range(16):
+            stack.enter_context(app.state.server_limit.slot("tenant-a"))
+        assert client.post(path, json=body).status_code == 200  # the catalogue has the model now

@@ -62,7 +62,7 @@ def test_checks_that_wait_for_servers_leave_threads_for_others(
             stack.enter_context(app.state.server_limit.slot("tenant-a"))
         answer = client.post("/v1/fine_tuning/jobs/validate", json=request(file_id, method=method))
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
-        assert "Too many checks of jobs with servers (limit: 16 per" in answer.json()["error"]["message"]
+        assert "Too many requests that wait for other servers (limit: 16" in answer.json()["error"]["message"]
         assert client.post("/v1/fine_tuning/jobs/validate", json=request(file_id)).status_code == 200
         stack.enter_context(app.state.server_limit.slot("tenant-b"))
 
