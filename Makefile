@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-vllm setup-openenv system demo verifiers equivalence recipes learning bench bench-gpu gpu-wheels gpu-check bench-service soak warm-start hosts containers test \
-	screenshots fuzz test-vllm check format up
+	test-shuffled screenshots fuzz test-vllm check format up
 
 help:  ## List all targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -126,6 +126,10 @@ test: system  ## Run all checks and tests
 	$(BIN)/python -m pytest -n $(TESTERS) --dist worksteal; tests=$$?; \
 	wait $$vllm; vllm=$$?; cat .venv-vllm/tests.log; \
 	wait $$check; check=$$?; cat $(VENV)/check.log; exit $$((tests + vllm + check))
+
+test-shuffled: setup setup-openenv system  ## Run the tests in a random order, which SEED repeats
+	$(BIN)/python -m pytest -n $(TESTERS) --dist worksteal --random-order \
+		--random-order-seed $(or $(SEED),$(shell date +%s))
 
 screenshots: setup system  ## Write docs/images: the page of a running job, light and dark (4 minutes)
 	$(BIN)/python -m docs.make_screenshots
