@@ -16,18 +16,24 @@ class StoredGroup(Record):
     row: int
     prompt: tuple[int, ...] = ()
     """The prompt's tokens, which an environment or an agent may have changed; empty: those of the row."""
+    text: str = ""
+    """The prompt's text, which an environment may have extended; empty: that of the row."""
+    conversation: Mapping[str, Any] = {}
+    """The prompt's conversation, as `text`."""
     completions: tuple[Completion, ...]
     scores: tuple[Score, ...]
 
 
 def groups_to_json(collected: StepGroups) -> dict[str, Any]:
-    """JSON values; of a prompt, its row and its tokens."""
+    """JSON values; of a prompt, its row and what a rollout may have changed."""
 
     def stored(groups: Sequence[GradedGroup]) -> list[dict[str, Any]]:
         return [
             StoredGroup(
                 row=each.group.prompt.row,
                 prompt=each.group.prompt.token_ids,
+                text=each.group.prompt.text,
+                conversation=each.group.prompt.conversation,
                 completions=each.group.completions,
                 scores=each.scores,
             ).model_dump(mode="json")
@@ -44,7 +50,12 @@ def groups_from_json(content: Mapping[str, Any], prompts: Sequence[Prompt]) -> S
     def restored(content: Mapping[str, Any]) -> GradedGroup:
         stored = StoredGroup.model_validate(content)
         prompt = by_row[stored.row]
-        asked = replace(prompt, token_ids=stored.prompt or prompt.token_ids)
+        asked = replace(
+            prompt,
+            token_ids=stored.prompt or prompt.token_ids,
+            text=stored.text or prompt.text,
+            conversation=stored.conversation or prompt.conversation,
+        )
         return GradedGroup(Group(asked, stored.completions), stored.scores)
 
     return StepGroups(*([restored(each) for each in content[name]] for name in ("groups", "discarded")))

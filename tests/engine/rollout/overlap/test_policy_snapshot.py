@@ -53,5 +53,16 @@ def test_waiting_groups_survive_json() -> None:
     stored = json.loads(json.dumps(groups_to_json(collected)))
     assert groups_from_json(stored, prompts) == collected
     for group in (*stored["groups"], *stored["discarded"]):
-        del group["prompt"]  # as checkpoints of earlier versions
+        for name in ("prompt", "text", "conversation"):
+            del group[name]  # as checkpoints of earlier versions
     assert groups_from_json(stored, prompts) == collected
+
+
+def test_waiting_groups_keep_the_prompt_that_an_environment_extended() -> None:
+    said = {"messages": [{"role": "user", "content": "Play."}], "tools": None}
+    row = Prompt(0, "Play.", (1,), {"environment": "game"}, conversation=said)
+    shown = {**said, "messages": [{"role": "user", "content": "Play.\n\nYou see a door."}]}
+    asked = replace(row, text="Play.\n\nYou see a door.", token_ids=(1, 2), conversation=shown)
+    collected = StepGroups([GradedGroup(Group(asked, (completion(),)), (Score(reward=1.0),))], [])
+    stored = json.loads(json.dumps(groups_to_json(collected)))
+    assert groups_from_json(stored, [row]) == collected
