@@ -8,7 +8,7 @@ from grpo_engine.contract.records import FinishReason, Sample, storable
 from grpo_engine.graders.untrusted_json import parse_json
 
 MAX_DEPTH = 200
-"""Levels of a text's JSON; records with more than 255 could not be sent to graders."""
+"""Levels of a text's JSON; records with more than 255 could not be stored or sent to graders."""
 
 
 def make_sample(
@@ -41,14 +41,15 @@ def _json_of(text: str) -> Any:
     """
     try:
         found = parse_json(text)
-        if _is_deep(found):
+        if is_deep(found):
             return None
         return found if "\\u" not in text else json.loads(storable(json.dumps(found, ensure_ascii=False)))
     except (ValueError, RecursionError):
         return None
 
 
-def _is_deep(value: Any) -> bool:
+def is_deep(value: Any) -> bool:
+    """Whether a JSON value has more than MAX_DEPTH levels."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [part for each in level if isinstance(each, dict | list) for part in _parts(each)]

@@ -17,6 +17,7 @@ from transformers.utils.chat_parsing.response_templates import load_response_tem
 
 from grpo_engine.config.tool_formats import ToolFormat
 from grpo_engine.contract.records import storable
+from grpo_engine.graders.samples import MAX_DEPTH, is_deep
 from grpo_engine.graders.untrusted_json import parse_json
 from grpo_engine.rollout.tools.argument_types import with_types
 
@@ -113,6 +114,8 @@ def checked(call: Any) -> ToolCall:
             arguments = parse_json(arguments)
     if not isinstance(arguments, dict):
         return ToolCall(name, error="arguments must be a JSON object")
+    if is_deep(arguments):
+        return ToolCall(name, error=f"arguments have more than {MAX_DEPTH} levels")
     try:
         return ToolCall(name, parse_json(storable(json.dumps(arguments, ensure_ascii=False))))
     except (ValueError, TypeError, RecursionError) as error:

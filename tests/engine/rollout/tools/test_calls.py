@@ -8,7 +8,13 @@ import pytest
 
 from grpo_engine.config.job import Reinforcement
 from grpo_engine.config.tool_formats import FORMATS, QUESTION, UnreadableFormat, calling_turns, find_format
+from grpo_engine.contract.records import FinishReason, Score
+from grpo_engine.graders import make_sample
+from grpo_engine.graders.rules.python_code import as_openai
 from grpo_engine.models.chat_template import rendered
+from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt
+from grpo_engine.rollout.collector import StepGroups
+from grpo_engine.rollout.overlap.rollout_state import groups_to_json
 from grpo_engine.rollout.tools.calls import CallReader, ToolCall
 from grpo_engine.rollout.tools.rendering import tool_format
 from service.jobs.intake.checks.method import check_tools
@@ -212,11 +218,23 @@ def test_arguments_may_be_json_in_a_string_and_may_be_left_out() -> None:
         ('{"name": 3}', 'a call is {"name"'),
         ('{"name": "add", "arguments": [1]}', "arguments must be a JSON object"),
         ('{"name": "add", "arguments": "one"}', "arguments must be a JSON object"),
+        (f'{{"name": "add", "arguments": {{"a": {"[" * 200}{"]" * 200}}}}}', "arguments have more than 200"),
     ],
 )
 def test_an_unreadable_call_carries_the_reason(text: str, error: str) -> None:
     (call,) = reader().read(f"<tool_call>{text}</tool_call>")
     assert call.error.startswith(error)
+
+
+def test_the_deepest_arguments_of_a_call_survive_a_checkpoint_and_reach_graders() -> None:
+    nested = "[" * 199 + "]" * 199
+    (call,) = reader().read(f'<tool_call>{{"name": "add", "arguments": {{"a": {nested}}}}}</tool_call>')
+    recorded = {"name": call.name, "arguments": call.arguments, "answer": "", "error": False}
+    completion = Completion("", (1,), (0.0,), FinishReason.STOP, 1, tool_calls=(recorded,))
+    group = GradedGroup(Group(Prompt(0, "", (1,), {}), (completion,)), (Score(reward=1.0),))
+    assert call.arguments
+    assert groups_to_json(StepGroups([group], []))
+    assert as_openai(make_sample("", tools=[recorded]))
 
 
 def test_unpaired_surrogates_that_no_record_can_store_become_question_marks() -> None:
