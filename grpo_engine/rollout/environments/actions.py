@@ -50,7 +50,7 @@ def _first_object(text: str) -> dict[str, Any]:
         raise MalformedAction("the action must be a JSON object")
     try:
         found, _ = json.JSONDecoder().raw_decode(text, start)
-        json.dumps(found, ensure_ascii=False).encode()
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
         raise MalformedAction(f"the action is not JSON: {str(error)[:64]}") from None
     assert isinstance(found, dict)
