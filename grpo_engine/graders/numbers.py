@@ -1,4 +1,5 @@
-"""Numbers as models write them: `1,234`, `$6.00`, `-3/4`, `50%`, `6.02e23`, `3 \\times 10^8`, `\\frac{1}{2}`.
+"""Numbers as models write them: `1,234`, `$6.00`, `-3/4`, `50%`, `6.02e23`, `3 \\times 10^8`, `\\frac{1}{2}`,
+`\\frac12`.
 
 Numbers are exact (fractions, never floats). Expressions are not evaluated: `2+3` ends in the number 3. Only
 the text around the last digit is read, and digits and exponents are bounded, so a text costs microseconds.
@@ -30,6 +31,8 @@ _NUMBER = re.compile(
 )
 _PARTS = re.compile(r"([-+]?[0-9.]+)(?:(?:[eE]|.*10(?:\^|\*\*)\{?)([-+]?[0-9]+)\}?)?", re.S)
 _DIGIT = re.compile(r"[0-9]")
+_BARE_DIGIT = re.compile(r"(\\[dt]?frac\s?(?:\{[^{}]*\}\s?)?)([0-9])")
+"""A digit as an argument without braces: `\\frac12` is `\\frac{1}{2}`."""
 _LATEX_SPACE = re.compile(r"\{(,)\}|\\!|(?<=[0-9])\\,(?=[0-9]{3})")
 
 
@@ -106,6 +109,8 @@ def _last(text: str) -> Number | None:
     window = text[start : last_digit + 1 + _TAIL_CHARACTERS]
     if "\\" in window or "{" in window:
         window = _LATEX_SPACE.sub(r"\1", window)
+        for _ in range(2):
+            window = _BARE_DIGIT.sub(r"\1{\2}", window)
     found = list(_NUMBER.finditer(window))
     if not found or (start > 0 and found[-1].start() == 0):
         return None
