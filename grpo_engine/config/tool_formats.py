@@ -35,6 +35,8 @@ class ToolFormat:
     is_named_inside: bool = False
     """The JSON holds name and arguments instead of the arguments alone."""
     thoughts_end: str = THOUGHTS_END
+    leads: tuple[str, ...] = ()
+    """Marks before a turn's first call, the nearest first, which are not part of the turn's text."""
 
 
 def _tags(pattern: str) -> dict[str, Any]:
@@ -77,6 +79,7 @@ FORMATS = (
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n{…}\n```<｜tool▁call▁end｜>",
         r"<｜tool▁call▁begin｜>(?:(?:function<｜tool▁sep｜>)?(?P<name>[^\s<]+)(?:<｜tool▁sep｜>|\s*```json\s))?",
         r"(?:\n```)?\n?<｜tool▁call▁end｜>",
+        leads=("<｜tool▁calls▁begin｜>",),
     ),
     ToolFormat(
         "harmony",
@@ -84,6 +87,7 @@ FORMATS = (
         "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>",
         r"to=functions\.(?P<name>[^\s<]++)[^<]*+(?:<\|channel\|>[^<]*+)?(?:<\|constrain\|>[^<]*+)?<\|message\|>",
         r"<\|(?:call|end|start|return)\|>",
+        leads=("<|channel|>commentary", "<|channel|>analysis", "<|start|>assistant"),
     ),
     ToolFormat(
         "gemma",
@@ -111,6 +115,7 @@ FORMATS = (
         r'\s*"(?:parameters|arguments)"\s*:',
         r"\}\s*\}",
         "objects",
+        leads=("[", "[TOOL_CALLS]", "<|tool_call|>"),
     ),
 )
 """Formats in the order of the search. JSON objects are last, because other formats contain them too.

@@ -53,7 +53,8 @@ class CallReader:
         before, has_thoughts, after = text.partition(self.known.thoughts_end)
         answer = after if has_thoughts else before
         if self.known.content == "objects":
-            return _after_python_tag(answer) if PYTHON_TAG in answer else list(_objects(answer))
+            tagged = PYTHON_TAG in answer
+            return _after_python_tag(answer) if tagged else [call for _, call in _objects(answer)]
         return [self._read(match) for match in self._call.finditer(answer)]
 
     def split(self, text: str) -> tuple[str, list[ToolCall]]:
@@ -64,9 +65,18 @@ class CallReader:
         thoughts, mark, answer = text.partition(self.known.thoughts_end)
         if not mark:
             thoughts, answer = "", thoughts
-        spoken = answer.partition(PYTHON_TAG)[0]
-        start = re.search(self.known.opening, spoken)
-        return (thoughts + mark + (spoken[: start.start()] if start else spoken)).strip(), calls
+        spoken = answer[: self._start(answer)].rstrip()
+        for lead in self.known.leads:
+            spoken = spoken.removesuffix(lead).rstrip()
+        return (thoughts + mark + spoken).strip(), calls
+
+    def _start(self, answer: str) -> int:
+        """Place of the first call in a text that has one."""
+        if self.known.content != "objects":
+            return next(self._call.finditer(answer)).start()
+        if PYTHON_TAG in answer:
+            return answer.index(PYTHON_TAG)
+        return next(place for place, call in _objects(answer) if not call.error)
 
     def _read(self, match: re.Match[str]) -> ToolCall:
         if rest := self._unread(match["body"]):
@@ -126,24 +136,25 @@ def _not_json(error: BaseException) -> str:
     return f"the call is not JSON: {str(error)[:_SHOWN_CHARACTERS]}"
 
 
-def _objects(text: str) -> Iterator[ToolCall]:
-    """The JSON objects in a text that are calls; other objects are ignored."""
+def _objects(text: str) -> Iterator[tuple[int, ToolCall]]:
+    """The JSON objects in a text that are calls, with their places; other objects are ignored."""
     at = 0
     while start := _OBJECT.search(text, at):
+        place = start.start()
         try:
-            value, at = json.JSONDecoder().raw_decode(text, start.start())
+            value, at = json.JSONDecoder().raw_decode(text, place)
         except (ValueError, RecursionError) as error:
-            if re.search(r'"(?:parameters|arguments)"', text[start.start() :]):
-                yield ToolCall("", error=_not_json(error))
+            if re.search(r'"(?:parameters|arguments)"', text[place:]):
+                yield place, ToolCall("", error=_not_json(error))
             return
         if "parameters" in value or "arguments" in value:
-            yield checked(value)
+            yield place, checked(value)
 
 
 def _after_python_tag(text: str) -> list[ToolCall]:
     """Llama's calls after its tag: JSON, `NAME.call(key="value")`, or code for the tool `python`."""
     code = _TURN_END.split(text.partition(PYTHON_TAG)[2])[0].strip()
-    if calls := list(_objects(code)):
+    if calls := [call for _, call in _objects(code)]:
         return calls
     with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         match ast.parse(code, mode="eval").body:
