@@ -23,6 +23,7 @@ from grpo_engine.rollout.tools.argument_types import with_types
 
 PYTHON_TAG = "<|python_tag|>"
 _OBJECT = re.compile(r'\{\s*"(?:name|type|parameters|arguments)"\s*:')
+_ARGUMENTS = re.compile(r'"(?:parameters|arguments)"')
 _TURN_END = re.compile(r"<\|eo[tm]_id\|>")
 _SHOWN_CHARACTERS = 64
 
@@ -144,9 +145,11 @@ def _objects(text: str) -> Iterator[tuple[int, ToolCall]]:
         try:
             value, at = json.JSONDecoder().raw_decode(text, place)
         except (ValueError, RecursionError) as error:
-            if re.search(r'"(?:parameters|arguments)"', text[place:]):
+            at = max(start.end(), getattr(error, "pos", len(text)))
+            following = _OBJECT.search(text, at)
+            if _ARGUMENTS.search(text, place, following.start() if following else len(text)):
                 yield place, ToolCall("", error=_not_json(error))
-            return
+            continue
         if "parameters" in value or "arguments" in value:
             yield place, checked(value)
 

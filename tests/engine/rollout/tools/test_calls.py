@@ -268,6 +268,15 @@ def test_llamas_python_tag_comes_before_json_a_named_call_or_code(written: str, 
     assert reader("llama").read(f"<|python_tag|>{written}<|eom_id|>") == [call]
 
 
+@pytest.mark.parametrize(
+    ("broken", "calls"), [('{"name": <name>}', 0), ('{"name": "add" "arguments": {}}', 1)]
+)
+def test_a_call_after_json_that_cannot_be_read_is_read(broken: str, calls: int) -> None:
+    *bad, good = reader("llama").read(f"{broken}; {turn('llama', ('add', {'a': 3}))}")
+    assert [each.error[:20] for each in bad] == ["the call is not JSON"] * calls
+    assert good == ToolCall("add", {"a": 3})
+
+
 def test_json_that_is_not_a_call_is_text() -> None:
     text = '{"name": "Ada", "age": 36} and {"person": {"name": "Bob"}}'
     assert reader("llama").read(text) == []
