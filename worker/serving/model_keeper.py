@@ -120,6 +120,9 @@ class ModelKeeper:
             return False
         if len(self.processes) >= self.settings.chat_models:
             idle = [process for process in self.processes if process.is_idle]
+            if not idle:  # a request has arrived meanwhile
+                self._release(claimed, None)
+                return False
             self._end(min(idle, key=lambda process: process.used_at), None)
         try:
             self._load(claimed)
