@@ -16,7 +16,7 @@ from grpo_engine.graders.feedback import excerpt
 from grpo_engine.graders.untrusted_json import parse_json
 
 # possessive, so that a long line costs linear time
-_FENCE = re.compile(r" {0,3}(`{3,}+|~{3,}+)[ \t]*+([A-Za-z0-9_+-]*+)[^`\n]*+")
+_FENCE = re.compile(r"( {0,3})(`{3,}+|~{3,}+)[ \t]*+([A-Za-z0-9_+-]*+)[^`\n]*+")
 _PYTHON = ("python", "python3", "py")
 _DECIMAL = re.compile(r"[+-]?([0-9]++\.?[0-9]*+|\.[0-9]++)([eE][+-]?[0-9]++)?")
 
@@ -94,19 +94,22 @@ def read_tests(text: str) -> list[Test]:
 
 
 def code_of(text: str) -> str:
-    """Code of the last Python block, otherwise of the last block without a language, otherwise the text."""
+    """Code of the last Python block, otherwise of the last block without a language, otherwise the text.
+
+    A block in a list is indented: as in CommonMark, its lines lose up to the indentation of its fence.
+    """
     blocks: list[tuple[str, str]] = []
     lines: list[str] | None = None
-    mark = language = ""
+    indent = mark = language = ""
     for line in text.replace("\r\n", "\n").split("\n"):
         fence = _FENCE.fullmatch(line.rstrip())
         if lines is None and fence is not None:
-            mark, language, lines = fence[1], fence[2].lower(), []
+            indent, mark, language, lines = fence[1], fence[2], fence[3].lower(), []
         elif lines is not None and line.strip().startswith(mark) and not line.strip().strip(mark[0]):
             blocks.append((language, "\n".join(lines)))
             lines = None
         elif lines is not None:
-            lines.append(line)
+            lines.append(line[: len(indent)].lstrip(" ") + line[len(indent) :])
     if lines is not None:  # cut off before its end
         blocks.append((language, "\n".join(lines)))
     python = [code for language, code in blocks if language in _PYTHON]

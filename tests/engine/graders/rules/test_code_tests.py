@@ -201,6 +201,11 @@ def test_only_the_inside_of_the_tag_counts() -> None:
         ("```python\nx = 1", "x = 1"),
         ("````python\nx = '''\n```\n'''\n````", "x = '''\n```\n'''"),
         ("~~~Python3\nx = 1\n~~~", "x = 1"),
+        ("1. a\n   ```py\n   if x:\n       y\n\n  z\n   ```", "if x:\n    y\n\nz"),
+        (
+            'def f():\n    """\n    ```py\n    f()\n    ```"""',
+            'def f():\n    """\n    ```py\n    f()\n    ```"""',
+        ),
         ("```bash\nls\n```", "```bash\nls\n```"),
     ],
 )
