@@ -16,7 +16,8 @@ def mask_secrets(text: str) -> str:
     It is `storable`: an engine may print anything, and PostgreSQL would refuse the reason of its end.
     """
     text = logs.mask(storable(text))
-    for name, value in os.environ.items():
-        if _SECRET_NAMES.search(name) and len(value) >= SHORTEST_SECRET:
-            text = text.replace(value, "***")
+    secrets = {value for name, value in os.environ.items() if _SECRET_NAMES.search(name)}
+    for secret in sorted(secrets, key=len, reverse=True):  # one may be the beginning of another
+        if len(secret) >= SHORTEST_SECRET:
+            text = text.replace(secret, "***")
     return text

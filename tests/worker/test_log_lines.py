@@ -1,4 +1,4 @@
-"""Log lines about an attempt name it, in every thread."""
+"""Log lines about an attempt name it, in every thread, and what a job's owner may read has no secrets."""
 
 import json
 from collections.abc import Callable
@@ -19,6 +19,7 @@ from worker.attempt.attempt import Worker
 from worker.attempt.lease import Lease
 from worker.attempt.runner import claim, log_fields, run_job
 from worker.launchers.gpu_reservation import Reservation
+from worker.masking import mask_secrets
 from worker.sweeper import sweep_once
 
 Submit = Callable[..., str]
@@ -84,3 +85,9 @@ def test_an_expired_lease_is_logged_with_its_worker(
     sweep_once(database, worker.wakeups, settings)
     (line,) = lines.of("lease expired")
     assert [line[name] for name in ABOUT] == ["acme", job_id, 1, 2, "test-worker"]
+
+
+def test_a_secret_that_starts_with_another_one_is_removed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_KEY_PREFIX", "tenant-")
+    monkeypatch.setenv("B_API_KEY", "tenant-5d41402abc")
+    assert mask_secrets("401 for tenant-5d41402abc") == "401 for ***"
