@@ -25,7 +25,8 @@ from grpo_engine.rollout.sampler.base import (
 from grpo_engine.rollout.sampler.turns import TurnQueue
 
 FAILED_BATCHES = 3
-"""Batches in a row in which every rollout fails, after which the job fails."""
+"""Batches in a row in which every rollout fails, after which the job fails. Those of a step with another
+batch that did not fail are left out."""
 
 MAX_SHOWN_CHARACTERS = 2000
 """Maximum characters of an action and of an observation in the record."""
@@ -73,7 +74,9 @@ class EnvironmentSampler(AroundSampler):
         super().__init__(inner)
         self.types = types
         self.failed_batches = 0
-        """Batches in a row in which every rollout failed."""
+        """Batches in a row in which every rollout failed, without those of `reached_step`."""
+        self.reached_step: int | None = None
+        """The newest step with a rollout that did not fail."""
 
     def around(self, inner: Sampler, policy: Policy) -> Self:
         """The same for another policy."""
@@ -104,13 +107,15 @@ class EnvironmentSampler(AroundSampler):
                     take |= dict.fromkeys(each.environments, stack.enter_context(each.open(rollouts)))
             self.inner.sample_turns(queue, sampling, on_turn)
         groups = assembly.groups()
-        self._count_failures(groups)
+        self._count_failures(groups, sampling.step)
         return groups
 
-    def _count_failures(self, groups: Sequence[Group]) -> None:
+    def _count_failures(self, groups: Sequence[Group], step: int) -> None:
         found = [each.episode for group in groups for each in group.completions if each.episode]
-        has_failed = bool(found) and all(each.failure for each in found)
-        self.failed_batches = self.failed_batches + 1 if has_failed else 0
+        if not found or not all(each.failure for each in found):
+            self.failed_batches, self.reached_step = 0, step
+        elif step != self.reached_step:  # a step's later batches replace a few groups, so they may be small
+            self.failed_batches += 1
         if self.failed_batches >= FAILED_BATCHES:
             message = f"all {len(found)} sessions failed, in {FAILED_BATCHES} batches in a row"
             raise EnvironmentUnreachableError(message, evidence=_first_failures(groups)[:3])

@@ -261,6 +261,23 @@ def test_a_job_whose_sessions_all_fail_names_a_row_and_a_turn_of_each_reason(
     assert over == "game, row 3: the episode was over after reset"
 
 
+def test_small_batches_that_fail_after_a_good_one_of_their_step_do_not_end_the_job(
+    make_policy: Callable[..., Policy], words: OpenEnvServer
+) -> None:
+    policy = make_policy()
+    sampler = make_sampler(policy, spells("ab"), words.url)
+    rows = [{**ROW, "reset": {"word": "ab"}}, {**ROW, "reset": {"word": "ab", "behave": "over"}}]
+    good, bad = RowReader(policy.tokenizer).prompts(rows)
+    sampler.generate([good], 1, SAMPLING)
+    for _ in range(3):  # as dynamic_sampling replaces groups
+        (failed,) = completions(sampler.generate([bad], 1, SAMPLING))
+        assert failed.failure
+    for step in (1, 2):
+        sampler.generate([bad], 1, replace(SAMPLING, step=SAMPLING.step + step))
+    with pytest.raises(EnvironmentUnreachableError, match="3 batches"):
+        sampler.generate([bad], 1, replace(SAMPLING, step=SAMPLING.step + 3))
+
+
 def test_rows_name_an_environment_of_the_job(make_policy: Callable[..., Policy]) -> None:
     reader = RowReader(make_policy().tokenizer)
     game = OpenEnvEnvironment(type="openenv", url="http://127.0.0.1:9")
