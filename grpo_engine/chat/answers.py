@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, Field
 
 from grpo_engine.chat.protocol import Answer, FunctionCall, Piece, Token, Usage
+from grpo_engine.contract.records import FinishReason
 
 Document = dict[str, Any]
 
@@ -190,7 +191,9 @@ def _reason(pieces: list[Piece]) -> Any:
 
 
 def _chat_reason(last: Piece) -> Any:
-    return "tool_calls" if last.calls else _reason([last])
+    """`length` also for calls, because the last one may lack arguments."""
+    is_cut = last.finish_reason is FinishReason.LENGTH
+    return "tool_calls" if last.calls and not is_cut else _reason([last])
 
 
 def _message(pieces: list[Piece]) -> AssistantMessage:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from grpo_engine.chat import http_app
+from grpo_engine.chat.answers import ChatFormat
 from grpo_engine.chat.http_app import MAX_BODY_BYTES, create_app, only
 from grpo_engine.chat.protocol import Answer, FunctionCall, Generate, Piece, Usage
 from grpo_engine.contract.records import FinishReason
@@ -109,6 +110,15 @@ def test_a_call_is_an_answer_of_openai_s_form_as_a_whole_and_in_a_stream() -> No
         assert first.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}, "as templates want it"
 
     asyncio.run(run())
+
+
+def test_a_cut_answer_with_calls_says_that_it_was_cut() -> None:
+    call = FunctionCall(id="call12345", name="add", arguments='{"a": 1}')
+    cut = Piece(index=0, calls=(call,), finish_reason=FinishReason.LENGTH)
+    form = ChatFormat("chatcmpl-1", 0, "m", 1, includes_usage=False)
+    whole = form.whole([cut], Usage(prompt_tokens=1, completion_tokens=1))
+    assert whole.choices[0].finish_reason == "length"
+    assert form.chunks(cut)[-1]["choices"][0]["finish_reason"] == "length"
 
 
 def calling(function: Any) -> dict[str, Any]:
