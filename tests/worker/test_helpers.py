@@ -1,5 +1,6 @@
 """Each helper of a worker is restarted when it ends, and a silent one is reported."""
 
+import errno
 import os
 import signal
 import threading
@@ -198,6 +199,19 @@ def test_a_sweeper_reports_the_cluster_while_it_is_seen_and_removes_its_row_at_t
     sweeper.terminate()
     assert sweeper.wait(30) == 0
     assert "cluster" not in helpers_recorded(database)
+
+
+def test_a_state_of_the_cluster_that_cannot_be_written_leaves_no_file(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_paths: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    before = sorted(settings.home.iterdir())
+    with pytest.raises(OSError, match="No space left"):
+        write_capacity(settings, Capacity(hosts=2, gpus=4, gpu_memory_gb=0, capabilities=(), at=time.time()))
+    assert sorted(settings.home.iterdir()) == before
 
 
 def test_a_frozen_worker_is_unhealthy_beside_one_that_shares_its_home(

@@ -5,7 +5,7 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from tempfile import NamedTemporaryFile
+from uuid import uuid4
 
 from service.jobs.store.machines import CLUSTER, HOSTS, Capabilities, Machine
 from service.settings import Settings
@@ -39,9 +39,12 @@ def read_capacity(settings: Settings) -> Capacity | None:
 
 def write_capacity(settings: Settings, capacity: Capacity) -> None:
     """Replace the file, as other workers with the same home may do at the same time."""
-    with NamedTemporaryFile("w", dir=settings.home, prefix=f"{FILE}.", delete=False) as written:
-        written.write(json.dumps(asdict(capacity)))
-    os.replace(written.name, settings.home / FILE)
+    temporary = settings.home / f"{FILE}.{uuid4().hex}"
+    try:
+        temporary.write_text(json.dumps(asdict(capacity)))
+        os.replace(temporary, settings.home / FILE)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def cluster_gpus(settings: Settings) -> HostGpus:
