@@ -59,4 +59,6 @@ def _text(text: str, name: str, binding: Binding) -> str:
         first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
         # Python's lines end at line feeds only, those of splitlines at form feeds too
         return textwrap.dedent("\n".join(text.split("\n")[first - 1 : node.end_lineno]))
-    return f"{name} = {ast.get_source_segment(text, node)}"
+    value = ast.get_source_segment(text, node) or ""
+    # the segment lacks the parentheses around it, which keep several lines together
+    return f"{name} = ({value})" if "\n" in value else f"{name} = {value}"
