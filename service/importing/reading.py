@@ -12,6 +12,16 @@ from service.importing.dataset_formats import Unreadable, is_jsonl, read_rows, w
 
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+_DATE = "tag:yaml.org,2002:timestamp"
+
+
+class _Loader(yaml.SafeLoader):
+    """Leaves dates as text: no field is a date, but the name of a run may look like one."""
+
+    yaml_implicit_resolvers = {
+        first: [each for each in resolvers if each[0] != _DATE]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -20,7 +30,7 @@ def read_config(path: Path) -> dict[str, Any]:
     if path.suffix == ".sh":
         return _overrides(text)
     try:
-        config = yaml.safe_load(text)
+        config = yaml.load(text, _Loader)  # noqa: S506 - a safe loader
     except yaml.YAMLError as error:
         raise Unreadable(f"{path} is not YAML: {error}") from error
     if not isinstance(config, dict):
@@ -38,7 +48,11 @@ def _overrides(text: str) -> dict[str, Any]:
     def filled(value: str) -> str:
         return _VARIABLE.sub(lambda found: variables.get(found[1], found[0]), value)
 
-    return {name: yaml.safe_load(filled(value) or "null") for name, value in pairs if "." in name}
+    return {name: _value(filled(value) or "null") for name, value in pairs if "." in name}
+
+
+def _value(text: str) -> Any:
+    return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
 
 
 def _words(line: str) -> list[str]:

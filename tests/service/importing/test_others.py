@@ -189,6 +189,17 @@ def test_the_overrides_of_a_shell_script_are_read(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["2024-05-01", "2024-13-45"])
+def test_a_name_that_looks_like_a_date_stays_text(tmp_path: Path, name: str) -> None:
+    config = tmp_path / "grpo.yaml"
+    config.write_text(f"model_name_or_path: tiny\nrun_name: {name}\n")
+    words = ("import-trl", config, "--force", "--json", "-o", tmp_path / "job.json")
+    done = call_grpo(*words, environment=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    fields = [line["fields"] for line in json.loads(done.stdout)["report"]]
+    assert {"run_name": name} in fields
+
+
 def test_rows_with_a_conversation_as_prompt_are_rewritten(tmp_path: Path) -> None:
     prompt = [{"role": "user", "content": "2+2?"}]
     rows = [{"prompt": prompt, "answer": "4"}, {"prompt": prompt, "answer": "5"}]
