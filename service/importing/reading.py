@@ -52,7 +52,11 @@ def _overrides(text: str) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
+    """The value that YAML reads; a text that is not YAML, such as the name `sums: lr: 1`, as it is."""
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
+    except yaml.YAMLError:
+        return text
 
 
 def _words(line: str) -> list[str]:

@@ -189,6 +189,13 @@ def test_the_overrides_of_a_shell_script_are_read(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["sums: lr 1e-6: run 2", "[old] sums", "@home"])
+def test_an_override_that_is_not_yaml_is_a_text(tmp_path: Path, name: str) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"python3 -m verl.trainer.main_ppo 'trainer.experiment_name={name}'\n")
+    assert read_config(script) == {"trainer.experiment_name": name}
+
+
 @pytest.mark.parametrize("name", ["2024-05-01", "2024-13-45"])
 def test_a_name_that_looks_like_a_date_stays_text(tmp_path: Path, name: str) -> None:
     config = tmp_path / "grpo.yaml"
