@@ -11,6 +11,8 @@ from service.importing.rules import Translation, together, whole
 
 LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo")
 WHOLE_STEP = "its tokens are counted over the whole step, which is one batch here"
+FILES = (".jsonl", ".json", ".csv", ".parquet")
+"""Endings of the files that `grpo submit` uploads."""
 SHARE = "a share of the steps, whose number depends on the dataset: give --data, max_steps or whole steps"
 IS_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 IF_ANY = "held-out rows are evaluated if the job has any"
@@ -259,7 +261,7 @@ def model(translation: Translation) -> None:
 def data(translation: Translation) -> None:
     names = ("dataset_name", "dataset_config", "dataset_train_split", "datasets")
     named = translation["dataset_name"]
-    is_file = isinstance(named, str) and named.endswith((".jsonl", ".parquet"))
+    is_file = isinstance(named, str) and named.endswith(FILES)
     upload = ""
     if isinstance(named, str) and not is_file:
         place = "/".join(part for part in (named, translation["dataset_config"]) if part)

@@ -148,6 +148,9 @@ def test_a_local_file_of_rows_is_the_training_file(tmp_path: Path) -> None:
     found = job_of(script_of(tmp_path, script_with()), data=None)
     assert found.job["training_file"] == "rows.jsonl"
     assert found.job["method"]["reinforcement"]["grader"]["type"] == "reward_model"
+    for kind, file in (("csv", "rows.csv"), ("json", "rows.json"), ("parquet", "rows.parquet")):
+        text = script_with(before=f'rows = load_dataset("{kind}", data_files="{file}")')
+        assert job_of(script_of(tmp_path, text), data=None).job["training_file"] == file
 
 
 @pytest.mark.parametrize(
