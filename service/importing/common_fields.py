@@ -1,5 +1,7 @@
 """Rules that TRL and verl share: for the model, the datasets, checkpoints and the run's name."""
 
+from fractions import Fraction
+
 from service.importing.rules import Rule, Translation, whole
 
 NOT_IN_THE_CATALOGUE = (
@@ -44,10 +46,13 @@ def datasets(
         translation.leaves(held_out, "no held-out rows: give --validation-data")
 
 
-def checkpoints(translation: Translation, interval: str, limit: str) -> None:
+def checkpoints(
+    translation: Translation, interval: str, limit: str, *, steps: Fraction, differs: str = ""
+) -> None:
+    """`steps`: of the job, for each step that the source counts."""
     every, most = translation[interval], translation[limit]
     if translation.states(interval) and every >= 1:
-        translation.maps(interval, "checkpoint_interval", int(every))
+        translation.maps(interval, "checkpoint_interval", max(1, int(int(every) * steps)), differs=differs)
     else:
         translation.leaves(interval, "a checkpoint every 20 steps, from which a killed job continues")
     if most:

@@ -289,7 +289,8 @@ def evaluation(translation: Translation) -> None:
 
 @together({"save_strategy": "steps", "save_steps": 500, "save_total_limit": None})
 def saving(translation: Translation) -> None:
-    common_fields.checkpoints(translation, "save_steps", "save_total_limit")
+    steps = Fraction(1, whole(translation["num_iterations"]))
+    common_fields.checkpoints(translation, "save_steps", "save_total_limit", steps=steps)
     if translation["save_strategy"] == "steps":
         translation.leaves("save_strategy", "the same here")
     else:

@@ -4,6 +4,7 @@ Boundary: `rewards.py` translates Python functions.
 """
 
 import math
+from fractions import Fraction
 from typing import Any
 
 from service.importing import common_fields
@@ -55,11 +56,8 @@ def batch(translation: Translation) -> None:
 )
 def length(translation: Translation) -> None:
     """Steps and epochs. A step of verl may have several minibatches; here each of them is a step."""
-    minibatches = math.ceil(
-        translation["data.train_batch_size"] / translation[f"{ACTOR}.ppo_mini_batch_size"]
-    )
+    minibatches, why = _minibatches(translation)
     steps, epochs = translation["trainer.total_training_steps"], translation["trainer.total_epochs"]
-    why = f"{minibatches} steps here for each of verl's" if minibatches > 1 else ""
     if steps and steps > 0:
         translation.maps("trainer.total_training_steps", "n_steps", steps * minibatches, differs=why)
         translation.leaves("trainer.total_epochs", "total_training_steps takes its place")
@@ -68,7 +66,7 @@ def length(translation: Translation) -> None:
     names = (f"{OPTIM}.lr_warmup_steps", f"{OPTIM}.lr_warmup_steps_ratio")
     warmup, share = (translation[name] or 0 for name in names)
     if warmup > 0:
-        translation.maps(names, "warmup_steps", whole(warmup))
+        translation.maps(names, "warmup_steps", whole(warmup) * minibatches, differs=why)
     elif not share:
         translation.maps(names, "warmup_steps", 0)
     elif (total := total_steps(translation)) is not None:
@@ -76,6 +74,13 @@ def length(translation: Translation) -> None:
     else:
         translation.refuses(names, SHARE)
     translation.leaves(f"{OPTIM}.total_training_steps", "verl sets it itself")
+
+
+def _minibatches(translation: Translation) -> tuple[int, str]:
+    """The job's steps for each step that verl counts, and the difference in words if they are several."""
+    sampled, trained = translation["data.train_batch_size"], translation[f"{ACTOR}.ppo_mini_batch_size"]
+    count = math.ceil(sampled / trained)
+    return count, f"{count} steps here for each of verl's" if count > 1 else ""
 
 
 @together(
@@ -195,14 +200,17 @@ def data(translation: Translation) -> None:
 def evaluation(translation: Translation) -> None:
     every = translation["trainer.test_freq"]
     if every > 0:
-        translation.maps("trainer.test_freq", "eval_interval", whole(every))
+        minibatches, why = _minibatches(translation)
+        translation.maps("trainer.test_freq", "eval_interval", whole(every) * minibatches, differs=why)
     else:
         translation.leaves("trainer.test_freq", IF_ANY)
 
 
 @together({"trainer.save_freq": -1, "trainer.max_actor_ckpt_to_keep": None})
 def saving(translation: Translation) -> None:
-    common_fields.checkpoints(translation, "trainer.save_freq", "trainer.max_actor_ckpt_to_keep")
+    minibatches, why = _minibatches(translation)
+    names = ("trainer.save_freq", "trainer.max_actor_ckpt_to_keep")
+    common_fields.checkpoints(translation, *names, steps=Fraction(minibatches), differs=why)
 
 
 @together({"custom_reward_function.path": None, "custom_reward_function.name": "compute_score"})

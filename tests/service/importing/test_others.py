@@ -151,7 +151,15 @@ def test_every_stated_field_of_verl_is_in_the_report() -> None:
     assert reported["actor_rollout_ref.actor.fsdp_config.param_offload"] == "not needed"
     assert reported["data.train_batch_size"] == "differs"
     assert reported["trainer.made_up"] == "unknown"
-    assert reported["trainer.test_freq"] == "maps"
+    assert reported["trainer.test_freq"] == "differs"
+
+
+def test_all_counts_of_verl_s_steps_become_counts_of_minibatches() -> None:
+    optim = "actor_rollout_ref.actor.optim"
+    counts = {"trainer.test_freq": 5, "trainer.save_freq": 4, f"{optim}.lr_warmup_steps": 3}
+    found = hyperparameters(verl(**counts))
+    names = ("n_steps", "eval_interval", "checkpoint_interval", "warmup_steps")
+    assert [found[name] for name in names] == [20, 10, 8, 6]
 
 
 @pytest.mark.parametrize(

@@ -137,8 +137,9 @@ def test_a_batch_of_incomplete_groups_is_refused() -> None:
 
 
 def test_optimiser_steps_are_converted_to_steps() -> None:
-    found = hyperparameters(of(max_steps=100, num_iterations=4, warmup_steps=8))
+    found = hyperparameters(of(max_steps=100, num_iterations=4, warmup_steps=8, save_steps=40))
     assert (found["n_steps"], found["num_iterations"], found["warmup_steps"]) == (25, 4, 2)
+    assert found["checkpoint_interval"] == 10
 
 
 def test_a_warm_up_fraction_needs_the_number_of_steps() -> None:
