@@ -18,8 +18,8 @@ from service.cli.terminal.errors import CommandError
 FIRST_DELAY_SECONDS = 0.5
 MAX_DELAY_SECONDS = 10.0
 GIVE_UP_SECONDS = 600.0
-TRANSIENT = frozenset({"unreachable", "500", "502", "503", "504"})
-"""Error codes that may disappear when the service has restarted."""
+TRANSIENT = frozenset({"unreachable", "unavailable", "internal_error", "500", "502", "503", "504"})
+"""Error codes that may disappear when the service or its database has restarted."""
 
 
 @dataclass(frozen=True)

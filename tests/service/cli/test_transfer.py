@@ -5,6 +5,7 @@ The other side is a small HTTP server that misbehaves on purpose.
 
 import hashlib
 import io
+import json
 import tarfile
 import threading
 import time
@@ -21,8 +22,10 @@ from service.cli.http.client import Client
 from service.cli.http.partial import Partial
 from service.cli.http.sse import follow, parse
 from service.cli.terminal.errors import CommandError
+from service.platform.errors import ServiceError, Unavailable
 
 BODY = bytes(range(256)) * 4096
+SUCCEEDED = b'{"status": "succeeded"}'
 SHA256 = hashlib.sha256(BODY).hexdigest()
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
@@ -183,8 +186,7 @@ def test_a_stream_that_was_quiet_for_long_is_resumed_too(monkeypatch: pytest.Mon
     def quiet_and_cut_off(handler: BaseHTTPRequestHandler) -> None:
         nonlocal num_streams
         if not handler.path.endswith("/stream"):
-            status = b'{"status": "succeeded"}'
-            send(handler, 200, status, length=len(status))
+            send(handler, 200, SUCCEEDED, length=len(SUCCEEDED))
             return
         num_streams += 1
         body = b'id: 1\ndata: {"step": 1}\n\n' if num_streams == 2 else b": quiet\n"
@@ -192,6 +194,26 @@ def test_a_stream_that_was_quiet_for_long_is_resumed_too(monkeypatch: pytest.Mon
         time.sleep(0.4 if num_streams == 1 else 0)
 
     with server(quiet_and_cut_off) as url, Client(url, "key") as client:
+        assert [event.data for event in follow(client, "ftjob-1")] == [{"step": 1}]
+
+
+@pytest.mark.parametrize("failure", [Unavailable("no database"), ServiceError("internal error")])
+def test_a_stream_is_resumed_after_a_failure_of_the_service_s_database(
+    failure: ServiceError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "FIRST_DELAY_SECONDS", 0.01)
+    num_streams = 0
+
+    def failing_once(handler: BaseHTTPRequestHandler) -> None:
+        nonlocal num_streams
+        if not handler.path.endswith("/stream"):
+            send(handler, 200, SUCCEEDED, length=len(SUCCEEDED))
+            return
+        num_streams += 1
+        body = json.dumps(failure.body()).encode() if num_streams == 1 else b'id: 1\ndata: {"step": 1}\n\n'
+        send(handler, failure.status if num_streams == 1 else 200, body, length=len(body))
+
+    with server(failing_once) as url, Client(url, "key") as client:
         assert [event.data for event in follow(client, "ftjob-1")] == [{"step": 1}]
 
 
