@@ -51,6 +51,9 @@ class Client:
             self._http = httpx.Client(base_url=self.url, trust_env=uses_proxy(self.url), **options)
         except (ImportError, ValueError) as error:
             raise CommandError(f"cannot use the proxy of this environment: {error}") from error
+        except httpx.InvalidURL as error:
+            hint = f"give one with --url or GRPO_URL, such as {DEFAULT_URL}"
+            raise CommandError(f"{self.url} is not a URL: {error}", param="url", hint=hint) from error
         self._answered = False
 
     def __enter__(self) -> Self:

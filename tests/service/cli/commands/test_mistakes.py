@@ -26,6 +26,8 @@ MISTAKES = {
     "an empty id": (("status", ""), 2, "'' is not an id"),
     "an id that is a path": (("manifest", "a/b?c"), 2, "'a/b?c' is not an id"),
     "a log of no id": (("logs", "../files"), 2, "'../files' is not an id"),
+    "a URL with a bad port": (("--url", "http://localhost:x", "list"), 1, "http://localhost:x is not a"),
+    "a URL that ends early": (("--url", "http://[::1", "list"), 1, "http://[::1 is not a URL"),
     "a question without a terminal": (("delete", "ftjob-1", "--json"), 1, "aborted; nothing was changed"),
 }
 
