@@ -27,6 +27,7 @@ RETRIES = 3
 FIRST_RETRY_SECONDS = 0.5
 RETRIED_STATUSES = frozenset({429, 502, 503, 504})
 MAX_RETRY_SECONDS = 30.0
+_KEY = re.compile(r"[!-~]+")
 HINTS: dict[int | str, str] = {
     401: "give a key with --api-key or GRPO_API_KEY; `grpo keys create --tenant NAME` makes one",
     "insufficient_scope": "`grpo keys create --tenant NAME` makes a key with the scopes read and write",
@@ -41,6 +42,9 @@ class Client:
 
     def __init__(self, url: str, api_key: str | None) -> None:
         self.url = url.rstrip("/")
+        if api_key and not _KEY.fullmatch(api_key):  # an error of the request would show the key
+            message = "no API key has spaces or special characters, and the given one does"
+            raise CommandError(message, code="invalid_api_key", param="api_key")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # enough for a live stream, which sends comments at shorter intervals
         timeout = httpx.Timeout(60, connect=5)

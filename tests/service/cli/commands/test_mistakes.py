@@ -28,6 +28,8 @@ MISTAKES = {
     "a log of no id": (("logs", "../files"), 2, "'../files' is not an id"),
     "a URL with a bad port": (("--url", "http://localhost:x", "list"), 1, "http://localhost:x is not a"),
     "a URL that ends early": (("--url", "http://[::1", "list"), 1, "http://[::1 is not a URL"),
+    "a key in quotation marks": (("--api-key", "“sk-1”", "list"), 1, "no API key has spaces or special"),
+    "a key over two lines": (("--api-key", "sk-1\n", "list"), 1, "no API key has spaces or special"),
     "a question without a terminal": (("delete", "ftjob-1", "--json"), 1, "aborted; nothing was changed"),
 }
 
