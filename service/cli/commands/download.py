@@ -26,6 +26,8 @@ from service.platform.archives import unpack as unpack_into
 
 ATTEMPTS = 5
 NOTHING_LEFT = "range_not_satisfiable"
+WORDS = ("final", "best")
+"""Values of `--checkpoint` that mean another checkpoint in each job."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -42,7 +44,7 @@ def download(
     serve = None
     if extract:
         path = unpack(path)
-        serve = _serve_line(path, checkpoint or job_id)
+        serve = _serve_line(path, path.name)
     document = {"path": str(path), "sha256": sha256} | ({"serve": serve} if serve else {})
     text = f"{path}  sha256 {sha256}" + (f"\n{serve}" if serve else "")
     print_line(document, text, as_json=as_json)
@@ -61,10 +63,12 @@ def fetch_adapter(
 ) -> tuple[Path, str]:
     """Downloads `<job>.tar.gz` into `to`; returns its path and its verified SHA-256.
 
+    A checkpoint's archive is named by its id; the words `best` and `final` follow the job's.
     A lost connection is resumed; after Ctrl-C the next command resumes the download.
     Raises CommandError (also if the digest differs), Interrupted.
     """
-    target = to / f"{checkpoint or job_id}.tar.gz"
+    name = f"{job_id}-{checkpoint}" if checkpoint in WORDS else checkpoint or job_id
+    target = to / f"{name}.tar.gz"
     return target, fetch(client, f"{JOBS}/{job_id}/adapter", target, checkpoint=checkpoint)
 
 

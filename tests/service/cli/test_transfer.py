@@ -80,6 +80,18 @@ def test_an_interrupted_download_is_resumed(tmp_path: Path) -> None:
     assert (path.read_bytes(), sha256) == (BODY, SHA256)
 
 
+def test_the_best_weights_of_two_jobs_are_two_files(tmp_path: Path) -> None:
+    def whole(handler: BaseHTTPRequestHandler) -> None:
+        send(handler, 200, BODY, length=len(BODY), x_checksum_sha256=SHA256)
+
+    with server(whole) as url, Client(url, "key") as client:
+        for job_id in ("ftjob-1", "ftjob-2"):
+            fetch_adapter(client, job_id, tmp_path, checkpoint="best")
+        fetch_adapter(client, "ftjob-2", tmp_path, checkpoint="ftckpt-1")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["ftckpt-1.tar.gz", "ftjob-1-best.tar.gz", "ftjob-2-best.tar.gz"]
+
+
 def test_a_complete_partial_download_is_downloaded_again_for_its_digest(tmp_path: Path) -> None:
     ranges: list[str | None] = []
 
