@@ -32,12 +32,24 @@ def push(
     if not token:
         hint = "create a token with write permission on the hub's settings page, and set HF_TOKEN to it"
         raise CommandError("HF_TOKEN is not set", code="no_token", hint=hint)
-    if not REPOSITORY.fullmatch(repo):
-        raise CommandError(f"{repo} is not a repository: write ORG/NAME", param="repo")
+    _check_name(repo)
     with tempfile.TemporaryDirectory(prefix="grpo-push-") as scratch:
         archive, sha256 = fetch_adapter(client_of(context), job_id, Path(scratch), checkpoint=checkpoint)
         url = _upload(unpack(archive), repo, token, private=private, message=f"{job_id}, sha256 {sha256}")
     print_line({"url": url, "sha256": sha256}, url, as_json=as_json)
+
+
+def _check_name(repo: str) -> None:
+    """Raises CommandError for a name that no repository of the hub can have."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    if not REPOSITORY.fullmatch(repo):
+        raise CommandError(f"{repo} is not a repository: write ORG/NAME", param="repo")
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise CommandError(f"{repo} is not a repository: {error}", param="repo") from None
 
 
 def _upload(folder: Path, repo: str, token: str, *, private: bool, message: str) -> str:

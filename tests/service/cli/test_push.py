@@ -78,6 +78,13 @@ def test_without_a_token_no_request_is_sent(push: Push, here: Hub, job_id: str) 
     assert "HF_TOKEN is not set" in done.stderr
 
 
+@pytest.mark.parametrize("repo", ["org/sums--2", "org/sums.git", "örg/sums", "org"])
+def test_a_name_that_the_hub_does_not_allow_is_refused_before_the_download(push: Push, repo: str) -> None:
+    done = push("ftjob-unknown", "--repo", repo, HF_TOKEN=TOKEN)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert done.stderr.startswith(f"Error: {repo} is not a repository")
+
+
 def test_a_token_without_write_permission_is_an_error_that_does_not_show_it(
     push: Push, here: Hub, job_id: str
 ) -> None:
