@@ -29,6 +29,17 @@ def test_checkpoints_show_the_held_out_reward_first_and_mark_the_best(
     expect(listed.get_by_role("row", name="best")).to_contain_text(str(best["step_number"]))
 
 
+def test_a_list_of_checkpoints_that_failed_is_read_again_on_request(
+    page: Page, deployment: Deployment, expected_errors: list[str]
+) -> None:
+    expected_errors.append("503")
+    error = {"error": {"message": "The database does not respond.", "code": "unavailable"}}
+    page.route("**/checkpoints?*", lambda route: route.fulfill(status=503, json=error), times=1)
+    open_job(page, deployment, "first", "checkpoints")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_role("region", name="Checkpoints, newest first")).to_be_visible()
+
+
 def test_a_downloaded_checkpoint_is_the_one_of_the_list(page: Page, deployment: Deployment) -> None:
     open_job(page, deployment, "first", "checkpoints")
     newest = deployment.get(f"{JOBS}/{deployment.jobs['first']}/checkpoints")["data"][0]

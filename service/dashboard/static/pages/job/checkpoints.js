@@ -24,8 +24,8 @@ export class Checkpoints {
   async load(job) {
     this.offer(job);
     if (this.step === job.progress.step && this.status === job.status) return;
-    [this.step, this.status] = [job.progress.step, job.status];
     const page = await get(jobPath(this.id, "/checkpoints"), { query: { limit: 100 }, signal: this.signal });
+    [this.step, this.status] = [job.progress.step, job.status];
     this.show(page.data, job.eval);
     if (can.browse) await this.use.load(job);
   }
