@@ -91,14 +91,16 @@ export function serviceBack(signal) {
   return new Promise((resolve) => window.addEventListener("service-back", resolve, { once: true, signal }));
 }
 
+// The response's JSON; a connection that is lost within the body is no response.
+const jsonOf = (response) => response.json().catch((error) => {
+  throw error.name === "AbortError" ? error : unanswered();
+});
+
 // GET → JSON. Retried a few times if the service is busy, after the delay that it requests.
 export async function get(path, { query, signal }) {
   for (let attempt = 1; ; attempt += 1) {
     try {
-      const response = await request(path, { query, signal });
-      return await response.json().catch((error) => {
-        throw error.name === "AbortError" ? error : unanswered(); // the connection was lost within the body
-      });
+      return await jsonOf(await request(path, { query, signal }));
     } catch (error) {
       if (error.status !== 429 || attempt === BUSY_TRIES) throw error;
       await pause(Math.min(error.retryAfter ?? attempt, 5), signal);
@@ -107,15 +109,15 @@ export async function get(path, { query, signal }) {
 }
 
 export async function post(path, body, { headers, signal }) {
-  return (await request(path, { method: "POST", body, headers, signal })).json();
+  return jsonOf(await request(path, { method: "POST", body, headers, signal }));
 }
 
 export async function patch(path, body, { signal } = {}) {
-  return (await request(path, { method: "PATCH", body, signal })).json();
+  return jsonOf(await request(path, { method: "PATCH", body, signal }));
 }
 
 export async function remove(path, { signal } = {}) {
-  return (await request(path, { method: "DELETE", signal })).json();
+  return jsonOf(await request(path, { method: "DELETE", signal }));
 }
 
 // A list, page by page: `const pages = paged("/v1/…", {limit: 20}, {signal})`, then `await pages.next()` returns the

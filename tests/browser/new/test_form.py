@@ -104,6 +104,16 @@ def test_a_number_out_of_range_is_reported_at_its_field(
     expect(page.get_by_role("heading", name="1 problem to fix")).to_be_visible()
 
 
+def test_a_check_whose_answer_is_cut_off_can_be_repeated(page: Page, rows: Path) -> None:
+    open_with(page, rows)
+    page.get_by_label("Max completion tokens").fill("16")
+    page.route("**/validate", lambda route: route.fulfill(body='{"valid": '), times=1)
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_role("alert").get_by_text("No connection to the service")).to_be_visible()
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_text("8 rows, 50 steps")).to_be_visible()
+
+
 def test_a_probe_shows_its_verdict_and_completions(
     page: Page, rows: Path, shots: Callable[[Page, str], None]
 ) -> None:
