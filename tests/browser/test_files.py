@@ -129,6 +129,17 @@ def test_a_long_file_shows_its_first_rows_and_more_on_request(page: Page, deploy
     expect(page.get_by_text('{"n":[99]}')).to_be_visible()
 
 
+def test_a_download_that_fails_shows_why(
+    page: Page, deployment: Deployment, expected_errors: list[str]
+) -> None:
+    expected_errors.append("404")
+    error = {"error": {"message": "the content is no longer stored", "code": "content_missing"}}
+    page.route("**/content", lambda route: route.fulfill(status=404, json=error))
+    page.goto(f"/#/files/{upload(deployment.client, questions())}")
+    page.get_by_role("button", name="Download").click()
+    expect(page.get_by_role("alert")).to_have_text("the content is no longer stored")
+
+
 def test_a_csv_file_becomes_the_same_rows_as_with_the_command(
     page: Page, deployment: Deployment, tmp_path: Path, shots: Callable[[Page, str], None]
 ) -> None:

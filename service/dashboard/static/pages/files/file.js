@@ -2,7 +2,7 @@
 
 import { can } from "../../access.js";
 import { download, get } from "../../api.js";
-import { ago, announce, button, bytes, el, failed, field, heading, loading, number, section, table } from "../../dom.js";
+import { ago, button, bytes, el, failed, field, heading, loading, number, section, table } from "../../dom.js";
 import { fileActions, filePath, rowsText } from "./actions.js";
 
 const FIRST_ROWS = 20;
@@ -24,14 +24,18 @@ export async function showFile(root, id, signal) {
 function title(file, signal, onRenamed) {
   const patch = encodeURIComponent(JSON.stringify({ training_file: file.id }));
   const count = file.num_rows === null ? [] : [`${number(file.num_rows)} ${rowsText(file.num_rows)} · `];
+  const problem = el("p", { class: "problem", role: "alert" });
   const save = button("Download", async () => {
     save.disabled = true;
-    await download(`${filePath(file.id)}/content`, { filename: file.filename, signal }).catch((error) => announce(error.message));
+    problem.textContent = "";
+    await download(`${filePath(file.id)}/content`, { filename: file.filename, signal }).catch((error) => {
+      problem.textContent = error.message;
+    });
     save.disabled = false;
   });
   return heading(file.filename, {
     above: el("a", { class: "back", href: "#/files" }, "Files"),
-    below: el("p", { class: "hint" }, count, `${bytes(file.bytes)} · `, ago(file.created_at), " · ", el("code", {}, file.id)),
+    below: [el("p", { class: "hint" }, count, `${bytes(file.bytes)} · `, ago(file.created_at), " · ", el("code", {}, file.id)), problem],
     actions: [
       can.write && el("a", { class: "button primary", href: `#/new?patch=${patch}` }, "New job"), save,
       can.write && fileActions(file, { signal, onRenamed, onDeleted: () => { location.hash = "#/files"; } }),
