@@ -32,7 +32,10 @@ export async function download(path, { query, filename, onProgress, signal }) {
   const parts = [];
   let received = 0;
   const reader = response.body.getReader();
-  for (let { done, value } = await reader.read(); !done; { done, value } = await reader.read()) {
+  const read = () => reader.read().catch((error) => {
+    throw error.name === "AbortError" ? error : unanswered(); // the connection was lost
+  });
+  for (let { done, value } = await read(); !done; { done, value } = await read()) {
     parts.push(value);
     received += value.length;
     onProgress?.(total && received / total, received);

@@ -153,3 +153,20 @@ def test_the_best_answers_are_downloaded(page: Page, deployment: Deployment) -> 
     expected = deployment.client.get(f"{JOBS}/{job_id}/rollouts/sft.jsonl").text
     assert download.value.suggested_filename == f"{job_id}-sft.jsonl"
     assert download.value.path().read_text() == expected
+
+
+CUT_OFF = """() => {
+  const whole = window.fetch;
+  const body = () => new ReadableStream({ pull: (stream) => stream.error(new TypeError("network error")) });
+  window.fetch = (...given) =>
+    String(given[0]).includes("sft.jsonl") ? new Response(body()) : whole(...given);
+}"""
+"""The response to an export ends with what fetch throws when the connection is lost."""
+
+
+def test_an_export_that_is_cut_off_is_reported(own_page: Page, deployment: Deployment) -> None:
+    open_page(own_page, deployment.jobs["first"], "?step=all")
+    shown_group(own_page)
+    own_page.evaluate(CUT_OFF)
+    own_page.get_by_role("button", name="SFT").click()
+    expect(own_page.get_by_role("alert")).to_contain_text("No connection to the service")
