@@ -29,6 +29,8 @@ LAST_PART = 0.25
 """Share of a supervised run in which its held-out loss must have stopped falling."""
 LOSS_FALL = 0.1
 """Share of the held-out loss by which it still falls in that part."""
+MAX_EPOCHS = 50
+"""Largest `n_epochs` of a request."""
 MAX_STEPS_FACTOR = 10
 """Maximum number of suggested steps, as a multiple of the steps done."""
 
@@ -173,9 +175,10 @@ def loss_still_falls(run: Run) -> DiagnosisFinding | None:
     early = [point for point in losses if point[0] <= (1 - LAST_PART) * run.step]
     if run.state is not JobState.SUCCEEDED or not early or losses[-1][1] > (1 - LOSS_FALL) * early[-1][1]:
         return None
-    num_steps, num_epochs = run.settings.get("n_steps"), run.settings.get("n_epochs", "auto")
+    num_epochs = run.settings.get("n_epochs", "auto")
     longer = 2 * (1 if num_epochs == "auto" else num_epochs)
-    change = run.setting("n_steps", 2 * num_steps) if num_steps else run.setting("n_epochs", longer)
+    is_in_steps = run.settings.get("n_steps") or longer > MAX_EPOCHS
+    change = run.setting("n_steps", 2 * run.total_steps) if is_in_steps else run.setting("n_epochs", longer)
     cause = "The held-out loss still fell at the end."
     evidence = [f"step {step}: held-out loss {number(loss)}" for step, loss in (early[-1], losses[-1])]
     return finding("loss_still_falls", cause, evidence, "Train longer.", change, "info")

@@ -138,6 +138,7 @@ def test_a_supervised_job_is_not_judged_by_rewards() -> None:
         ({"n_epochs": 3}, {"n_epochs": 6}),
         ({"n_epochs": "auto"}, {"n_epochs": 2}),
         ({"n_steps": 40}, {"n_steps": 80}),
+        ({"n_epochs": 30}, {"n_steps": 80}),
     ],
 )
 def test_a_supervised_run_whose_held_out_loss_still_fell_is_advised_to_train_longer(
