@@ -70,10 +70,12 @@ def error_lines(run: Run) -> list[str]:
 
 
 def _less_memory(run: Run) -> Change:
-    tokens = run.settings.get("max_completion_tokens")
-    if tokens and tokens > 1:
-        return run.setting("max_completion_tokens", tokens // 2)
-    return run.setting("max_tokens", max(8, run.settings.get("max_tokens", 2048) // 2))
+    if run.kind == "supervised":
+        return run.setting("max_tokens", max(8, run.settings.get("max_tokens", 2048) // 2))
+    tokens = run.settings["max_completion_tokens"]
+    if tokens == 1:
+        return {"field": f"method.{run.kind}.hyperparameters"}
+    return run.setting("max_completion_tokens", tokens // 2)
 
 
 def _twice_the_limit(run: Run) -> Change:

@@ -1,0 +1,16 @@
+"""Suggested values at the limits of a request."""
+
+import pytest
+
+from service.jobs.diagnosis.rules import diagnose
+from tests.service.job_samples import GRADER, METHOD
+from tests.service.jobs.diagnosis.failed_runs import failed
+
+
+@pytest.mark.parametrize("code", ["out_of_memory", "poisoned"])
+@pytest.mark.parametrize("kind", ["reinforcement", "training_free"])
+def test_completions_of_one_token_are_not_made_shorter(kind: str, code: str) -> None:
+    settings = {"grader": GRADER, "hyperparameters": {"max_completion_tokens": 1}}
+    method = METHOD.dump_python(METHOD.validate_python({"type": kind, kind: settings}), mode="json")
+    finding = diagnose(failed(code, method=method)).findings[0]
+    assert (finding.field, finding.patch) == (f"method.{kind}.hyperparameters", None)
