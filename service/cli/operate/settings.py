@@ -35,6 +35,9 @@ def settings_here() -> Settings:
         found = re.search(r'field "(\w+)"', str(error))
         variable = f"GRPO_{found[1]}".upper() if found else None
         raise CommandError("it is not JSON", param=variable) from None
+    except RuntimeError as error:  # neither HOME nor the list of users names a folder
+        hint = "set it to a folder that this user can write to"
+        raise CommandError("this user has no home directory", param="GRPO_HOME", hint=hint) from error
 
 
 def private_settings() -> Settings:
