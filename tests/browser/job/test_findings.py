@@ -33,6 +33,19 @@ def repeated(**more: Any) -> dict[str, Any]:
     return {**texts, "severity": "warning", "evidence": ["9 of 16 groups"], **unset, **more}
 
 
+def test_without_its_diagnosis_the_page_of_a_job_shows_everything_else(
+    page: Page, deployment: Deployment, expected_errors: list[str]
+) -> None:
+    expected_errors.append("500")
+    error = {"error": {"message": "It is broken.", "code": "internal_error"}}
+    path = f"**{JOBS}/{deployment.jobs['first']}/diagnosis"
+    page.route(path, lambda route: route.fulfill(status=500, json=error))
+    page.goto(f"/#/jobs/{deployment.jobs['first']}")
+    expect(page.get_by_role("alert")).to_contain_text("It is broken.")
+    expect(page.get_by_role("region", name="Results")).to_be_visible()
+    expect(page.get_by_role("figure").first).to_be_visible()
+
+
 def test_a_finding_is_one_line_with_its_numbers_and_opens_on_a_click(
     page: Page, deployment: Deployment
 ) -> None:

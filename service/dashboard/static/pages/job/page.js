@@ -86,7 +86,11 @@ class JobPage {
 
   async fillOnce() {
     this.rows = await this.newRows;
-    const diagnosis = this.diagnosis.load(this.job); // not earlier: it reads all metrics, which would delay the rows
+    // not earlier: it reads all metrics, which would delay the rows
+    const diagnosis = this.diagnosis.load(this.job).catch((error) => {
+      if (this.signal.aborted || error.status === 0) throw error;
+      this.failed(error); // the rest of the page needs no findings
+    });
     diagnosis.catch(() => {}); // awaited below
     this.summary.update(this.job, { rows: this.rows });
     if (!isOver(this.job)) this.newest = await this.history.newest();
