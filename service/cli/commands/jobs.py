@@ -93,7 +93,7 @@ def with_uploads(client: Client, body: dict[str, Any], folder: Path) -> dict[str
     body = dict(body)
     for name in DATASETS:
         value = body.get(name)
-        if not isinstance(value, str) or value.startswith("file-"):
+        if not isinstance(value, str) or not value or value.startswith("file-"):
             continue
         is_hub = value.startswith("hf://")
         if not is_hub and not (folder / value).exists():

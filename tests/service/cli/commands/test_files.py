@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from service.cli.commands.jobs import with_uploads
+from service.cli.http.client import Client
 from service.settings import Settings
 from tests.service.embedded import call_grpo
 from tests.service.importing.test_dataset_formats import dataset_folder
@@ -125,3 +127,10 @@ def test_a_stored_file_is_previewed_with_its_lengths_and_renamed(
     assert json.loads(grpo("files", "preview", file_id, "--json").stdout)["num_rows"] == 2
     assert grpo("files", "rename", file_id, "short.jsonl").stdout.strip() == f"{file_id} is short.jsonl"
     assert client.get(f"/v1/files/{file_id}").json()["filename"] == "short.jsonl"
+
+
+def test_an_empty_name_of_a_dataset_is_not_the_folder_of_the_job_file(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1"}\n')
+    body = {"training_file": "", "validation_file": ""}
+    with Client("http://127.0.0.1:9", "key") as client:
+        assert with_uploads(client, body, tmp_path) == body  # the service refuses it
