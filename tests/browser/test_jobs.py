@@ -108,6 +108,16 @@ def test_a_part_of_the_name_finds_jobs(page: Page) -> None:
     expect(row(page, "first-try")).to_be_visible()
 
 
+def test_a_search_that_is_left_keeps_the_next_page_s_address(page: Page, deployment: Deployment) -> None:
+    page.goto("/#/jobs")
+    link = page.locator(f"a[href='#/jobs/{deployment.jobs['first']}']")
+    link.wait_for()
+    page.get_by_label("Search").fill("first")
+    link.click()
+    page.wait_for_timeout(600)  # the search follows the last key by a quarter of a second
+    assert page.url.endswith(f"#/jobs/{deployment.jobs['first']}")
+
+
 def test_a_column_sorts_the_list_in_both_directions(page: Page, deployment: Deployment) -> None:
     page.goto("/#/jobs")
     jobs = deployment.get(JOBS, archived=False)["data"]

@@ -22,6 +22,7 @@ export class Filters {
     this.root = this.draw();
     this.offer();
     this.catalogue(signal);
+    signal.addEventListener("abort", () => clearTimeout(this.typing)); // the address is now another page's
   }
 
   get isNarrow() {
