@@ -16,7 +16,7 @@ from rich.text import Text
 from service.cli.http.client import JOBS, Client
 from service.cli.http.sse import StreamEvent, follow
 from service.cli.options import JobId, client_of
-from service.cli.terminal.errors import place_of
+from service.cli.terminal.errors import CommandError, place_of
 from service.cli.terminal.output import JsonFlag, console, excerpt, literal, plain, print_json, say
 from service.cli.terminal.pace import Pace, Times
 
@@ -159,7 +159,11 @@ class GraderErrors:
         self._requests += 1
         split = "validation" if any(name.startswith("eval/") for name in metrics) else "train"
         selection = {"filter": "grader_error", "step": metrics["step"], "split": split}
-        for one in self._client.get(self._path, **selection, limit=ERRORS_OF_A_STEP)["data"]:
+        try:
+            unscored = self._client.get(self._path, **selection, limit=ERRORS_OF_A_STEP)["data"]
+        except CommandError:
+            return  # a help only; the stream itself outlasts an outage of the service
+        for one in unscored:
             for part, error in one["errors"].items():
                 reason = error["message"].rstrip()
                 key = (part, reason.rpartition("\n")[2])

@@ -1,11 +1,16 @@
 """`grpo watch` shows why completions cannot be scored, and how to resume a paused job."""
 
+from http.server import BaseHTTPRequestHandler
+
 import pytest
 
+from service.cli.commands.watch import GraderErrors
+from service.cli.http.client import Client
 from service.jobs.model.states import JobState
 from service.jobs.store.history import HistoryEntry, append
 from service.platform.db import Database
 from tests.service.cli.command import Grpo
+from tests.service.cli.test_transfer import send, server
 from tests.service.job_samples import add_job
 from tests.service.rollouts.rollout_samples import add_group, completion
 
@@ -54,6 +59,15 @@ def test_each_reason_is_shown_once_with_its_row_and_traceback(grpo: Grpo, databa
     evidence = FAILURE["evidence"][0]
     page = "docs/reference/errors.md#failed-grader_contract"
     assert shown.endswith(f"Correct the grader.\n{evidence}\nSee {page}\n")
+
+
+def test_reasons_that_cannot_be_read_do_not_end_the_watch() -> None:
+    def away(handler: BaseHTTPRequestHandler) -> None:
+        send(handler, 503, b"", length=0, Retry_After="0")
+
+    with server(away) as url, Client(url, "key") as client:
+        found = GraderErrors(client, "ftjob-1").found({"step": 1, "rewards/python/error_rate": 0.5})
+        assert list(found) == []
 
 
 def test_a_failed_session_is_shown_with_its_row_and_reason(grpo: Grpo, database: Database) -> None:
