@@ -48,7 +48,7 @@ def answers(*messages: dict[str, Any] | str) -> Handler:
 
 
 async def reset_and_step(url: str) -> None:
-    session, _ = await open_session(url, {}, timeout_seconds=2.0)
+    session, _ = await open_session(url, {}, timeout_seconds=60.0)
     try:
         await session.step({"message": "a"})
     finally:
@@ -96,7 +96,7 @@ def test_a_redirect_is_not_followed() -> None:
         return response
 
     with pytest.raises(EnvironmentFailure, match="redirect"):
-        against(answers(OBSERVATION), lambda url: Session.open(url, 2.0), process_request=redirect)
+        against(answers(OBSERVATION), lambda url: Session.open(url, 60.0), process_request=redirect)
     assert not reached.is_set()
 
 
@@ -106,7 +106,7 @@ def test_a_private_address_is_refused_before_any_connection(
 ) -> None:
     monkeypatch.delenv("GRPO_ALLOWED_HOSTS", raising=False)
     with pytest.raises(RefusedUrl):
-        asyncio.run(open_session(url, {}, timeout_seconds=2.0))
+        asyncio.run(open_session(url, {}, timeout_seconds=60.0))
 
 
 def test_a_public_name_that_leads_to_a_private_address_is_refused() -> None:
@@ -114,7 +114,7 @@ def test_a_public_name_that_leads_to_a_private_address_is_refused() -> None:
         asyncio.run(
             connect(
                 "https://game.example.com/ws",
-                timeout_seconds=2.0,
+                timeout_seconds=60.0,
                 max_bytes=1000,
                 resolver=lambda host, port: ["169.254.169.254"],
             )

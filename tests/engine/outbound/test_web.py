@@ -5,6 +5,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,34 @@ from grpo_engine.outbound.addresses import AllowedHosts
 from grpo_engine.outbound.web import AnswerTooLong, NoAnswer, post
 from tests.support.chat_server import Recorded, Reply, ScriptedServer
 
+SECONDS = 60
+"""A limit that no answer of these servers needs."""
+
 
 def ask(server: ScriptedServer, **options: object) -> object:
-    return post(server.url, b"{}", {}, timeout_seconds=5, allowed_hosts=trusting(server), **options)  # type: ignore[arg-type]
+    return post(server.url, b"{}", {}, timeout_seconds=SECONDS, allowed_hosts=trusting(server), **options)  # type: ignore[arg-type]
 
 
 def trusting(server: ScriptedServer) -> AllowedHosts:
     return AllowedHosts(frozenset({server.host}))
+
+
+@contextlib.contextmanager
+def raw_server(serve: Callable[[socket.socket], object]) -> Iterator[str]:
+    """The host of a server that handles one connection with `serve`; it may be that none comes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def run() -> None:
+            with contextlib.suppress(OSError), server.accept()[0] as connection:
+                serve(connection)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)  # ends `accept`
+            thread.join()
 
 
 def test_a_name_is_looked_up_once_and_the_connection_goes_to_the_address_found() -> None:
@@ -33,7 +55,7 @@ def test_a_name_is_looked_up_once_and_the_connection_goes_to_the_address_found()
         port = int(server.host.rpartition(":")[2])
         allowed_hosts = AllowedHosts(frozenset({f"judge.example:{port}"}))
         url = f"http://judge.example:{port}/a?b=c"
-        answer = post(url, b"x", {}, timeout_seconds=5, allowed_hosts=allowed_hosts, resolver=changing)
+        answer = post(url, b"x", {}, timeout_seconds=SECONDS, allowed_hosts=allowed_hosts, resolver=changing)
     assert answer.body == b"yes"
     assert asked == [("judge.example", port)]
     assert server.requests[0].path == "/a?b=c"
@@ -47,7 +69,7 @@ def test_the_next_address_is_tried_if_the_first_does_not_answer() -> None:
             f"http://judge.example:{port}/",
             b"",
             {},
-            timeout_seconds=5,
+            timeout_seconds=SECONDS,
             allowed_hosts=AllowedHosts(frozenset({"judge.example"})),
             resolver=lambda host, port: ["::1", "127.0.0.1"],
         )
@@ -57,7 +79,7 @@ def test_the_next_address_is_tried_if_the_first_does_not_answer() -> None:
 def test_a_host_that_the_operator_allows_may_be_private_and_plain_http() -> None:
     with ScriptedServer(lambda recorded: {"echo": recorded.body.decode()}) as server:
         answer = post(
-            server.url, b"hello", {"X-Mine": "1"}, timeout_seconds=5, allowed_hosts=trusting(server)
+            server.url, b"hello", {"X-Mine": "1"}, timeout_seconds=SECONDS, allowed_hosts=trusting(server)
         )
     assert (answer.status, answer.body) == (200, b'{"echo": "hello"}')
     assert answer.headers["content-type"] == "application/json"
@@ -71,7 +93,7 @@ def test_a_redirect_is_an_answer_and_is_not_followed(status: int) -> None:
         reply = Reply(status=status, headers={"Location": inside.url})
         with ScriptedServer(lambda recorded: reply) as server:
             allowed_hosts = AllowedHosts(frozenset({server.host, inside.host}))
-            answer = post(server.url, b"", {}, timeout_seconds=5, allowed_hosts=allowed_hosts)
+            answer = post(server.url, b"", {}, timeout_seconds=SECONDS, allowed_hosts=allowed_hosts)
     assert answer.status == status
     assert inside.requests == []
 
@@ -102,36 +124,31 @@ def test_with_kept_bytes_no_more_is_read() -> None:
         assert ask(server, kept_bytes=5).body == b"short"  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("reply", [Reply(stall=True), Reply(body=b"x" * 1000, drip_seconds=0.02)])
+@pytest.mark.parametrize("reply", [Reply(stall=True), Reply(body=b"x" * 10_000, drip_seconds=0.02)])
 def test_silence_and_dripping_end_at_the_time_limit(reply: Reply) -> None:
     with ScriptedServer(lambda recorded: reply) as server:
         start = time.monotonic()
         with pytest.raises(NoAnswer, match=r"127\.0\.0\.1 did not answer within 0\.3 s"):
             post(server.url, b"", {}, timeout_seconds=0.3, allowed_hosts=trusting(server))
-        assert 0.25 < time.monotonic() - start < 2
+        assert 0.25 < time.monotonic() - start < SECONDS
 
 
 def test_headers_that_drip_end_at_the_time_limit() -> None:
     """One byte at a time renews a timeout per read, but not a deadline."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        over = threading.Event()
+    over = threading.Event()
 
-        def drip() -> None:
-            connection, _ = server.accept()
-            with connection:
-                for byte in b"HTTP/1.1 200 OK\r\nX: " + b"a" * 1000:
-                    if over.wait(0.02):
-                        return
-                    connection.send(bytes([byte]))
+    def drip(connection: socket.socket) -> None:
+        for byte in b"HTTP/1.1 200 OK\r\nX: " + b"a" * 10_000:
+            if over.wait(0.02):
+                return
+            connection.send(bytes([byte]))
 
-        thread = threading.Thread(target=drip)
-        thread.start()
-        allowed_hosts = AllowedHosts(frozenset({f"127.0.0.1:{port}"}))
+    with raw_server(drip) as host:
         with pytest.raises(NoAnswer, match="did not answer within"):
-            post(f"http://127.0.0.1:{port}/", b"", {}, timeout_seconds=0.3, allowed_hosts=allowed_hosts)
+            post(
+                f"http://{host}/", b"", {}, timeout_seconds=0.3, allowed_hosts=AllowedHosts(frozenset({host}))
+            )
         over.set()
-        thread.join()
 
 
 def test_a_server_that_hangs_up_or_is_missing_gives_no_answer() -> None:
@@ -147,7 +164,7 @@ def test_a_server_that_hangs_up_or_is_missing_gives_no_answer() -> None:
             "https://nowhere.invalid/",
             b"",
             {},
-            timeout_seconds=1,
+            timeout_seconds=SECONDS,
             allowed_hosts=AllowedHosts(),
             resolver=no_address,
         )
@@ -172,43 +189,25 @@ def no_address(host: str, port: int) -> list[str]:
     ],
 )
 def test_a_flood_of_any_part_of_an_answer_ends_within_the_time_limit(start: bytes, flood: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    def pour(connection: socket.socket) -> None:
+        connection.recv(65_536)
+        connection.sendall(start)
+        while True:
+            connection.sendall(flood)
 
-        def pour() -> None:
-            connection, _ = server.accept()
-            with connection, contextlib.suppress(OSError):
-                connection.recv(65_536)
-                connection.sendall(start)
-                while True:
-                    connection.sendall(flood)
-
-        thread = threading.Thread(target=pour)
-        thread.start()
-        host = f"127.0.0.1:{server.getsockname()[1]}"
-        begin = time.monotonic()
-        with pytest.raises(NoAnswer):
-            post(
-                f"http://{host}/", b"", {}, timeout_seconds=0.4, allowed_hosts=AllowedHosts(frozenset({host}))
-            )
-        assert time.monotonic() - begin < 3
-        thread.join()
+    with raw_server(pour) as host, pytest.raises(NoAnswer):
+        post(f"http://{host}/", b"", {}, timeout_seconds=0.4, allowed_hosts=AllowedHosts(frozenset({host})))
 
 
 def test_garbage_instead_of_http_gives_no_answer() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    def babble(connection: socket.socket) -> None:
+        connection.recv(65_536)
+        connection.send(b"\x00\xff" * 100 + b"\r\n\r\n")
 
-        def babble() -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(65_536)
-                connection.send(b"\x00\xff" * 100 + b"\r\n\r\n")
-
-        thread = threading.Thread(target=babble)
-        thread.start()
-        host = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(NoAnswer):
-            post(f"http://{host}/", b"", {}, timeout_seconds=5, allowed_hosts=AllowedHosts(frozenset({host})))
-        thread.join()
+    with raw_server(babble) as host, pytest.raises(NoAnswer):
+        post(
+            f"http://{host}/", b"", {}, timeout_seconds=SECONDS, allowed_hosts=AllowedHosts(frozenset({host}))
+        )
 
 
 def tls_server(certificate: tuple[Path, Path], seen: list[str | None]) -> ScriptedServer:
@@ -238,7 +237,7 @@ def test_over_tls_the_name_is_checked_while_the_connection_goes_to_the_address(
         def fetch(host: str) -> bytes:
             url = f"https://{host}:{port}/"
             return post(
-                url, b"", {}, timeout_seconds=5, allowed_hosts=allowed_hosts, resolver=to_the_server
+                url, b"", {}, timeout_seconds=SECONDS, allowed_hosts=allowed_hosts, resolver=to_the_server
             ).body
 
         assert fetch("judge.example") == f"judge.example:{port}".encode()
@@ -257,7 +256,7 @@ def test_an_unknown_authority_is_refused(certificate: tuple[Path, Path]) -> None
                 url,
                 b"",
                 {},
-                timeout_seconds=5,
+                timeout_seconds=SECONDS,
                 allowed_hosts=allowed_hosts,
                 resolver=lambda *_: ["127.0.0.1"],
             )
