@@ -11,7 +11,7 @@ from grpo_engine.config.tools import McpTool, PythonTool, function_schemas
 from tests.support.mcp_servers.hostile import HostileServer, tool
 from tests.support.mcp_servers.official import ALLOWED, official, served
 
-SECONDS = 15.0
+SECONDS = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ URL_REF = {"type": "object", "properties": {"a": {"$ref": "https://example.com/s
 )
 def test_a_tool_that_cannot_be_shown_to_a_model_is_a_problem(changed: dict[str, Any], reason: str) -> None:
     with served(lists(tool("fine"), tool(**changed))) as url:
-        ((place, found),) = problems(url, ("<|im_end|>", '<|"|>'), timeout_seconds=10)
+        ((place, found),) = problems(url, ("<|im_end|>", '<|"|>'), timeout_seconds=SECONDS)
         assert place == "tools[0].server_url"
         assert reason in found
         assert len(found) < 500
@@ -135,7 +135,7 @@ def test_missing_tools_and_two_of_one_name_are_problems(shop: str) -> None:
 
 
 async def never(message: dict[str, Any], send: Any) -> None:
-    await asyncio.sleep(60)
+    await asyncio.sleep(10 * SECONDS)
 
 
 def test_servers_are_listed_side_by_side_and_each_has_its_problem(shop: str) -> None:

@@ -92,7 +92,7 @@ def served(app: Any, path: str = "/mcp", **options: Any) -> Iterator[str]:
     server.startup = start  # type: ignore[method-assign]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    assert started.wait(20)
+    assert started.wait(60)
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}{path}"
     finally:

@@ -22,7 +22,7 @@ import uvicorn  # noqa: E402
 from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app  # noqa: E402
 from openenv.core.env_server.types import ConcurrencyConfig  # noqa: E402
 
-GATE_SESSIONS, GATE_SECONDS = 64, 20.0
+GATE_SESSIONS, GATE_SECONDS = 64, 100.0
 at_gate: Counter[str] = Counter()
 arrived = threading.Condition()
 
@@ -73,7 +73,7 @@ class Game(Environment):
             case "huge":
                 return Shown(text="x" * 10_000_000)
             case "silent":
-                time.sleep(20)
+                time.sleep(600)
             case "raise":
                 raise RuntimeError("the game broke")
             case "kill":

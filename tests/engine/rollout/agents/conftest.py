@@ -41,7 +41,7 @@ def run(make_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch) -> 
         policy = make_policy()
         inner = ScriptedSampler(policy, says) if callable(says) else says
         with serving(agent) as url:
-            options = {"timeout_seconds": 20, **options}
+            options = {"timeout_seconds": 120, **options}
             environments = {"agent": AgentEnvironment(type="agent", url=url, **options)}
             agents = Agents(policy, environments, 0.0, 1000, "127.0.0.1", ports)
             return EnvironmentSampler(inner, agents).generate(prompts(policy, rows), group_size, sampling)

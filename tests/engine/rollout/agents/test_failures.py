@@ -40,7 +40,7 @@ from tests.support.servers import free_port
         (lambda client, asked: Reply(body=b'{"reward": "1.0"}'), {}, 'the reward "1.0" is not a finite'),
         (lambda client, asked: Reply(body=b'{"reward": true}'), {}, "the reward true is not a finite number"),
         (lambda client, asked: Reply(body=b'{"reward": 1%s}' % (b"0" * 400)), {}, "is not a finite number"),
-        (lambda client, asked: Reply(stall=True), {"timeout_seconds": 3}, "did not answer within 3 s"),
+        (lambda client, asked: Reply(stall=True), {"timeout_seconds": 6}, "did not answer within 6 s"),
         (lambda client, asked: 1.0, {}, "the agent ended without a completion"),
     ],
 )
@@ -122,7 +122,7 @@ def test_no_rollout_is_started_after_sampling_has_failed(
             sampler.generate(prompts(policy), 3, SAMPLING)
         for thread in threading.enumerate():
             if thread.name == THREAD:
-                thread.join(10)
+                thread.join(60)
     assert len(seen) == 1
 
 

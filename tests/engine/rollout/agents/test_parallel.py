@@ -44,7 +44,7 @@ def with_sub_agents(client: openai.OpenAI, asked: dict[str, Any]) -> float:
 
 def test_requests_of_different_conversations_are_sampled_together(run: Run, make_policy: Any) -> None:
     policy: Policy = make_policy()
-    (group,) = run(with_sub_agents, InPairs(policy, lambda stream: f"turn {stream[2]}"), timeout_seconds=10)
+    (group,) = run(with_sub_agents, InPairs(policy, lambda stream: f"turn {stream[2]}"), timeout_seconds=120)
     (completion,) = group.completions
     assert (completion.failure, completion.turns, len(completion.row_starts)) == (None, 4, 1)
     assert completion.num_sampled == 4 * (len("turn 0") + 1)

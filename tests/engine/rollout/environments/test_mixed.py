@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("allowed")
 
 
 def game(url: str) -> dict[str, OpenEnvEnvironment]:
-    return {"game": OpenEnvEnvironment(type="openenv", url=url, timeout_seconds=10.0)}
+    return {"game": OpenEnvEnvironment(type="openenv", url=url, timeout_seconds=60.0)}
 
 
 def test_rollouts_of_an_agent_and_of_a_server_share_one_sampling(
@@ -46,13 +46,13 @@ def test_rollouts_of_an_agent_and_of_a_server_share_one_sampling(
     def work(client: openai.OpenAI, asked: dict[str, Any]) -> float:
         """Asks, waits for the game's second turn, and asks again."""
         said = chat(client, TASK["messages"]).message.content
-        assert has_stepped.wait(10)
+        assert has_stepped.wait(60)
         answer = {"role": "assistant", "content": said}
         chat(client, [*TASK["messages"], answer, {"role": "user", "content": "Check."}])
         return 0.25
 
     with serving(work) as url:
-        agents = {"agent": AgentEnvironment(type="agent", url=url, timeout_seconds=20)}
+        agents = {"agent": AgentEnvironment(type="agent", url=url, timeout_seconds=120)}
         reader = RowReader(policy.tokenizer)
         sampler = EnvironmentSampler(
             ScriptedSampler(policy, says),

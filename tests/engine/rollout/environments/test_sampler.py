@@ -18,6 +18,7 @@ from grpo_engine.rollout.environments.servers import OpenEnvServers
 from grpo_engine.rollout.sampler.base import Sampling
 from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler, Stream, encoded
 from tests.support.openenv.server import OpenEnvServer
+from tests.support.servers import free_port
 
 SAMPLING = Sampling(max_tokens=400, seed=3, step=2)
 ROW = {"messages": [{"role": "user", "content": "Play."}], "environment": "game"}
@@ -52,12 +53,18 @@ def sixty_four() -> Iterator[OpenEnvServer]:
 
 
 def make_sampler(
-    policy: Policy, says: Callable[[Stream], Any], url: str, **options: Any
+    policy: Policy,
+    says: Callable[[Stream], Any],
+    url: str,
+    schemas: dict[str, Any] | None = None,
+    **options: Any,
 ) -> EnvironmentSampler:
-    given = {"type": "openenv", "url": url, "timeout_seconds": 5.0, **options}
+    given = {"type": "openenv", "url": url, "timeout_seconds": 60.0, **options}
     environments = {"game": OpenEnvEnvironment.model_validate(given)}
     inner = ScriptedSampler(policy, says)
-    return EnvironmentSampler(inner, OpenEnvServers(policy, environments, RowReader(policy.tokenizer)))
+    return EnvironmentSampler(
+        inner, OpenEnvServers(policy, environments, RowReader(policy.tokenizer), schemas=schemas)
+    )
 
 
 def spells(word: str) -> Callable[[Stream], str]:
@@ -122,16 +129,18 @@ def test_a_group_whose_environment_ignores_the_seed_is_not_compared(play: Play) 
 
 
 @pytest.mark.parametrize(
-    ("behave", "reason"),
+    ("behave", "seconds", "reason"),
     [
-        ("huge", "more than 1048576 bytes"),
-        ("silent", "no answer to step within 1 s"),
-        ("raise", "the game broke"),
-        ("over", "over after reset"),
+        ("huge", 60.0, "more than 1048576 bytes"),
+        ("silent", 5.0, "no answer to step within 5 s"),
+        ("raise", 60.0, "the game broke"),
+        ("over", 60.0, "over after reset"),
     ],
 )
-def test_a_failed_session_is_unscorable_and_leaves_the_others(play: Play, behave: str, reason: str) -> None:
-    groups = play(spells("ab"), {"word": "ab", "behave": behave}, {"word": "ab"}, timeout_seconds=1.0)
+def test_a_failed_session_is_unscorable_and_leaves_the_others(
+    play: Play, behave: str, seconds: float, reason: str
+) -> None:
+    groups = play(spells("ab"), {"word": "ab", "behave": behave}, {"word": "ab"}, timeout_seconds=seconds)
     failed, whole = completions(groups)
     assert reason in str(failed.failure)
     assert failed.episode is not None
@@ -170,7 +179,9 @@ def test_a_server_of_sixty_four_sessions_scores_all_that_are_wanted_at_once(
     monkeypatch.setattr(openenv, "_reset_session", watched)
     # no step is answered before 64 sessions are open
     resets = [{"word": "ab", "gate": str(wanted)}] * (wanted // 8)
-    groups = play(spells("ab"), *resets, size=8, url=sixty_four.url, concurrency=wanted, timeout_seconds=30.0)
+    groups = play(
+        spells("ab"), *resets, size=8, url=sixty_four.url, concurrency=wanted, timeout_seconds=120.0
+    )
     assert [each.episode and each.episode.reward for each in completions(groups)] == [1.0] * wanted
     assert any("no free session" in each for each in refusals) or not refused
 
@@ -217,7 +228,7 @@ def test_a_server_killed_in_the_middle_fails_its_sessions_and_is_found_again(
 ) -> None:
     with OpenEnvServer("word") as server:
         policy = make_policy()
-        sampler = make_sampler(policy, spells("ab"), server.url, timeout_seconds=2.0)
+        sampler = make_sampler(policy, spells("ab"), server.url, timeout_seconds=6.0)
         rows = [{**ROW, "reset": {"word": "ab", "behave": "kill"}}, {**ROW, "reset": {"word": "ab"}}]
         prompts = RowReader(policy.tokenizer).prompts(rows)
         failed = completions(sampler.generate(prompts[:1], 4, SAMPLING))
@@ -233,8 +244,8 @@ def test_a_server_killed_in_the_middle_fails_its_sessions_and_is_found_again(
 
 def test_a_server_that_stays_away_fails_the_job(make_policy: Callable[..., Policy]) -> None:
     policy = make_policy()
-    with OpenEnvServer("word") as server:
-        sampler = make_sampler(policy, spells("ab"), server.url, timeout_seconds=0.5)
+    url = f"http://127.0.0.1:{free_port()}"
+    sampler = make_sampler(policy, spells("ab"), url, {"game": {"required": []}}, timeout_seconds=0.5)
     (prompt,) = RowReader(policy.tokenizer).prompts([ROW])
     for _ in range(2):
         (completion,) = completions(sampler.generate([prompt], 1, SAMPLING))

@@ -33,7 +33,7 @@ def job(make_config: Callable[..., RunConfig], tmp_path: Path, words: OpenEnvSer
         given = {"stop": ["a", "b", "c", "d"], "max_completion_tokens": 120, "beta": 0.0}
         data = make_config(**given, **hyperparameters).model_dump(mode="json")
         method = data["method"]["reinforcement"]
-        own = {"type": "openenv", "url": words.url, "timeout_seconds": 10.0}
+        own = {"type": "openenv", "url": words.url, "timeout_seconds": 60.0}
         method["environments"] = {
             name: {**own, "reset": {"word": letter}} for name, (_, letter) in GAMES.items()
         }

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from grpo_engine.config.tools import ListedTool
+from grpo_engine.outbound import mcp_transport
 from grpo_engine.outbound.mcp_client import McpFailure, McpServer, McpSessions
 from grpo_engine.rollout.tools.calls import ToolCall
 from grpo_engine.rollout.tools.toolbox import Toolbox, ToolResult
 from tests.support.mcp_servers.hostile import HostileServer, respond
 from tests.support.mcp_servers.official import ALLOWED, official, served
 
-SECONDS = 30.0
+SECONDS = 60.0
 TEXT = {"content": [{"type": "text", "text": "seen"}]}
 LOOK = ToolCall("look")
 
@@ -80,7 +81,7 @@ def test_each_completion_has_a_session_and_headers_of_its_own(shop: str) -> None
 
 
 def test_the_first_calls_of_many_completions_run_side_by_side(shop: str) -> None:
-    with Toolbox([listed(shop, "count", timeout_seconds=20)]).open() as toolbox:
+    with Toolbox([listed(shop, "count")]).open() as toolbox:
         futures = [toolbox.submit(ToolCall("count"), {}, "k", f"r{n % 20}") for n in range(40)]
         assert sorted(future.result().text for future in futures) == ["1"] * 20 + ["2"] * 20
 
@@ -109,7 +110,7 @@ def test_a_server_that_lost_its_sessions_is_an_answer_and_the_next_call_opens_a_
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(SECONDS, "seen"), (2.0, "Error: 127.0.0.1 did not answer within 2 s")]
+    ("seconds", "text"), [(SECONDS, "seen"), (8.0, "Error: 127.0.0.1 did not answer within 8 s")]
 )
 def test_a_failed_call_does_not_change_the_answer_to_another_one_beside_it(seconds: float, text: str) -> None:
     has_failed = threading.Event()
@@ -118,7 +119,7 @@ def test_a_failed_call_does_not_change_the_answer_to_another_one_beside_it(secon
         if message["params"]["name"] == "broken":
             return await respond(send, b"", status=307, location="/")  # type: ignore[func-returns-value]
         await asyncio.to_thread(has_failed.wait, SECONDS)
-        await asyncio.sleep(60 if seconds < SECONDS else 0)
+        await asyncio.sleep(10 * SECONDS if seconds < SECONDS else 0)
         return TEXT
 
     server = HostileServer(one_fails)
@@ -144,13 +145,14 @@ def test_a_server_that_dies_in_a_session_is_an_answer() -> None:
         sessions.close()
 
 
-def test_a_session_is_ended_at_the_server() -> None:
+def test_a_session_is_ended_at_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_transport, "CLOSE_SECONDS", SECONDS)
     server = HostileServer(plain)
     with served(server) as url, Toolbox([listed(url)]).open() as toolbox:
         toolbox.submit(LOOK, {}, "k", "r").result()
         assert not server.ended.is_set()
         toolbox.end("r")
-        assert server.ended.wait(10)
+        assert server.ended.wait(60)
 
 
 def test_a_server_that_is_not_allowed_gets_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from grpo_engine.outbound import mcp_transport
 from grpo_engine.rollout.tools.toolbox import ToolResult
-from tests.engine.rollout.tools.test_mcp import LOOK, TEXT, answers
+from tests.engine.rollout.tools.test_mcp import LOOK, SECONDS, TEXT, answers
 from tests.support.mcp_servers.hostile import HostileServer, begin, respond, stream, tool
 from tests.support.mcp_servers.official import ALLOWED, served
 
@@ -19,7 +19,7 @@ def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPO_ALLOWED_HOSTS", ALLOWED)
 
 
-def hostile_answer(write: Any, seconds: float = 30.0) -> tuple[ToolResult, HostileServer]:
+def hostile_answer(write: Any, seconds: float = SECONDS) -> tuple[ToolResult, HostileServer]:
     """The answer to a call that `write(message, send)` responds to."""
 
     async def answer(message: dict[str, Any], send: Any) -> dict[str, Any] | None:
@@ -39,7 +39,7 @@ TOO_LATE = "Error: 127.0.0.1 did not answer within 1.5 s"
 
 
 async def never(message: dict[str, Any], send: Any) -> None:
-    await asyncio.sleep(60)
+    await asyncio.sleep(10 * SECONDS)
 
 
 async def silent_stream(message: dict[str, Any], send: Any) -> None:
@@ -133,7 +133,7 @@ async def refusing(message: dict[str, Any], send: Any) -> None:
     ],
 )
 def test_whatever_a_server_does_the_answer_is_bounded_in_time_and_size(write: Any, text: str) -> None:
-    found, server = hostile_answer(write, 1.5 if text == TOO_LATE else 30.0)
+    found, server = hostile_answer(write, 1.5 if text == TOO_LATE else SECONDS)
     assert found.failed
     assert found.text.startswith(text)
     assert len(found.text) < 400
@@ -143,7 +143,7 @@ def test_whatever_a_server_does_the_answer_is_bounded_in_time_and_size(write: An
 def test_a_session_that_cannot_be_opened_is_out_of_time() -> None:
     async def stall(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            await asyncio.sleep(60)
+            await asyncio.sleep(10 * SECONDS)
 
     with served(stall) as url:
         (found,) = answers(url, LOOK, timeout_seconds=1.5)
@@ -156,7 +156,7 @@ def test_the_end_of_the_answer_to_a_notification_is_not_waited_for() -> None:
             async def begun(message: dict[str, Any]) -> None:
                 is_body = message["type"] == "http.response.body"
                 if is_body and "id" not in self.requests[-1][2] and self.requests[-1][0] == "POST":
-                    await asyncio.sleep(60)
+                    await asyncio.sleep(10 * SECONDS)
                 await send(message)
 
             await super().__call__(scope, receive, begun)
@@ -165,7 +165,7 @@ def test_the_end_of_the_answer_to_a_notification_is_not_waited_for() -> None:
         return TEXT
 
     with served(Unfinished(plain)) as url:
-        assert answers(url, LOOK, timeout_seconds=5) == [ToolResult("seen")]
+        assert answers(url, LOOK) == [ToolResult("seen")]
 
 
 def test_a_session_receives_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

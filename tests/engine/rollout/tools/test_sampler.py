@@ -44,7 +44,7 @@ def make(make_policy: Callable[..., Policy], adder: ScriptedServer) -> Make:
         policy = make_policy()
         script = says if callable(says) else lambda stream: says[stream[2]]
         inner = ScriptedSampler(policy, script)
-        tool = HttpTool(type="http", name="add", url=adder.url, timeout_seconds=5)
+        tool = HttpTool(type="http", name="add", url=adder.url, timeout_seconds=60)
         return ToolSampler(inner, policy, [tool], max_turns=max_turns), inner
 
     return make

@@ -1,7 +1,6 @@
 """Tools at work: a real sandbox, a real server; every failure is an answer, in bounded time and size."""
 
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from grpo_engine.rollout.tools.calls import ToolCall
 from grpo_engine.rollout.tools.toolbox import Toolbox, ToolResult, http_request, shortened, within
 from tests.support.chat_server import Reply, ScriptedServer
 
-PYTHON = PythonTool(type="python", timeout_seconds=5)
+PYTHON = PythonTool(type="python", timeout_seconds=60)
 
 
 def ask(tool: PythonTool | HttpTool | None, call: ToolCall, item: Any = None, key: str = "1") -> ToolResult:
@@ -26,16 +25,19 @@ def python(code: Any, tool: PythonTool = PYTHON) -> ToolResult:
 
 
 def test_a_call_finds_nothing_of_another_and_a_killed_one_spoils_none() -> None:
-    codes = [
-        "import math, sys; math.e = 3; sys.modules['json'] = None; open('/tmp/left', 'w').write('x')",
-        "while True: pass",
-        "import math, os, json; math.e, os.listdir('/tmp')",
-        "import os; os._exit(0)",
-        "6 * 7",
+    calls = [
+        (
+            "python",
+            "import math, sys; math.e = 3; sys.modules['json'] = None; open('/tmp/left', 'w').write('x')",
+        ),
+        ("impatient", "while True: pass"),
+        ("python", "import math, os, json; math.e, os.listdir('/tmp')"),
+        ("python", "import os; os._exit(0)"),
+        ("python", "6 * 7"),
     ]
-    tool = PythonTool(type="python", timeout_seconds=0.5)
-    with Toolbox([tool]).open() as counter:
-        answers = [counter.submit(ToolCall("python", {"code": c}), {}, "1").result() for c in codes]
+    impatient = PythonTool(type="python", name="impatient", timeout_seconds=0.5)
+    with Toolbox([PYTHON, impatient]).open() as counter:
+        answers = [counter.submit(ToolCall(tool, {"code": code}), {}, "1").result() for tool, code in calls]
     assert [answer.failed for answer in answers] == [False, True, False, True, False]
     assert answers[2].text == "(2.718281828459045, [])"
     assert answers[4].text == "42"
@@ -60,10 +62,8 @@ def test_a_syntax_error_shows_only_the_code_s_own_line() -> None:
 
 
 def test_code_that_does_not_end_is_out_of_time() -> None:
-    started = time.monotonic()
     answer = python("while True: pass", PythonTool(type="python", timeout_seconds=0.5))
     assert answer == ToolResult("Error: out of time after 0.5 s", failed=True)
-    assert time.monotonic() - started < 5
 
 
 def test_a_flood_of_output_is_cut_to_the_tools_size() -> None:
@@ -96,7 +96,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def http(server: ScriptedServer, **more: Any) -> HttpTool:
-    return HttpTool(type="http", name="weather", url=server.url, **{"timeout_seconds": 5, **more})
+    return HttpTool(type="http", name="weather", url=server.url, **{"timeout_seconds": 60, **more})
 
 
 CALL = ToolCall("weather", {"city": "Bonn"})
@@ -183,11 +183,11 @@ def test_calls_run_side_by_side(server: ScriptedServer) -> None:
     together = threading.Barrier(4)
 
     def meet(request: Any) -> str:
-        together.wait(10)
+        together.wait(60)
         return "met"
 
     server.answer = meet
-    with Toolbox([http(server, timeout_seconds=20)]).open() as counter:
+    with Toolbox([http(server)]).open() as counter:
         futures = [counter.submit(CALL, {}, str(n)) for n in range(4)]
         assert [future.result() for future in futures] == [ToolResult("met")] * 4
 

@@ -120,7 +120,7 @@ def test_a_slow_answer_delays_only_its_own_completion(
 
     def answer(request: Recorded) -> str:
         if request.json["item"]["answer"] == rows[0].item["answer"]:
-            return "7" if second_has_ended.wait(30) else "too late"
+            return "7" if second_has_ended.wait(100) else "too late"
         return "7"
 
     def on_group(place: int, group: Group) -> None:
@@ -129,7 +129,7 @@ def test_a_slow_answer_delays_only_its_own_completion(
 
     adder.answer, rows = answer, prompts(policy, 2)
     assert rows[0].item["answer"] != rows[1].item["answer"]
-    tools = [HttpTool(type="http", name="add", url=adder.url, timeout_seconds=40)]
+    tools = [HttpTool(type="http", name="add", url=adder.url, timeout_seconds=120)]
     sampler = ToolSampler(CallsAfterwards(TorchSampler(policy, 64)), policy, tools, max_turns=4)
     groups = sampler.generate(rows, 2, replace(SAMPLING, max_tokens=120), on_group)
     answers = [call["answer"] for group in groups for each in group.completions for call in each.tool_calls]
