@@ -14,6 +14,8 @@ from grpo_engine.sandbox.process import Limits, Outcome
 
 MAX_ERROR_CHARACTERS = 2000
 _CHECK_SECONDS = 2.0
+_KILLED = "killed after exceeding request timeout"
+"""The pool's message if the worker does not end at its own time limit, as on a busy machine."""
 
 
 @cache
@@ -80,6 +82,8 @@ class MontyServer:
             return Outcome(value=json.dumps(value, allow_nan=False), output=printed.output)
         except self._monty.MontyError as error:
             text = error.display() if hasattr(error, "display") else str(error)
+            if _KILLED in text[:200]:
+                text = f"time limit exceeded: {text}"
             late = "time limit exceeded" in text[-200:]
             reason = text[-MAX_ERROR_CHARACTERS:] or type(error).__name__
             return Outcome(error=reason, output=printed.output, timed_out=late)

@@ -1,6 +1,10 @@
+from types import SimpleNamespace
+
+import pydantic_monty
 import pytest
 
 from grpo_engine.sandbox.monty import MontyServer, subset_problems
+from tests.engine.sandbox.patience import PATIENCE
 
 GRADER = """
 import re
@@ -31,8 +35,8 @@ def test_a_grader_outside_the_subset_is_refused_with_the_reason(source: str, pro
 
 def test_a_grader_in_the_subset_grades() -> None:
     with MontyServer(GRADER) as server:
-        assert server.call({"output_text": "a 42"}, {"a": r"\d+"}, 5.0).value == '{"score": 1.0}'
-        assert server.call({"output_text": "none"}, {"a": r"\d+"}, 5.0).value == '{"score": 0.0}'
+        assert server.call({"output_text": "a 42"}, {"a": r"\d+"}, PATIENCE).value == '{"score": 1.0}'
+        assert server.call({"output_text": "none"}, {"a": r"\d+"}, PATIENCE).value == '{"score": 0.0}'
 
 
 @pytest.mark.parametrize(
@@ -53,4 +57,24 @@ def test_a_hostile_grader_is_an_error_of_its_call_and_the_next_call_works(body: 
         outcome = server.call({}, {}, 1.0)
         assert outcome.value is None
         assert outcome.error
-        assert server.call({}, {"honest": True}, 5.0).value == "0.5"
+        assert server.call({}, {"honest": True}, PATIENCE).value == "0.5"
+
+
+def test_a_worker_that_ends_only_at_the_pool_s_own_limit_was_out_of_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy machine the pool may kill it before its own limit ends it."""
+
+    class Killed(Exception):
+        """pydantic-monty allows no instances of its own errors."""
+
+    def checkout(**_options: object) -> None:
+        raise Killed("monty worker killed after exceeding request timeout of 3s")
+
+    with MontyServer(GRADER) as server:
+        pool, server._pool = server._pool, SimpleNamespace(checkout=checkout)
+        monkeypatch.setattr(pydantic_monty, "MontyError", Killed)
+        outcome = server.load(2.0)
+        server._pool = pool
+    assert outcome.timed_out
+    assert outcome.error.startswith("time limit exceeded: ")
