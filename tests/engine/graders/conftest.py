@@ -2,14 +2,17 @@
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grpo_engine.graders.model_spending import Ledger, SharedCalls
+from grpo_engine.graders.pool import lanes
 from grpo_engine.graders.rules import score_model
 from tests.engine.graders.judges import KEY, Judge
+from tests.engine.sandbox.patience import PATIENCE, be_patient
 from tests.support.chat_server import Answer, ChatServer
 
 
@@ -31,3 +34,10 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
     yield start
     for server in started:
         server.__exit__(None, None, None)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`patient(hangs)`: only calls with arguments for which it is true keep their time limit."""
+    monkeypatch.setattr(lanes, "ANSWER_SECONDS", PATIENCE)
+    return partial(be_patient, monkeypatch)

@@ -85,7 +85,7 @@ def refusal(**data: Any) -> tuple[tuple[int | str, ...], str]:
     return error["loc"], error["msg"]
 
 
-def has_ended(pid: int, seconds: float = 20.0) -> bool:
+def has_ended(pid: int, seconds: float = 60.0) -> bool:
     """Whether the process is gone within that time."""
     try:
         descriptor = os.pidfd_open(pid)

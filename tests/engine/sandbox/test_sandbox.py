@@ -14,6 +14,7 @@ from grpo_engine.sandbox.launch import Interpreter, interpreters
 from grpo_engine.sandbox.probe import _attack
 from grpo_engine.sandbox.process import Sandbox
 from tests.engine.sandbox.hostile_graders import ENDLESS_GRADERS, GRADERS
+from tests.engine.sandbox.patience import PATIENCE
 
 COUNT = """
 import os
@@ -60,18 +61,18 @@ def test_a_missing_interpreter_is_reported() -> None:
 
 
 def test_a_call_returns_json_and_sees_nothing_of_the_previous_call(server: PythonServer) -> None:
-    first, second = (server.call({}, {}, 5.0) for _ in range(2))
+    first, second = (server.call({}, {}, PATIENCE) for _ in range(2))
     assert first.value == second.value
     assert first.value is not None
     assert first.value.startswith('{"score": 1,')
 
 
 def test_files_of_one_call_are_gone_in_the_next(server: PythonServer) -> None:
-    left = server.call({}, {"file": True}, 5.0)
+    left = server.call({}, {"file": True}, PATIENCE)
     assert left.value is not None
     assert left.value.startswith('{"score": 11,')
     assert not left.reusable
-    after = server.call({}, {}, 5.0)
+    after = server.call({}, {}, PATIENCE)
     assert after.value is not None
     assert after.value.startswith('{"score": 1,')
 
@@ -80,11 +81,11 @@ def test_files_of_one_call_are_gone_in_the_next(server: PythonServer) -> None:
 def test_a_hostile_grader_is_an_error_of_its_call_and_the_next_call_works(name: str) -> None:
     source = f"def grade(sample, item):\n    if item: return 0.5\n    {GRADERS[name]}\n"
     with PythonServer(source) as server:
-        outcome = server.call({}, {}, 5.0)
+        outcome = server.call({}, {}, PATIENCE)
         assert outcome.value is None
         assert outcome.error
         assert not outcome.timed_out
-        assert server.call({}, {"honest": True}, 5.0).value == "0.5"
+        assert server.call({}, {"honest": True}, PATIENCE).value == "0.5"
 
 
 @pytest.mark.parametrize("name", ENDLESS_GRADERS)
@@ -94,22 +95,23 @@ def test_an_endless_grader_ends_at_its_deadline_and_the_next_call_works(name: st
         outcome = server.call({}, {}, 0.4)
         assert outcome.value is None
         assert outcome.timed_out
-        assert server.call({}, {"honest": True}, 5.0).value == "0.5"
+        assert server.call({}, {"honest": True}, PATIENCE).value == "0.5"
 
 
 def test_a_server_outlives_the_thread_of_its_first_call(server: PythonServer) -> None:
-    thread = threading.Thread(target=server.call, args=({}, {}, 5.0))
+    thread = threading.Thread(target=server.call, args=({}, {}, PATIENCE))
     thread.start()
     thread.join()
     for _ in range(3):
-        outcome = server.call({}, {}, 5.0)
+        outcome = server.call({}, {}, PATIENCE)
         assert outcome.value is not None, outcome.error
 
 
 def test_calls_from_several_threads_take_turns(server: PythonServer) -> None:
     outcomes: list[str | None] = []
     threads = [
-        threading.Thread(target=lambda: outcomes.append(server.call({}, {}, 5.0).value)) for _ in range(8)
+        threading.Thread(target=lambda: outcomes.append(server.call({}, {}, PATIENCE).value))
+        for _ in range(8)
     ]
     for thread in threads:
         thread.start()
@@ -123,7 +125,7 @@ def test_a_sandbox_dies_with_a_killed_owner() -> None:
     code = (
         "from grpo_engine.sandbox import PythonServer\n"
         "server = PythonServer('def grade(s, i):\\n    return 1')\n"
-        "server.call({}, {}, 5.0)\n"
+        "server.call({}, {}, 60.0)\n"
         "print(server._sandbox._process.pid, flush=True)\n"
         "input()\n"
     )
@@ -132,22 +134,22 @@ def test_a_sandbox_dies_with_a_killed_owner() -> None:
         assert owner.stdout is not None
         sandbox = os.pidfd_open(int(owner.stdout.readline()))
         os.kill(owner.pid, signal.SIGKILL)
-        ended, _, _ = select.select([sandbox], [], [], 5.0)
+        ended, _, _ = select.select([sandbox], [], [], PATIENCE)
         os.close(sandbox)
         assert ended
 
 
 def test_a_closed_server_leaves_no_process() -> None:
     with PythonServer(COUNT) as server:
-        server.call({}, {}, 5.0)
+        server.call({}, {}, PATIENCE)
         assert server._sandbox is not None
         inside = os.dup(server._sandbox._inside or 0)
-    ended, _, _ = select.select([inside], [], [], 5.0)
+    ended, _, _ = select.select([inside], [], [], PATIENCE)
     os.close(inside)
     assert ended
 
 
-def run(code: str, seconds: float = 5.0, stdin: str = "") -> Outcome:
+def run(code: str, seconds: float = PATIENCE, stdin: str = "") -> Outcome:
     with PythonServer(code) as server:
         return server.request(seconds, mode="script", stdin=stdin)
 
@@ -167,7 +169,7 @@ def test_a_program_that_fails_keeps_its_output_and_names_the_line() -> None:
 
 
 def test_a_program_that_takes_too_long_keeps_its_output() -> None:
-    ran = run("print('before', flush=True)\nwhile True: pass", 0.5)
+    ran = run("import time\nprint('before', flush=True)\ntime.sleep(3600)", 3.0)
     assert (ran.output, ran.timed_out) == ("before\n", True)
 
 
@@ -182,14 +184,14 @@ def test_programs_are_deterministic() -> None:
 
 def test_a_server_is_quick() -> None:
     with PythonServer("def grade(sample, item):\n    return 1") as server:
-        server.call({}, {}, 5.0)
-        values = {server.call({"output_text": "x" * 1000}, {"n": n}, 5.0).value for n in range(100)}
+        server.call({}, {}, PATIENCE)
+        values = {server.call({"output_text": "x" * 1000}, {"n": n}, PATIENCE).value for n in range(100)}
         assert values == {"1"}
 
 
 def test_large_inputs_go_in_whole() -> None:
     with PythonServer("def grade(sample, item):\n    return len(sample['output_text'])") as server:
-        assert server.call({"output_text": "é" * 2**20}, {}, 10.0).value == str(2**20)
+        assert server.call({"output_text": "é" * 2**20}, {}, PATIENCE).value == str(2**20)
 
 
 def test_installed_packages_are_visible_only_if_they_are_listed(tmp_path: Path) -> None:
@@ -200,9 +202,9 @@ def test_installed_packages_are_visible_only_if_they_are_listed(tmp_path: Path) 
     source = "def grade(sample, item):\n    import suite\n    suite.answer += 1\n    return suite.answer"
     limits = Limits(packages=(str(hidden),), preload=("suite",))
     with PythonServer(source, limits) as server:
-        assert [server.call({}, {}, 5.0).value for _ in range(2)] == ["42", "42"]
+        assert [server.call({}, {}, PATIENCE).value for _ in range(2)] == ["42", "42"]
     with PythonServer(source) as server:
-        assert "No module named 'suite'" in server.call({}, {}, 5.0).error
+        assert "No module named 'suite'" in server.call({}, {}, PATIENCE).error
 
 
 def test_a_listed_package_cannot_be_changed(tmp_path: Path) -> None:
@@ -210,4 +212,4 @@ def test_a_listed_package_cannot_be_changed(tmp_path: Path) -> None:
     folder.mkdir()
     source = "import sys\ndef grade(sample, item):\n    open(f'{sys.path[-1]}/left', 'w')"
     with PythonServer(source, Limits(packages=(str(folder),))) as server:
-        assert "Read-only file system" in server.call({}, {}, 5.0).error
+        assert "Read-only file system" in server.call({}, {}, PATIENCE).error

@@ -9,6 +9,7 @@ from grpo_engine.graders import make_sample
 from grpo_engine.sandbox import Capability, PythonServer, SandboxUnavailable, probe
 from grpo_engine.sandbox.unsafe import VARIABLE
 from tests.engine.graders.helpers import read
+from tests.engine.sandbox.patience import PATIENCE
 
 ABOUT_ITSELF = """
 import os
@@ -42,7 +43,7 @@ def test_without_a_sandbox_and_without_the_switch_nothing_runs(no_sandbox: None)
 @pytest.mark.usefixtures("_unsafe")
 def test_a_plain_process_is_unprivileged_with_its_own_folder_and_environment() -> None:
     with PythonServer(ABOUT_ITSELF) as server:
-        outcome = server.call({}, {}, 5.0)
+        outcome = server.call({}, {}, PATIENCE)
         assert outcome.value is not None, outcome.error
         assert '"score": 65534' in outcome.value or os.getuid() != 0
         assert "HOME LANG PWD PYTHONHASHSEED" in outcome.value or "HOME LANG PYTHONHASHSEED" in outcome.value
@@ -76,7 +77,7 @@ def test_without_a_sandbox_a_completion_is_still_judged_from_outside() -> None:
 def test_a_hostile_grader_is_an_error_of_its_call_and_the_next_call_works(body: str) -> None:
     with PythonServer(grader(body)) as server:
         assert server.call({}, {}, 0.4).value is None
-        assert server.call({}, {"honest": True}, 5.0).value == "0.5"
+        assert server.call({}, {"honest": True}, PATIENCE).value == "0.5"
 
 
 @pytest.mark.usefixtures("_unsafe")
@@ -91,12 +92,12 @@ def test_a_daemon_is_found_and_killed() -> None:
         )
     )
     with PythonServer(grader(body)) as server:
-        assert server.call({}, {"honest": True}, 5.0).value == "0.5"
+        assert server.call({}, {"honest": True}, PATIENCE).value == "0.5"
         assert server._sandbox is not None
         folder = server._sandbox._folder
         assert folder is not None
         assert len(working_in(folder)) == 1
-        outcome = server.call({}, {}, 5.0)
+        outcome = server.call({}, {}, PATIENCE)
         assert (outcome.value, outcome.error) == (None, "it left a process running")
         assert working_in(folder) == []
 

@@ -14,6 +14,7 @@ import pytest
 from grpo_engine.sandbox import Limits, PythonServer, launch, probe
 from grpo_engine.sandbox.memory import family, held_bytes
 from grpo_engine.sandbox.server import CALLS_PER_SANDBOX
+from tests.engine.sandbox.patience import PATIENCE
 
 MEBIBYTE = 2**20
 INSIDE = """
@@ -112,7 +113,7 @@ def server() -> Any:
 
 
 def call(server: PythonServer, name: str, *args: Any) -> Any:
-    outcome = server.request(5.0, mode="call", call=name, args=list(args), kwargs={})
+    outcome = server.request(PATIENCE, mode="call", call=name, args=list(args), kwargs={})
     assert outcome.value is not None, outcome.error
     return json.loads(outcome.value)
 
@@ -172,7 +173,7 @@ def test_reading_the_folder_leaves_no_trace_for_the_next_call() -> None:
 
 
 def test_a_crash_leaves_no_core_file(server: PythonServer) -> None:
-    outcome = server.request(5.0, mode="call", call="crash", args=[], kwargs={})
+    outcome = server.request(PATIENCE, mode="call", call="crash", args=[], kwargs={})
     assert outcome.value is None
     assert "status -6" in outcome.error
     assert call(server, "left", "x") == []
@@ -194,7 +195,7 @@ def test_a_terminal_can_be_opened_but_its_driver_not_changed(server: PythonServe
 def test_processes_over_the_total_memory_limit_are_killed(name: str, args: list[int]) -> None:
     with PythonServer(INSIDE, Limits(memory_bytes=150 * MEBIBYTE)) as small:
         assert call(small, "quick", 1) == 1
-        outcome = small.request(20.0, mode="call", call=name, args=args, kwargs={})
+        outcome = small.request(PATIENCE, mode="call", call=name, args=args, kwargs={})
         assert outcome.value is None
         assert not outcome.timed_out
         if name == "together":

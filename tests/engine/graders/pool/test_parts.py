@@ -33,13 +33,13 @@ class Waiting(RewardGrader):
 
 def test_a_grader_in_a_thread_is_abandoned_at_the_deadline() -> None:
     event = threading.Event()
-    with open_grading(Waiting(), deadline_seconds=0.2) as grading:  # type: ignore[arg-type]
+    with open_grading(Waiting(), deadline_seconds=2.0) as grading:  # type: ignore[arg-type]
         late = grading.submit(make_sample("wait"), {"event": event})
         good = grading.submit(make_sample("good"), {})
         assert good.result(timeout=SOON).reward == 0.5
         error = late.result(timeout=SOON).errors["waiting"]
         event.set()
-    assert (error.code, error.message) == ("unresponsive_reward_error", "no answer within 0.2 seconds")
+    assert (error.code, error.message) == ("unresponsive_reward_error", "no answer within 2 seconds")
 
 
 def test_many_graders_wait_for_the_network_at_once() -> None:
@@ -88,7 +88,7 @@ def test_the_parts_of_a_multi_run_in_their_lanes_and_are_combined() -> None:
 
 
 def test_a_part_that_hangs_is_unscorable_and_the_other_parts_count() -> None:
-    with open_grading(multi(), deadline_seconds=2.0) as grading:
+    with open_grading(multi(), deadline_seconds=4.0) as grading:
         found = grading.submit(make_sample(f"<answer>{ENDLESS}</answer>"), {"answer": "9"}).result(timeout=60)
     assert found.reward is None
     assert (found.parts["shape"], found.parts["right"]) == (1.0, None)

@@ -22,7 +22,7 @@ from tests.engine.graders.helpers import has_ended, read
 MATH = {"type": "math", "reference": "{{item.answer}}"}
 ENDLESS = "$9^{9^{9^9}}$"
 HOSTILE = (sys.executable, str(Path(__file__).with_name("hostile_server.py")))
-SOON = 20.0
+SOON = 60.0
 """Seconds within which a thing happens that does not wait for a long deadline."""
 
 
@@ -67,10 +67,10 @@ def test_a_grading_process_has_little_memory_and_gives_the_same_score_as_this_on
 
 
 def test_a_grader_that_hangs_is_killed_at_the_deadline_and_the_others_scored() -> None:
-    with hostile(processes=2, deadline_seconds=2.0) as grading:
+    with hostile(processes=2, deadline_seconds=4.0) as grading:
         found = scores(grading, ["good", "hang", "good", "hang", "good", "good"])
     assert [score.reward for score in found] == [1.0, None, 1.0, None, 1.0, 1.0]
-    assert reason(found[1]) == ("unresponsive_reward_error", "no answer within 2 seconds")
+    assert reason(found[1]) == ("unresponsive_reward_error", "no answer within 4 seconds")
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_grading_processes_die_with_a_parent_that_is_killed() -> None:
 
 
 def test_cancelling_a_future_affects_no_other() -> None:
-    with hostile(deadline_seconds=1) as grading:
+    with hostile(deadline_seconds=3) as grading:
         orders = ["hang"] + ["good"] * 18
         futures = [grading.submit(make_sample(order), {}) for order in orders]
         assert futures[-1].cancel()  # the process is busy, so it waits

@@ -13,6 +13,7 @@ from tests.engine.sandbox.hostile import SUBMISSIONS
 
 ADD = [{"call": "add", "args": [1, 2], "expected": 3}]
 HONEST = "Here it is:\n\n```python\ndef add(a, b):\n    return a + b\n```\nDone."
+DOCUMENTED = 'def f():\n    """\n    ```py\n    f()\n    ```"""'
 
 BATCHES = [list(SUBMISSIONS)[first : first + 6] for first in range(0, len(SUBMISSIONS), 6)]
 
@@ -85,7 +86,8 @@ def test_feedback_names_an_exception_and_a_time_out() -> None:
     assert slow.feedback == "test 1 of 1: f(0) should give 1: no result within 0.3 s: the code may loop"
 
 
-def test_every_test_is_explained_with_what_it_got_and_should_have_got() -> None:
+def test_every_test_is_explained_with_what_it_got_and_should_have_got(patient: Any) -> None:
+    patient(lambda n: n == 3)
     code = """
 def f(n):
     if n == 2:
@@ -105,7 +107,8 @@ def f(n):
     assert large.detail == "out of memory: more than 1,024 MiB"
 
 
-def test_tests_after_the_total_time_are_explained_as_not_run() -> None:
+def test_tests_after_the_total_time_are_explained_as_not_run(patient: Any) -> None:
+    patient(bool)
     tests = [{"call": "f", "args": [n], "expected": n} for n in range(4)]
     code = "def f(n):\n    while n: pass\n    return n"
     found = run(code, tests, timeout_seconds=0.5, total_timeout_seconds=0.8).explanations["code_tests"]
@@ -124,27 +127,28 @@ def test_explanations_are_bounded_whatever_the_code_prints_and_keep_the_failures
     assert len(found.model_dump_json().encode()) < 10_000
 
 
-def test_a_test_that_hangs_fails_alone() -> None:
+def test_a_test_that_hangs_fails_alone(patient: Any) -> None:
+    patient(lambda n: n == 1)
     tests = [{"call": "f", "args": [n], "expected": n} for n in range(4)]
     score = run("def f(n):\n    while n == 1: pass\n    return n", tests, timeout_seconds=1.0)
     assert score.reward == 0.75
 
 
-def test_a_submission_that_hangs_in_every_test_is_wrong_at_the_total_time_limit() -> None:
+def test_a_submission_that_hangs_in_every_test_is_wrong_at_the_total_time_limit(patient: Any) -> None:
+    patient(bool)
     tests = [{"call": "f", "args": [n], "expected": n} for n in range(50)]
     code = "def f(n):\n    while n: pass\n    return n"
     score = run(code, tests, timeout_seconds=0.4, total_timeout_seconds=1.0)
-    assert score.reward == 1 / 50
-    assert score.errors == {}
+    assert (score.reward, score.errors) == (1 / 50, {})
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_submission_that_hangs_is_wrong_also_at_an_earlier_deadline_of_the_grading() -> None:
     tests = [{"call": "f", "args": [0], "expected": 0}, {"call": "f", "args": [1], "expected": 1}]
-    grader = CodeTests(
-        type="code_tests", tests="{{item.tests}}", timeout_seconds=20, total_timeout_seconds=60
-    )
-    with open_grading(grader, processes=1, deadline_seconds=3) as grading:
-        sample = make_sample("def f(x):\n    while x: pass\n    return x")
+    limits = {"timeout_seconds": 60, "total_timeout_seconds": 600}
+    grader = CodeTests(type="code_tests", tests="{{item.tests}}", **limits)
+    with open_grading(grader, processes=1, deadline_seconds=6) as grading:
+        sample = make_sample("import time\ndef f(x):\n    if x: time.sleep(3600)\n    return x")
         assert grading.submit(sample, {"tests": tests}).result(60).reward == 0.5
 
 
@@ -202,10 +206,7 @@ def test_only_the_inside_of_the_tag_counts() -> None:
         ("````python\nx = '''\n```\n'''\n````", "x = '''\n```\n'''"),
         ("~~~Python3\nx = 1\n~~~", "x = 1"),
         ("1. a\n   ```py\n   if x:\n       y\n\n  z\n   ```", "if x:\n    y\n\nz"),
-        (
-            'def f():\n    """\n    ```py\n    f()\n    ```"""',
-            'def f():\n    """\n    ```py\n    f()\n    ```"""',
-        ),
+        (DOCUMENTED, DOCUMENTED),
         ("```bash\nls\n```", "```bash\nls\n```"),
     ],
 )

@@ -233,7 +233,7 @@ def test_concurrent_requests_get_their_own_scores() -> None:
     together = threading.Barrier(16)
 
     def answer(request: dict[str, Any]) -> float:
-        together.wait(20)
+        together.wait(60)
         return float(request["sample"]["output_text"])
 
     with EndpointServer(answer) as server, ThreadPoolExecutor(32) as threads:

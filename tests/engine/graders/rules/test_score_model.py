@@ -151,21 +151,22 @@ def test_an_invalid_request_is_not_repeated(judge: Judge) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "message"),
+    ("reply", "seconds", "message"),
     [
-        (Reply(stall=True), "127.0.0.1 did not answer within 0.3 s"),
-        (Reply(flood_bytes=2**24), "the response is longer than 1048576 bytes"),
+        (Reply(stall=True), 0.3, "127.0.0.1 did not answer within 0.3 s"),
+        (Reply(flood_bytes=2**24), 60, "the response is longer than 1048576 bytes"),
         (
             Reply(status=302, headers={"Location": "http://127.0.0.1/"}),
+            60,
             "status 302: redirects are not followed",
         ),
     ],
 )
 def test_a_server_that_misbehaves_costs_its_own_completion_only(
-    judge: Judge, reply: Reply, message: str
+    judge: Judge, reply: Reply, seconds: float, message: str
 ) -> None:
     judge(lambda request: reply if "bad" in request["messages"][0]["content"] else "1")
-    assert error(score("bad", timeout_seconds=0.3)) == ("model_grader_server_error", message)
+    assert error(score("bad", timeout_seconds=seconds)) == ("model_grader_server_error", message)
     assert score("good").reward == 1.0
 
 
