@@ -4,10 +4,10 @@ from typing import Any
 
 import standardwebhooks
 from openai import OpenAI
-from sqlalchemy import func, select, update
+from sqlalchemy import select, update
 
 from service.jobs.store.webhook_events import EVENT_TYPES
-from service.platform.clock import db_now
+from service.platform.clock import db_now, read_clock
 from service.platform.db import Database
 from service.platform.principal import Principal
 from service.platform.tables.webhooks import WebhookDelivery, WebhookEndpoint
@@ -48,10 +48,9 @@ def endpoint(database: Database, endpoint_id: str) -> WebhookEndpoint:
         return session.get_one(WebhookEndpoint, endpoint_id)
 
 
-def seconds_left(database: Database) -> float:
-    """Until the first pending delivery is due."""
+def clock_of(database: Database) -> float:
     with database.reading() as session:
-        return float(session.scalar(select(func.min(WebhookDelivery.due_at) - db_now())) or 0.0)
+        return read_clock(session)
 
 
 def make_due(database: Database) -> None:

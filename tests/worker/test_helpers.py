@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 import threading
 import time
@@ -79,8 +80,8 @@ def only_child(pid: int, module: str) -> int | None:
 
 def kill_helper(main: int, module: str, *, spared: str) -> None:
     """Kill one helper of a Celery worker and wait until it is restarted; the other one must not restart."""
-    pid = wait_until(lambda: only_child(main, module), 60)
-    other = wait_until(lambda: only_child(main, spared), 60)
+    pid = wait_until(lambda: only_child(main, module), 120)
+    other = wait_until(lambda: only_child(main, spared), 120)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: only_child(main, module) not in (None, pid), 30, f"{module} is restarted")
     assert wait_until(lambda: only_child(main, spared)) == other
@@ -116,11 +117,11 @@ def test_each_helper_process_of_a_celery_worker_is_restarted_when_it_is_killed(
     kill_helper(main.pid, "worker.serving.chat", spared="worker.sweeper")
     assert celery.logs().count('"helper ended"') == 2
     swept = lost_job(database)
-    wait_until(lambda: read_job(database, swept).fence > 1, 30, "the new sweeper sweeps")
-    wait_until(lambda: helpers_recorded(database) == {"sweeper", "webhooks", "sinks", "chat"}, 30)
+    wait_until(lambda: read_job(database, swept).fence > 1, 120, "the new sweeper sweeps")
+    wait_until(lambda: helpers_recorded(database) == {"sweeper", "webhooks", "sinks", "chat"}, 120)
     main.terminate()
     assert main.wait(30) == 0
-    wait_until(lambda: not helpers_recorded(database), 30, "the helpers remove their records")
+    wait_until(lambda: not helpers_recorded(database), 120, "the helpers remove their records")
 
 
 def test_a_sweeper_that_raises_logs_the_cause_once_and_continues(
@@ -128,9 +129,9 @@ def test_a_sweeper_that_raises_logs_the_cause_once_and_continues(
 ) -> None:
     first = lost_job(database)
     process = processes.start("-m", "worker.sweeper", fault="sweep.committed:raise")
-    wait_until(lambda: read_job(database, first).fence > 1, 30)
+    wait_until(lambda: read_job(database, first).fence > 1, 120)
     second = lost_job(database)
-    wait_until(lambda: read_job(database, second).fence > 1, 30, "the restarted sweeper sweeps")
+    wait_until(lambda: read_job(database, second).fence > 1, 120, "the restarted sweeper sweeps")
     assert process.poll() is None
     (line,) = [line for line in processes.logs().splitlines() if '"helper ended"' in line]
     assert '"helper": "sweeper"' in line
@@ -144,9 +145,9 @@ def test_a_webhook_sender_that_raises_is_restarted(
         register(database, settings, server.url)
         insert_and_cancel(database)
         processes.start("-m", "worker.sweeper", fault="webhook.sent:raise")
-        wait_until(lambda: '"helper ended"' in processes.logs(), 30)
+        wait_until(lambda: '"helper ended"' in processes.logs(), 120)
         make_due(database)
-        wait_until(lambda: deliveries(database)[0].state == "delivered", 30)
+        wait_until(lambda: deliveries(database)[0].state == "delivered", 120)
     assert '"helper": "webhooks-' in processes.logs()
 
 
@@ -183,7 +184,7 @@ def test_a_helper_thread_that_raises_is_restarted(
     helpers["chat"] = partial(answer_until, worker=worker)
     del helpers["sweeper"]  # it adds rows for all helpers
     with supervised(helpers, worker.draining):
-        wait_until(lambda: failed.is_set() and helper in helpers_recorded(database), 30)
+        wait_until(lambda: failed.is_set() and helper in helpers_recorded(database), 120)
         worker.draining.set()
 
 
@@ -191,10 +192,10 @@ def test_a_sweeper_reports_the_cluster_while_it_is_seen_and_removes_its_row_at_t
     database: Database, settings: Settings, processes: Processes
 ) -> None:
     processes.start("-m", "worker.sweeper", "--beside-worker", environment={"GRPO_LAUNCHER": "ray"})
-    wait_until(lambda: "cluster" in helpers_recorded(database), 30, "the cluster is expected")
+    wait_until(lambda: "cluster" in helpers_recorded(database), 120, "the cluster is expected")
     age_heartbeat(database, "cluster", 200)
     write_capacity(settings, Capacity(hosts=2, gpus=4, gpu_memory_gb=0, capabilities=(), at=time.time()))
-    wait_until(lambda: not silent_helpers(database) & {"cluster"}, 30, "it is seen")
+    wait_until(lambda: not silent_helpers(database) & {"cluster"}, 120, "it is seen")
     (sweeper,) = processes.started
     sweeper.terminate()
     assert sweeper.wait(30) == 0
@@ -237,13 +238,15 @@ def test_a_silent_helper_is_reported_by_doctor_and_readyz(
     database: Database, settings: Settings, processes: Processes
 ) -> None:
     processes.start("-m", "worker.sweeper", "--beside-worker")  # chat is expected but does not run
-    wait_until(lambda: helpers_recorded(database) == set(expected_helpers(settings, has_worker=True)), 30)
+    wait_until(lambda: helpers_recorded(database) == set(expected_helpers(settings, has_worker=True)), 120)
     with TestClient(create_app(settings)) as client:
         assert client.get("/readyz").json()["status"] == "ready"
         age_heartbeat(database, "chat", 130)
         answer = client.get("/readyz")
     assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
-    assert answer.json()["checks"]["helpers"].startswith("chat not seen for 13")
+    silent = re.match(r"chat not seen for (\d+) s", answer.json()["checks"]["helpers"])
+    assert silent is not None
+    assert 130 <= int(silent[1]) < 600
     findings = [each for each in stores.database(settings) if each.check == "helpers"]
     (found,) = findings
     assert (found.level, found.found.split(" on ")[0]) == (Level.WARNING, "chat")
@@ -260,7 +263,7 @@ def test_a_recovered_helper_is_not_reported(
     def is_ok() -> bool:
         return [each.level for each in stores.database(settings) if each.check == "helpers"] == [Level.OK]
 
-    wait_until(is_ok, 30, "the next heartbeat")
+    wait_until(is_ok, 120, "the next heartbeat")
 
 
 def test_heartbeats_of_old_hosts_are_deleted(
@@ -276,7 +279,7 @@ def test_heartbeats_of_old_hosts_are_deleted(
             named = select(func.count()).select_from(WorkerHelper).where(WorkerHelper.host == "gone")
             return session.scalar(named) or 0
 
-    wait_until(lambda: hosts() == 0, 30)
+    wait_until(lambda: hosts() == 0, 120)
 
 
 @pytest.mark.parametrize(("options", "num_machines"), [((), 0), (("--beside-worker",), 1)])
@@ -289,8 +292,8 @@ def test_a_sweeper_without_a_worker_announces_no_machine(
 ) -> None:
     earlier = insert_job(database, state="running", fence=1, attempt=1, lease_expires_at=1.0)
     processes.start("-m", "worker.sweeper", *options)
-    wait_until(lambda: read_job(database, earlier).state == "queued", 30)
+    wait_until(lambda: read_job(database, earlier).state == "queued", 120)
     later = insert_job(database, state="running", fence=1, attempt=1, lease_expires_at=1.0)
-    wait_until(lambda: read_job(database, later).state == "queued", 30)
+    wait_until(lambda: read_job(database, later).state == "queued", 120)
     with database.reading() as session:
         assert session.scalar(select(func.count()).select_from(WorkerHost)) == num_machines

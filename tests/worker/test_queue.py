@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from service.jobs.model.states import JobState
 from service.jobs.store import claiming, queue, sweeping
 from service.jobs.store.claiming import ClaimedJob
-from service.platform.clock import db_now
+from service.platform.clock import db_now, read_clock
 from service.platform.db import Database
 from service.platform.tables.core import Job
 from tests.worker.jobs import claim, claimed, insert_job, read_job, recorded_states
@@ -29,15 +29,17 @@ def sweep(database: Database, backoff_seconds: float = 0, max_failures: int = 3)
 
 def test_a_claim_increments_attempt_and_fence(database: Database) -> None:
     job_id = insert_job(database)
+    with database.transaction() as session:
+        before = read_clock(session)
     job = claim(database, "w1", lease_seconds=60)
     assert job is not None
     assert (job.id, job.fence, job.attempt) == (job_id, 1, 1)
     row = read_job(database, job_id)
     assert (row.state, row.fence, row.attempt, row.lease_owner) == ("running", 1, 1, "w1")
     assert job == tuple(getattr(row, name) for name in ClaimedJob._fields)
-    with database.reading() as session:
-        left = session.execute(select(Job.lease_expires_at - db_now())).scalar_one()
-    assert left == pytest.approx(60, abs=5)
+    with database.transaction() as session:
+        assert row.lease_expires_at is not None
+        assert before + 60 <= row.lease_expires_at <= read_clock(session) + 60
     assert recorded_states(database, job_id) == ["running"]
 
 
@@ -155,16 +157,17 @@ def test_a_stale_fence_changes_nothing(database: Database, write: str) -> None:
 
 def test_expired_leases_are_requeued_with_doubling_backoff(database: Database) -> None:
     job = claimed(database)
-    pauses = []
-    for _ in range(2):
+    for pause in (10, 20):
         expire_lease(database, job.id)
+        with database.transaction() as session:
+            before = read_clock(session)
         (swept,) = sweep(database, backoff_seconds=10)
         assert (swept.job_id, swept.state, swept.worker) == (job.id, JobState.QUEUED, "w")
         with database.transaction() as session:
-            pauses.append(session.execute(select(Job.not_before - db_now())).scalar_one())
+            not_before = session.scalars(select(Job.not_before)).one()
+            assert before + pause <= not_before <= read_clock(session) + pause
             session.execute(update(Job).values(not_before=0))
         assert claim(database) is not None
-    assert pauses == [pytest.approx(10, abs=2), pytest.approx(20, abs=2)]
     row = read_job(database, job.id)
     assert (row.fence, row.attempt, row.failures) == (5, 3, 2)
 

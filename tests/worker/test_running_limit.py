@@ -94,7 +94,7 @@ def test_a_worker_stopped_during_its_claim_blocks_others_only_briefly(
     stopped = database.transaction()
     session = stopped.__enter__()
     with monkeypatch.context() as brief:
-        brief.setattr(claiming, "CLAIM_PAUSE", "200ms")
+        brief.setattr(claiming, "CLAIM_PAUSE", "2s")
         claiming.claim(session, pool="default", worker="stopped", lease_seconds=60, max_running=1)
     job = claim(database, 1)
     assert job is not None
