@@ -30,7 +30,7 @@ Process = subprocess.Popen[bytes] | forking.Forked
 
 @pytest.fixture
 def lease_seconds() -> float:
-    """Longer than any pause of the machine; the tests of lost workers have a shorter one."""
+    """Longer than any pause of the machine: a test in which one is lost expires it (`expire_leases`)."""
     return 60.0
 
 
@@ -51,7 +51,7 @@ def settings(database_url: str, tmp_path: Path, lease_seconds: float) -> Setting
         self_fence_seconds=0.8 * lease_seconds,
         sweep_seconds=0.4,
         poll_seconds=0.1,
-        stop_grace_seconds=5,
+        stop_grace_seconds=60,
         retry_backoff_seconds=0.05,
         chat_models=0,
         warm_engine=False,
@@ -165,7 +165,7 @@ def submit(database: Database, storage: Storage) -> Iterator[Callable[..., str]]
 def wait_for(database: Database) -> Callable[..., None]:
     """Wait until a job has these values; a number is reached by what is beyond it, too."""
 
-    def wait(job_id: str, seconds: float = 45, **expected: object) -> None:
+    def wait(job_id: str, seconds: float = 120, **expected: object) -> None:
         def reached() -> bool:
             job = read_job(database, job_id)
             return all(is_reached(getattr(job, name), value) for name, value in expected.items())

@@ -5,7 +5,7 @@ import itertools
 import json
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from grpo_engine.config.job import Reinforcement, hyperparameters_of
 from service.jobs.model import names
@@ -108,6 +108,12 @@ def claimed(database: Database, **values: Any) -> ClaimedJob:
     job = claim(database)
     assert job is not None
     return job
+
+
+def expire_leases(database: Database) -> None:
+    with database.transaction() as session:
+        held = update(Job).where(Job.lease_expires_at.is_not(None))
+        session.execute(held.values(lease_expires_at=1.0))
 
 
 def recorded_states(database: Database, job_id: str) -> list[str]:

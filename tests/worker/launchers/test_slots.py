@@ -3,8 +3,6 @@
 import signal
 from collections.abc import Callable
 
-import pytest
-
 from service.jobs.store import queue
 from service.platform.db import Database
 from service.platform.storage import Storage
@@ -12,7 +10,7 @@ from service.settings import Settings
 from tests.conftest import on_postgresql
 from tests.support.servers import wait_until
 from tests.worker.conftest import Processes, engine_pids
-from tests.worker.jobs import read_job
+from tests.worker.jobs import expire_leases, read_job
 from tests.worker.outcomes import expected_weights, weights
 
 Submit = Callable[..., str]
@@ -36,7 +34,7 @@ def test_two_slots_run_two_jobs_at_the_same_time_and_a_third_after_one_of_them(
     with_slots(processes, gpus=0, slots=2)
     jobs = [submit(SLOW) for _ in range(3)]
     processes.start_worker()
-    wait_until(lambda: len(engine_pids(processes.settings)) == 2, 60)
+    wait_until(lambda: len(engine_pids(processes.settings)) == 2, 120)
     assert sorted(states(database, jobs)) == ["queued", "running", "running"]
     for job_id in jobs:
         wait_for(job_id, state="succeeded", attempt=1)
@@ -80,7 +78,7 @@ def test_sigterm_releases_the_jobs_of_all_slots_after_a_checkpoint(
 
 
 def test_the_jobs_of_a_killed_worker_are_taken_over_with_their_gpus(
-    processes: Processes, submit: Submit, wait_for: WaitFor, settings: Settings
+    processes: Processes, submit: Submit, wait_for: WaitFor, settings: Settings, database: Database
 ) -> None:
     with_slots(processes, gpus=2)
     jobs = [submit(SLOW) for _ in range(2)]
@@ -89,13 +87,8 @@ def test_the_jobs_of_a_killed_worker_are_taken_over_with_their_gpus(
         wait_for(job_id, step=2)
     worker.kill()
     worker.wait()
-    wait_until(lambda: not engine_pids(settings), 30)
+    wait_until(lambda: not engine_pids(settings))
+    expire_leases(database)
     processes.start_worker()
     for job_id in jobs:
         wait_for(job_id, state="succeeded", attempt=2)
-
-
-@pytest.fixture
-def lease_seconds(request: pytest.FixtureRequest) -> float:
-    """Short where a lease has to expire."""
-    return 2.0 if "killed" in request.node.name else 60.0

@@ -76,7 +76,7 @@ def test_a_job_survives_a_killed_server_or_fails_with_a_clear_code_and_counts_no
     real = replace(worker, settings=settings.model_copy(update={"engine_module": "grpo_engine"}))
     with OpenEnvServer("word") as server:
         # sessions wait for a server that comes back; without it, three steps fail soon
-        n_steps, seconds = (3, 60.0) if comes_back else (9, 0.5)
+        n_steps, seconds = (3, 120.0) if comes_back else (9, 3.0)
         job_id = job(server, n_steps=n_steps, timeout_seconds=seconds)
         thread = in_background(real)
         while thread.is_alive():
