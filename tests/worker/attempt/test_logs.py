@@ -14,8 +14,10 @@ from sqlalchemy.orm import Session
 from examples.tiny_model import make_model
 from service.jobs.progress import logs
 from service.jobs.progress.logs import LogLineRead
+from service.jobs.store import queue
 from service.platform.db import Database
 from service.platform.tables.logs import LogPiece
+from tests.support.servers import wait_until
 from tests.worker.jobs import insert_job, read_job
 from tests.worker.jobs import method as small_method
 from tests.worker.outcomes import in_background, run_until_idle
@@ -50,16 +52,14 @@ def texts_of(database: Database, job_id: str) -> list[str]:
     return [line.text for line in lines_of(database, job_id)]
 
 
-def test_lines_are_stored_while_the_engine_runs(
-    worker: Worker, database: Database, submit: Submit, wait_for: Callable[..., None]
-) -> None:
-    job_id = submit(
-        {"*": {"step_seconds": 0.2, "prints": "first\nsecond\n"}}, hyperparameters={"n_steps": 30}
-    )
+def test_lines_are_stored_while_the_engine_runs(worker: Worker, database: Database, submit: Submit) -> None:
+    faults: dict[str, object] = {"*": {"step_seconds": 0.05, "prints": "first\nsecond\n"}}
+    job_id = submit(faults, hyperparameters={"n_steps": 10_000})
     thread = in_background(worker)
-    wait_for(job_id, step=15)
-    assert texts_of(database, job_id) == [STARTS, "first", "second"]
+    wait_until(lambda: len(texts_of(database, job_id)) == 3, what="the lines are stored")
     assert read_job(database, job_id).state == "running"
+    with database.transaction() as session:
+        queue.request_cancel(session, "acme", job_id)
     thread.join()
     assert texts_of(database, job_id) == [STARTS, "first", "second"]
 

@@ -125,8 +125,9 @@ def test_a_stalled_engine_is_killed(worker: Worker, database: Database, submit: 
 def test_an_engine_that_repeats_recorded_steps_is_not_stalled(
     worker: Worker, database: Database, submit: Submit
 ) -> None:
-    object.__setattr__(worker, "settings", worker.settings.model_copy(update={"stall_seconds": 3}))
-    job_id = submit({"1": {"die_at": 9}, "2": {"step_seconds": 1}})
+    object.__setattr__(worker, "settings", worker.settings.model_copy(update={"stall_seconds": 5}))
+    faults: dict[str, object] = {"1": {"die_at": 9}, "2": {"step_seconds": 0.8}}
+    job_id = submit(faults, hyperparameters={"n_steps": 10, "checkpoint_interval": 10})
     run_until_idle(worker, database)
     job = read_job(database, job_id)
     assert (job.state, job.attempt) == ("succeeded", 2)
@@ -187,7 +188,7 @@ def test_a_worker_that_lost_its_lease_kills_its_engine_and_writes_nothing(
     wait_for(job_id, phase="training")
     with database.transaction() as session:
         session.execute(update(Job).values(fence=50, lease_owner="other", lease_expires_at=db_now() + 60))
-    thread.join(timeout=5)
+    thread.join(timeout=60)
     assert not thread.is_alive()
     assert engine_pids(worker.settings) == []
     job = read_job(database, job_id)
