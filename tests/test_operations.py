@@ -60,7 +60,7 @@ def check(settings: Settings, job_id: str) -> None:
     assert (job.state, job.fence, job.attempt) == ("running", 3, 2)
     assert open_storage(settings.storage_location).get_bytes(key).startswith(b'{"messages"')
     with TestClient(create_app(settings)) as client:
-        wait_until(lambda: client.get("/readyz").json()["status"] == "ready", 60)
+        wait_until(lambda: client.get("/readyz").json()["status"] == "ready", 120)
 
 
 @on_postgresql

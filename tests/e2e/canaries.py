@@ -139,7 +139,7 @@ def _without_bucket(http: httpx.Client, key: str, rows: Path, output: Output) ->
 def _job(running: Production, client: Client, rows: Path, output: Output) -> None:
     """Train a job, and inspect its engine meanwhile."""
     job_id = client.create(JOBS, grpo_job(client.upload(rows)["id"], steps=40))["id"]
-    wait_until(lambda: client.get(f"{JOBS}/{job_id}")["progress"]["step"] > 1, 60)
+    wait_until(lambda: client.get(f"{JOBS}/{job_id}")["progress"]["step"] > 1, 120)
     for pid in processes_of_engines(running.home):
         output.engine_environment += Path(f"/proc/{pid}/environ").read_text()
     output.add("engine logs", *(path.read_text() for path in running.home.glob("runs/**/engine.log")))
@@ -189,7 +189,7 @@ def _away(
     _fails(running, output, "migrate")
     redis.start()
     postgres.start()
-    wait_until(running.ready, 60, "the API is ready again")
+    wait_until(running.ready, 120, "the API is ready again")
 
 
 def _settings_that_cannot_be(running: Production, output: Output) -> None:

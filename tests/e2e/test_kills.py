@@ -64,7 +64,7 @@ def pids_of(home: Path, *words: str) -> list[int]:
 
 def kill(home: Path, *words: str) -> None:
     """Send SIGKILL to the process once it runs."""
-    wait_until(lambda: len(pids_of(home, *words)) == 1, seconds=60)
+    wait_until(lambda: len(pids_of(home, *words)) == 1, seconds=120)
     os.kill(pids_of(home, *words)[0], signal.SIGKILL)
 
 
@@ -124,7 +124,7 @@ class Service:
 
     def kill_api(self) -> None:
         kill(self.up.home, "-m", "service")
-        wait_until(lambda: is_ok(f"{self.up.url}/readyz"), seconds=60)
+        wait_until(lambda: is_ok(f"{self.up.url}/readyz"), seconds=120)
 
 
 def engine_python(folder: Path) -> Path:
@@ -175,7 +175,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         killed = service.end_of(job_id)
         whole = service.end_of(service.submit())
         job_id = service.submit(gpus=2)
-        wait_until(lambda: len(ranks_of(service.up.home)) == 2, 60, "both ranks work")
+        wait_until(lambda: len(ranks_of(service.up.home)) == 2, 120, "both ranks work")
         gang = service.end_of(job_id)
     return Runs(killed, whole, gang, {path.name for path in marks.iterdir()})
 

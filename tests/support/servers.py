@@ -35,7 +35,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 60.0, what: str = "") -> Any:
+def wait_until(condition: Callable[[], Any], seconds: float = 120.0, what: str = "") -> Any:
     """Wait for the condition's first true value and return it. Raises TimeoutError after `seconds`.
 
     The pauses between checks grow, because the awaited process needs the processor too.
@@ -278,7 +278,7 @@ class Redis(Server):
         client = self.client()
         client.config_set("maxmemory-policy", "allkeys-random")
         client.config_set("maxmemory", "1")
-        wait_until(lambda: client.dbsize() == 0, 10, "all messages are evicted")
+        wait_until(lambda: client.dbsize() == 0, 120, "all messages are evicted")
         client.config_set("maxmemory", "64mb")
         client.config_set("maxmemory-policy", "noeviction")
         client.close()

@@ -69,7 +69,7 @@ def test_lines_of_the_lease_threads_name_the_attempt(
         bound_contextvars(**log_fields(worker, job)),
         Lease(worker.database, quick, job, claimed_at - 10) as lease,
     ):
-        wait_until(lambda: lease.lost, 10)
+        wait_until(lambda: lease.lost, 120)
     (line,) = lines.of("lease not renewed for too long; killing the engine")
     assert [line[name] for name in ABOUT] == ["acme", job_id, 1, 1, "test-worker"]
 

@@ -86,9 +86,9 @@ def test_a_connection_lost_after_a_commit_duplicates_nothing(
     """The transaction is committed but not confirmed, so the worker repeats it under the same fence."""
     job_id = submit()
     far.start_worker(f"{point}:sleep=0.5")
-    wait_until((far.marks / point).exists, 30, "the worker is about to write")
+    wait_until((far.marks / point).exists, 120, "the worker is about to write")
     proxy.cut_after(b"COMMIT")
-    wait_until(lambda: proxy.num_cut == 1, 30, "the confirmation of the commit is lost")
+    wait_until(lambda: proxy.num_cut == 1, 120, "the confirmation of the commit is lost")
     wait_for(job_id, state="succeeded")
     assert read_job(database, job_id).attempt == 1
     assert ends_well(database, storage, job_id)
@@ -105,7 +105,7 @@ def test_a_claim_whose_response_is_lost_expires(
     job_id = submit()
     proxy.cut_after(b"Attempt 1 started", b"COMMIT")  # not after a claim that finds nothing
     far.start_worker()
-    wait_until(lambda: proxy.num_cut == 1, 30, "the response to the claim is lost")
+    wait_until(lambda: proxy.num_cut == 1, 120, "the response to the claim is lost")
     wait_for(job_id, state="running")
     with database.transaction() as session:
         session.execute(update(Job).values(lease_expires_at=1))
@@ -128,7 +128,7 @@ def test_a_stalled_network_costs_no_attempt(
     wait_for(job_id, step=2)
     proxy.stall()
     run = far.settings.runs_dir / job_id / "1" / "checkpoints"
-    wait_until(lambda: (run / "step-00000010").exists(), 20, "the engine trains without the database")
+    wait_until(lambda: (run / "step-00000010").exists(), 120, "the engine trains without the database")
     proxy.flow()
     wait_for(job_id, state="succeeded")
     assert read_job(database, job_id).attempt == 1

@@ -57,7 +57,7 @@ def running(
         with running.client() as client:
             rows = write_rows(home / "rows.jsonl", faults={"step_seconds": 0.1})
             job_id = client.create(JOBS, grpo_job(client.upload(rows)["id"], steps=600))["id"]
-            wait_until(lambda: client.get(f"{JOBS}/{job_id}")["progress"]["step"] > 0, 60)
+            wait_until(lambda: client.get(f"{JOBS}/{job_id}")["progress"]["step"] > 0, 120)
         running.stop_all()
         assert processes_of(home) == []
 

@@ -63,7 +63,9 @@ def test_a_killed_worker_s_job_resumes_from_its_checkpoint_in_the_bucket(
     job_id = http.post(JOBS, json=grpo_job(file_id, steps=STEPS)).raise_for_status().json()["id"]
     # the first upload of a checkpoint is interrupted as well
     s3.proxy.rule = strike(CUT, "PUT", "/checkpoints/", times=1)
-    wait_until(lambda: any("/checkpoints/10-" in key for key in s3.keys), 60, "a checkpoint is in the bucket")
+    wait_until(
+        lambda: any("/checkpoints/10-" in key for key in s3.keys), 120, "a checkpoint is in the bucket"
+    )
     deployment.kill("worker")
     assert len(s3.proxy.struck) == 1
     s3.proxy.rule = pass_all

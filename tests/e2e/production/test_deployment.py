@@ -33,7 +33,7 @@ def test_the_deployment_is_ready_with_database_and_broker(deployment: Production
 
 def test_the_health_check_finds_the_worker_alive(deployment: Production) -> None:
     _, *arguments = SERVICES["worker"]["healthcheck"]["test"][1:]
-    wait_until(lambda: run_python(deployment, *arguments).returncode == 0, 60)
+    wait_until(lambda: run_python(deployment, *arguments).returncode == 0, 120)
     assert run_python(deployment, *arguments, "--seconds", "0").returncode == 1
 
 
@@ -66,7 +66,7 @@ def test_the_next_worker_finishes_the_job_of_a_stopped_celery_worker(
 ) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", faults={"step_seconds": 0.1})
     job_id = submit(client, rows, steps=60)
-    wait_until(lambda: client.get(f"{JOBS}/{job_id}")["progress"]["step"] > 5, 30)
+    wait_until(lambda: client.get(f"{JOBS}/{job_id}")["progress"]["step"] > 5, 120)
     assert deployment.stop("worker") == 0
     job = client.get(f"{JOBS}/{job_id}")
     assert job["status"] == "queued"

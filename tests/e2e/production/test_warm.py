@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 def waiting(deployment: Production) -> int:
     """Process id of the warm engine."""
     worker = deployment.running["worker"].pid
-    (pid,) = wait_until(lambda: len(waiting_engines(worker)) == 1 and waiting_engines(worker), 30)
+    (pid,) = wait_until(lambda: len(waiting_engines(worker)) == 1 and waiting_engines(worker), 120)
     return int(pid)
 
 
@@ -31,7 +31,7 @@ def test_jobs_of_a_celery_worker_start_on_warm_engines(
     for _ in range(2):
         pid = waiting(deployment)
         job_id = client.create(JOBS, grpo_job(client.upload(rows)["id"]))["id"]
-        wait_until(lambda: working_engines(deployment.home / "runs"), 30)
+        wait_until(lambda: working_engines(deployment.home / "runs"), 120)
         used.append(pid)
         assert working_engines(deployment.home / "runs") == [pid]
         assert watch_job(client, job_id)["status"] == "succeeded"
@@ -39,14 +39,14 @@ def test_jobs_of_a_celery_worker_start_on_warm_engines(
     last = waiting(deployment)
     assert last not in used
     assert deployment.stop("worker") == 0
-    wait_until(lambda: not is_alive(last), 30, "the warm engine ends with its worker")
+    wait_until(lambda: not is_alive(last), 120, "the warm engine ends with its worker")
 
 
 def test_the_warm_engine_of_a_killed_pool_child_is_replaced(deployment: Production) -> None:
-    wait_until(lambda: "ready." in deployment.output("worker"), 60, "Celery watches its pool child")
+    wait_until(lambda: "ready." in deployment.output("worker"), 120, "Celery watches its pool child")
     first = waiting(deployment)
     child = int(Path(f"/proc/{first}/stat").read_text().rpartition(")")[2].split()[1])
     assert child != deployment.running["worker"].pid
     os.kill(child, signal.SIGKILL)
-    wait_until(lambda: not is_alive(first), 30, "the warm engine ends with the child")
+    wait_until(lambda: not is_alive(first), 120, "the warm engine ends with the child")
     assert waiting(deployment) != first

@@ -97,13 +97,13 @@ def test_watching_as_text_shows_status_evaluation_and_the_trained_model(up: Up, 
 
 def test_a_job_is_paused_resumed_and_cancelled(up: Up, slow_job_file: Path) -> None:
     job_id = up.json("submit", slow_job_file)["id"]
-    wait_until(lambda: up.job(job_id)["progress"]["step"] > 0, 30)
+    wait_until(lambda: up.job(job_id)["progress"]["step"] > 0, 120)
     assert up.json("pause", job_id)["phase"] == "pausing"
-    wait_until(lambda: up.job(job_id)["status"] == "paused", 30)
+    wait_until(lambda: up.job(job_id)["status"] == "paused", 120)
     assert up.json("resume", job_id)["status"] == "queued"
-    wait_until(lambda: up.job(job_id)["status"] == "running", 30)
+    wait_until(lambda: up.job(job_id)["status"] == "running", 120)
     up.json("cancel", job_id)
-    wait_until(lambda: up.job(job_id)["status"] == "cancelled", 30)
+    wait_until(lambda: up.job(job_id)["status"] == "cancelled", 120)
     assert up.json("events", job_id, "--limit", "1")[0]["level"] in ("info", "warn")
     assert up.grpo("watch", job_id).returncode == 1
 
@@ -268,7 +268,7 @@ def test_the_guide_s_integrations_are_valid() -> None:
 
 def test_the_steps_of_a_job_are_in_the_tensorboard_folder(up: Up, guided_job: str) -> None:
     folder = up.home / "tensorboard" / "default" / guided_job
-    wait_until(lambda: folder.is_dir() and newest_step(folder) == 10, 60, "ten steps are written")
+    wait_until(lambda: folder.is_dir() and newest_step(folder) == 10, 120, "ten steps are written")
     assert up.job(guided_job)["warnings"] == []
 
 

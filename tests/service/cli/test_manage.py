@@ -36,7 +36,7 @@ def test_a_sweep_creates_each_combination_once(up: Up, job_file: Path) -> None:
     ]
     assert len({job["training_file"] for job in made}) == 1
     for job in made:
-        wait_until(lambda job=job: up.job(job["id"])["status"] == "succeeded", 60, "the job has succeeded")
+        wait_until(lambda job=job: up.job(job["id"])["status"] == "succeeded", 120, "the job has succeeded")
     up.grpo("delete", made[2]["id"], "--yes")
     again = up.json(*command)["jobs"]
     assert [job["id"] for job in again[:2]] == [job["id"] for job in made[:2]]
@@ -91,7 +91,7 @@ def test_jobs_are_renamed_tagged_archived_listed_and_deleted(up: Up, job_file: P
     shown = up.grpo("list", "--tag", "maths", "--archived", "only").stdout
     assert job_id in shown
     assert "Baseline" in shown
-    wait_until(lambda: up.job(job_id)["status"] == "succeeded", 60, "the job has succeeded")
+    wait_until(lambda: up.job(job_id)["status"] == "succeeded", 120, "the job has succeeded")
     deleted = up.json("delete", job_id, "--yes")
     assert deleted == {"object": "fine_tuning.job.deleted", "id": job_id, "deleted": True}
     assert up.json("list", "--tag", "maths", "--archived", "all") == []

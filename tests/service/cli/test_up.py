@@ -71,7 +71,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarted]:
         modes = {path.name: mode_of(path) for path in (home, key_file, home / "grpo.db", home / "artifacts")}
         modes["artifact"] = mode_of(stored)
         umasks = [umask_of(up.ready[name]) for name in ("api_pid", "worker_pid")]
-        wait_until(lambda: up.job(job_id)["progress"]["step"] > 0, 30)
+        wait_until(lambda: up.job(job_id)["progress"]["step"] > 0, 120)
         assert up.stop(signal.SIGINT) == 0
     assert processes_of(home) == []
     with grpo_up(home, python=sys.executable, **FAST_RECOVERY) as up:
@@ -133,7 +133,7 @@ def test_the_terminal_shows_jobs_and_problems_and_the_log_file_everything(restar
     def terminal() -> str:
         return (up.home / "up.log").read_text()
 
-    wait_until(lambda: f"{job_id} ended state=cancelled" in terminal(), 30)
+    wait_until(lambda: f"{job_id} ended state=cancelled" in terminal(), 120)
     assert f"{job_id} started model=tiny" in terminal()
     assert "request_id" not in terminal()
     lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -163,10 +163,10 @@ def test_a_job_and_who_watches_it_survive_a_killed_api_and_a_killed_worker(
     if up.job(restarted.interrupted)["status"] != "cancelled":
         up.json("cancel", restarted.interrupted)  # the worker runs one job at a time
     job_id = submit(up, tmp_path, steps=40)
-    wait_until(lambda: up.job(job_id)["progress"]["step"] > 10, 30)
+    wait_until(lambda: up.job(job_id)["progress"]["step"] > 10, 120)
     os.kill(up.ready["api_pid"], signal.SIGKILL)
     os.kill(up.ready["worker_pid"], signal.SIGKILL)
-    wait_until(lambda: is_ok(f"{up.url}/livez"), 30)
+    wait_until(lambda: is_ok(f"{up.url}/livez"), 120)
     watched = up.grpo("watch", job_id, "--json")
     assert watched.returncode == 0, watched.stderr
     events = [json.loads(line) for line in watched.stdout.splitlines()]
@@ -183,18 +183,18 @@ def test_a_second_signal_kills_an_engine_that_does_not_stop(tmp_path: Path) -> N
     make_model(home / "models" / "tiny", hidden=32, layers=1)
     with grpo_up(home, python=sys.executable) as up:
         job_id = submit(up, tmp_path, steps=5000, ignore_sigterm=True)
-        wait_until(lambda: up.job(job_id)["progress"]["step"] > 0, 30)
+        wait_until(lambda: up.job(job_id)["progress"]["step"] > 0, 120)
         up.process.send_signal(signal.SIGINT)
-        wait_until(lambda: "a second signal kills it" in (home / "up.log").read_text(), 10)
+        wait_until(lambda: "a second signal kills it" in (home / "up.log").read_text(), 120)
         assert up.process.poll() is None
         assert up.stop(signal.SIGINT) == 0
-    wait_until(lambda: processes_of(home) == [], 10)
+    wait_until(lambda: processes_of(home) == [], 120)
 
 
 def test_the_children_die_with_a_killed_parent(tmp_path: Path) -> None:
     with grpo_up(tmp_path / "home", python=sys.executable) as up:
         assert up.stop(signal.SIGKILL) == -signal.SIGKILL
-        wait_until(lambda: processes_of(up.home) == [], 30)
+        wait_until(lambda: processes_of(up.home) == [], 120)
 
 
 def test_a_service_whose_terminal_has_closed_restarts_its_api_and_stops_cleanly(tmp_path: Path) -> None:
@@ -205,8 +205,8 @@ def test_a_service_whose_terminal_has_closed_restarts_its_api_and_stops_cleanly(
         ready = json.loads(process.stdout.readline())
         process.stdout.close()
         os.kill(ready["api_pid"], signal.SIGKILL)
-        wait_until(lambda: not is_ok(f"{ready['url']}/livez"), 10)
-        wait_until(lambda: is_ok(f"{ready['url']}/livez"), 30)
+        wait_until(lambda: not is_ok(f"{ready['url']}/livez"), 120)
+        wait_until(lambda: is_ok(f"{ready['url']}/livez"), 120)
         process.send_signal(signal.SIGHUP)
     assert process.returncode == 0
     assert processes_of(tmp_path / "home") == []
@@ -227,7 +227,7 @@ def test_a_process_started_alone_writes_private_files(tmp_path: Path) -> None:
             preexec_fn=dies_with_this_process(signal.SIGKILL),
         )
         try:
-            wait_until(functools.partial(writes_privately, process.pid), 30)
+            wait_until(functools.partial(writes_privately, process.pid), 120)
         finally:
             process.kill()
             process.wait()

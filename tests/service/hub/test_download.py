@@ -63,7 +63,7 @@ def test_a_killed_download_continues_where_it_was(settings: Settings, hub: Model
     hub.stall_after = STALL_AFTER
     first = start(settings, hub)
     part = folder_of(settings.home, hub.id, REVISION) / "model.safetensors.part"
-    wait_until(lambda: part.is_file() and part.stat().st_size == PRESENT, 60)
+    wait_until(lambda: part.is_file() and part.stat().st_size == PRESENT, 120)
     first.kill()
     first.communicate()
     hub.stall_after = None

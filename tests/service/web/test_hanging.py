@@ -78,5 +78,5 @@ def test_with_all_threads_waiting_for_the_database_it_is_alive_not_ready_and_rea
         assert answers.count(200) == 0
     for thread in asking:
         thread.join()
-    wait_until(lambda: is_ok(f"{url}/readyz", 30), 30)
+    wait_until(lambda: is_ok(f"{url}/readyz", 30), 120)
     assert set(answers) <= {200, 503}

@@ -71,7 +71,7 @@ def test_many_slow_requests_of_one_key_do_not_block_other_keys(
         ThreadPoolExecutor(CROWD) as threads,
     ):
         responses = [threads.submit(send, crowd) for _ in range(CROWD)]
-        wait_until(lambda: slow.num_inside == limit, 20, "the limit is reached")
+        wait_until(lambda: slow.num_inside == limit, 120, "the limit is reached")
         assert other.get("/v1/files").status_code == 200
         slow.may_end.set()
         assert {each.result().status_code for each in responses} == {400}

@@ -58,7 +58,7 @@ class Namespace:
                 _send_kill(pid, self.inode)
             return not found
 
-        wait_until(is_empty, 30, "no process is left in the namespace")
+        wait_until(is_empty, 120, "no process is left in the namespace")
 
     def close(self) -> None:
         self.kill()

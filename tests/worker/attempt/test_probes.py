@@ -97,7 +97,7 @@ def test_a_probe_cancelled_while_sampling_has_no_result(
 ) -> None:
     probe_id = submit({"*": {"step_seconds": 0.05}}, probe={"prompts": 200})
     running = in_background(worker)
-    wait_until(lambda: read_job(database, probe_id).step > 0, 30, "the probe samples")
+    wait_until(lambda: read_job(database, probe_id).step > 0, 120, "the probe samples")
     with database.transaction() as session:
         assert queue.request_cancel(session, "acme", probe_id) is None, "a probe is not a job"
         queue.request_cancel(session, "acme", probe_id, of=IS_PROBE)

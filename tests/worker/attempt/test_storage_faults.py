@@ -51,7 +51,7 @@ def test_an_unstored_checkpoint_is_stored_with_the_next_one(
 ) -> None:
     job_id = submit({"*": {"step_seconds": 0.1}})
     thread = in_background(worker)
-    wait_until(lambda: not_stored(5) in messages(database, job_id, "warn"), 10)
+    wait_until(lambda: not_stored(5) in messages(database, job_id, "warn"), 120)
     outage.unlink()
     thread.join()
     job = read_job(database, job_id)
@@ -78,7 +78,7 @@ def test_results_wait_for_the_storage(
     job_id = submit()
     thread = in_background(worker)
     results = f"jobs/{job_id}/results/1/adapter.tar.gz"
-    wait_until(lambda: tried.count(results) > 2 * STORAGE_TRIES, 10)
+    wait_until(lambda: tried.count(results) > 2 * STORAGE_TRIES, 120)
     outage.unlink()
     thread.join()
     job = read_job(database, job_id)
@@ -91,9 +91,9 @@ def test_a_draining_worker_does_not_wait_for_the_storage(
 ) -> None:
     job_id = submit()
     thread = in_background(worker)
-    wait_until(lambda: not_stored(10) in messages(database, job_id, "warn"), 10)
+    wait_until(lambda: not_stored(10) in messages(database, job_id, "warn"), 120)
     worker.draining.set()
-    thread.join(timeout=10)
+    thread.join(timeout=60)
     assert not thread.is_alive()
     job = read_job(database, job_id)
     assert (job.state, job.failures) == ("queued", 0)

@@ -93,7 +93,7 @@ def test_a_storage_outage_during_training_and_at_the_end_only_delays_the_job(
     bucket.proxy.rule = strike(503, ALL, f"jobs/{job_id}")
     thread = in_background(worker)
     results = f"PUT /{bucket.name}/a/prefix/jobs/{job_id}/results/1/adapter.tar.gz"
-    wait_until(lambda: bucket.proxy.struck.count(results) > 3, 45)
+    wait_until(lambda: bucket.proxy.struck.count(results) > 3, 120)
     bucket.proxy.rule = pass_all
     thread.join()
     job = read_job(database, job_id)
@@ -107,7 +107,7 @@ def test_a_storage_outage_before_training_only_delays_the_job(
     job_id = submit()
     bucket.proxy.rule = strike(503, ALL)
     thread = in_background(worker)
-    wait_until(lambda: len(bucket.proxy.struck) > 30, 45)
+    wait_until(lambda: len(bucket.proxy.struck) > 30, 120)
     bucket.proxy.rule = pass_all
     thread.join()
     job = read_job(database, job_id)
@@ -120,7 +120,7 @@ def test_a_worker_that_waits_for_the_storage_can_be_drained(
     job_id = submit()
     bucket.proxy.rule = strike(503, ALL)
     thread = in_background(worker)
-    wait_until(lambda: bucket.proxy.struck, 45)
+    wait_until(lambda: bucket.proxy.struck, 120)
     worker.draining.set()
     thread.join(timeout=45)
     assert not thread.is_alive()

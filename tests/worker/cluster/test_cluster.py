@@ -37,7 +37,7 @@ def test_four_ranks_on_two_hosts_train_one_job(
     assert [len(cluster.engine_pids(node)) for node in cluster.nodes] == [0, 2, 2]
     wait_for(job_id, 60, state="succeeded", attempt=1)
     assert has_ended_well(job_id)
-    wait_until(lambda: not cluster.engine_pids(), 10, "no engine is left")
+    wait_until(lambda: not cluster.engine_pids(), 120, "no engine is left")
     (log,) = settings.home.glob("worker-*.log")
     assert [line for line in log.read_text().splitlines() if not line.startswith("{")] == []
 
@@ -67,10 +67,10 @@ def test_a_job_survives_the_loss_of(
             worker.kill()
         case "link":
             node.host.link_down()
-    wait_until(lambda: not before & set(cluster.engine_pids()), 40, "all ranks have ended")
+    wait_until(lambda: not before & set(cluster.engine_pids()), 120, "all ranks have ended")
     if lost == "link":
         # otherwise it may end after the repair, because the head has removed it
-        wait_until(lambda: "raylet" not in map(program_of, node.host.pids()), 60, "its Ray node has ended")
+        wait_until(lambda: "raylet" not in map(program_of, node.host.pids()), 120, "its Ray node has ended")
     cluster.repair()
     if lost == "worker":
         cluster.start_worker(settings)

@@ -124,11 +124,11 @@ def test_a_sampler_whose_host_is_lost_is_replaced_in_the_same_attempt(
     (node,) = [each for each in cluster.nodes if any(map(is_sampler, cluster.engine_pids(each)))]
     assert len(cluster.engine_pids(node)) == 1
     node.kill_raylet()
-    wait_until(lambda: not cluster.engine_pids(node), 60, "the sampler has ended")
+    wait_until(lambda: not cluster.engine_pids(node), 120, "the sampler has ended")
     cluster.repair()
     wait_for(job_id, 300, state="succeeded", attempt=1)
     assert_same_weights(database, storage, expected, job_id)
-    wait_until(lambda: not cluster.engine_pids(), 20, "no engine is left")
+    wait_until(lambda: not cluster.engine_pids(), 120, "no engine is left")
 
 
 def is_sampler(pid: int) -> bool:
@@ -159,7 +159,7 @@ def test_a_job_that_loses_rank_host_link_and_worker_equals_one_process(
         return read_job(database, job_id).attempt
 
     def await_end_of(pids: set[int]) -> None:
-        wait_until(lambda: not pids & set(cluster.engine_pids()), 60, "its ranks have ended")
+        wait_until(lambda: not pids & set(cluster.engine_pids()), 120, "its ranks have ended")
 
     await_progress()
     os.kill(cluster.engine_pids(second)[0], signal.SIGKILL)
@@ -184,7 +184,7 @@ def test_a_job_that_loses_rank_host_link_and_worker_equals_one_process(
     assert read_job(database, job_id).attempt >= 5, messages(database, job_id)
     assert metric_steps(database, job_id) == list(range(1, STEPS + 1))
     assert_same_weights(database, storage, expected, job_id)
-    wait_until(lambda: not cluster.engine_pids(), 20, "no engine is left")
+    wait_until(lambda: not cluster.engine_pids(), 120, "no engine is left")
     assert groups_left(cluster) == "groups 0"
 
 

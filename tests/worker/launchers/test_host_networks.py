@@ -109,7 +109,7 @@ def test_the_network_of_a_killed_process_disappears(tmp_path: Path) -> None:
         interface = Path("/sys/class/net") / process.stdout.readline().strip()
         assert interface.exists()
         process.kill()
-    wait_until(lambda: not interface.exists(), 30, "the interface has disappeared")
+    wait_until(lambda: not interface.exists(), 120, "the interface has disappeared")
 
 
 def test_hosts_share_a_database_and_a_store_on_a_host_of_their_own(hosts: list[Host]) -> None:

@@ -84,7 +84,7 @@ def test_a_driver_loses_the_ranks_of_a_killed_raylet_and_the_host_joins_again(
         driver.ask("hold")
         lost.kill_raylet()
         assert driver.ask("lost") in losses(lost)
-        wait_until(lambda: lost.address not in driver.ask("nodes"), 30, "the head has removed the node")
+        wait_until(lambda: lost.address not in driver.ask("nodes"), 120, "the head has removed the node")
         assert survivor.address in driver.ask("nodes")
         lost.restart()
         assert driver.ask("nodes") == [node.address for node in cluster]
@@ -100,7 +100,7 @@ def test_a_host_whose_link_is_down_is_lost_and_ends_its_own_ranks(
         driver.ask("hold")
         lost.host.link_down()
         assert driver.ask("lost") in losses(lost)
-        wait_until(lambda: not pids & set(lost.host.pids()), 60, "the lost ranks have ended")
+        wait_until(lambda: not pids & set(lost.host.pids()), 120, "the lost ranks have ended")
         lost.host.link_up()
         lost.restart()
         assert driver.ask("nodes") == [node.address for node in cluster]

@@ -195,11 +195,11 @@ def test_idle_and_busy_workers_keep_one_warm_engine(
     settings: Settings, processes: Processes, submit: Submit, wait_for: WaitFor
 ) -> None:
     worker = processes.start_worker()
-    (first,) = wait_until(lambda: waiting_engines(worker.pid), 45)
+    (first,) = wait_until(lambda: waiting_engines(worker.pid), 120)
     job_id = submit({"*": {"step_seconds": 0.2}})
     wait_for(job_id, phase="training")
     assert engine_pids(settings) == [first]
-    (second,) = wait_until(lambda: waiting_engines(worker.pid), 45)
+    (second,) = wait_until(lambda: waiting_engines(worker.pid), 120)
     assert second != first
     wait_for(job_id, state="succeeded")
     assert waiting_engines(worker.pid) == [second]
@@ -208,10 +208,10 @@ def test_idle_and_busy_workers_keep_one_warm_engine(
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_warm_engine_ends_with_its_worker(processes: Processes, number: signal.Signals) -> None:
     worker = processes.start_worker()
-    (waiting,) = wait_until(lambda: waiting_engines(worker.pid), 45)
+    (waiting,) = wait_until(lambda: waiting_engines(worker.pid), 120)
     worker.send_signal(number)
-    worker.wait(timeout=10)
-    wait_until(lambda: not is_alive(waiting), 2, "the warm engine ends")
+    worker.wait(timeout=60)
+    wait_until(lambda: not is_alive(waiting), 120, "the warm engine ends")
 
 
 def test_a_draining_worker_warms_no_engine(
@@ -221,7 +221,7 @@ def test_a_draining_worker_warms_no_engine(
     worker = processes.start_worker()
     wait_for(job_id, phase="training")
     worker.terminate()
-    assert worker.wait(timeout=10) == 0
+    assert worker.wait(timeout=60) == 0
     assert waiting_engines(worker.pid) == engine_pids(settings) == []
 
 

@@ -64,7 +64,7 @@ def start(processes: Processes, database: Database) -> Callable[[], Process]:
 
     def start() -> Process:
         process = processes.start("-m", "worker.serving.chat")
-        wait_until(lambda: num_workers(database), 30, "the worker answers")
+        wait_until(lambda: num_workers(database), 120, "the worker answers")
         return process
 
     return start
@@ -114,7 +114,7 @@ def test_a_killed_worker_ends_its_streams_and_its_sampler(
         with database.transaction() as session:  # expires its lease
             session.execute(update(ModelServer).values(lease_expires_at=0.0))
         assert last_code(events) == "worker_lost"
-    wait_until(lambda: not is_alive(sampler), 10, "the sampler dies with its worker")
+    wait_until(lambda: not is_alive(sampler), 120, "the sampler dies with its worker")
 
 
 @on_sqlite
@@ -125,7 +125,7 @@ def test_a_stopping_worker_ends_its_streams_with_an_error(
     with started_stream(http) as events:
         worker.terminate()
         assert last_code(events) == "worker_stopping"
-    assert worker.wait(timeout=10) == 0
+    assert worker.wait(timeout=60) == 0
     refused = http.post(CHAT, json=body("anybody?"))
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_chat_worker")
 
@@ -163,8 +163,8 @@ def test_an_idle_model_is_evicted_or_unloaded(http: httpx.Client, answer: Callab
     assert http.post(CHAT, json=body("hello")).status_code == 200
     (first,) = samplers()
     assert http.post(CHAT, json=body("hello", "other")).status_code == 200
-    wait_until(lambda: not is_alive(first), 10, "the first model's sampler ends")
-    wait_until(lambda: not samplers(), 10, "the second one too, when it is idle")
+    wait_until(lambda: not is_alive(first), 120, "the first model's sampler ends")
+    wait_until(lambda: not samplers(), 120, "the second one too, when it is idle")
 
 
 @on_sqlite
@@ -255,7 +255,7 @@ def test_a_model_that_was_claimed_and_never_loaded_is_released(
         claimed = repository.claim(session, CHAT_WORKER, 60)
         assert claimed is not None
     with answering(settings):
-        wait_until(lambda: repository_state(database, "key") == (1, False), 10, "it is released")
+        wait_until(lambda: repository_state(database, "key") == (1, False), 120, "it is released")
 
 
 def repository_state(database: Database, key: str) -> tuple[int, bool] | None:

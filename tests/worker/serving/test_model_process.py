@@ -27,5 +27,5 @@ def test_a_process_without_a_folder_has_ended(settings: Settings, tmp_path: Path
         threading.Event(),
     )
     process.start()
-    process.join(10)
+    process.join(60)
     assert process.ending == BROKEN

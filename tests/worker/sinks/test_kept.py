@@ -72,7 +72,7 @@ def started_with(keeper: Keeper, folder: Path, ending: str, monkeypatch: pytest.
     marker = folder / "started"
     with wandb_is(folder, f"import time; open({str(marker)!r}, 'w'); {ending}", monkeypatch):
         keeper.check_once()
-        wait_until(marker.exists, 60, "the process has started")
+        wait_until(marker.exists, 120, "the process has started")
 
 
 def ends(keeper: Keeper) -> bool:
@@ -114,7 +114,7 @@ def test_a_crashed_process_is_reported_by_its_signal_and_retried(
     with wandb_is(tmp_path, "import os; os.abort()", monkeypatch):
         keeper.check_once()
         assert keeper.num_running == 1
-        wait_until(lambda: ends(keeper), 60, "it is reaped")
+        wait_until(lambda: ends(keeper), 120, "it is reaped")
     row = row_of(database, job_id)
     assert (row.reason, row.failures, row.state) == ("its process was killed by SIGABRT.", 1, "pending")
 
@@ -157,7 +157,7 @@ def test_a_stopped_keeper_lets_sinks_write_the_steps_already_read(
 ) -> None:
     job_id = add_job(database, TENSORBOARD, steps=5)
     keeper.check_once()
-    wait_until(lambda: row_of(database, job_id).step == 4, 60, "four steps are written")
+    wait_until(lambda: row_of(database, job_id).step == 4, 120, "four steps are written")
     keeper.end_all()
     row = row_of(database, job_id)
     assert (row.state, row.failures) == ("pending", 0)

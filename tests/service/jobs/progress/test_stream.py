@@ -261,7 +261,7 @@ def served(settings: Settings) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     )
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_until(lambda: is_ok(f"{url}/livez"), seconds=30, what="uvicorn answers")
+        wait_until(lambda: is_ok(f"{url}/livez"), seconds=120, what="uvicorn answers")
         yield process, url
     finally:
         process.kill()

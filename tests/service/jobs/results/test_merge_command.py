@@ -47,7 +47,7 @@ def test_the_command_creates_waits_downloads_and_unpacks(
     def work() -> None:
         """A worker's part."""
         place = f"{JOBS}/{job_id}/exports"
-        wait_until(lambda: bool(client.get(place).json()["data"]), 30, "the command has created an export")
+        wait_until(lambda: bool(client.get(place).json()["data"]), 120, "the command has created an export")
         finish_export(settings, database, client.get(place).json()["data"][0]["id"], content)
 
     worker = threading.Thread(target=work)
@@ -79,7 +79,7 @@ def test_the_command_names_the_log_of_a_failed_export(
 
     def fail() -> None:
         """A worker's part."""
-        wait_until(lambda: bool(client.get(place).json()["data"]), 30, "the command has created an export")
+        wait_until(lambda: bool(client.get(place).json()["data"]), 120, "the command has created an export")
         with database.transaction() as session:
             row = session.get_one(Job, client.get(place).json()["data"][0]["id"])
             row.failure = {"code": "not_mergeable", "message": "It does not fit.", "hint": "", "evidence": []}

@@ -50,7 +50,7 @@ def test_the_weights_are_downloaded_with_progress_and_the_engine_gets_their_fold
     hub.stall_after = STALL_AFTER
     running = in_background(worker)
     percent = 5 * (100 * PRESENT // len(WEIGHTS) // 5)
-    wait_until(lambda: read_job(database, job_id).phase == f"downloading model {percent} %", 60)
+    wait_until(lambda: read_job(database, job_id).phase == f"downloading model {percent} %", 120)
     hub.released.set()
     running.join()
     assert read_job(database, job_id).state == "succeeded"
@@ -70,7 +70,7 @@ def test_a_cancelled_download_ends_the_job_and_a_later_one_continues(
     hub.stall_after = STALL_AFTER
     running = in_background(worker)
     part = folder_of(settings.home, hub.id, REVISION) / "model.safetensors.part"
-    wait_until(lambda: part.is_file() and part.stat().st_size == PRESENT, 60)
+    wait_until(lambda: part.is_file() and part.stat().st_size == PRESENT, 120)
     with database.transaction() as session:
         queue.request_cancel(session, "acme", job_id)
     running.join()

@@ -132,7 +132,7 @@ def test_a_cancelled_export_leaves_no_archive(
     monkeypatch.setenv("GRPO_FAULT", "export.saved:hang")
     monkeypatch.setenv("GRPO_FAULT_MARKS", str(tmp_path))
     running = in_background(worker)
-    wait_until(lambda: (tmp_path / "export.saved").exists(), 60, "the engine has merged")
+    wait_until(lambda: (tmp_path / "export.saved").exists(), 120, "the engine has merged")
     with database.transaction() as session:
         assert queue.request_cancel(session, "acme", export_id) is None, "an export is not a job"
         queue.request_cancel(session, "acme", export_id, of=IS_EXPORT)
