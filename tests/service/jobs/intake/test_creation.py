@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from service.jobs.model import names
 from service.jobs.model.states import JobState
@@ -28,6 +28,7 @@ from tests.service.job_samples import (
     row,
     upload,
 )
+from tests.support.servers import wait_until
 
 JOBS = "/v1/fine_tuning/jobs"
 
@@ -195,17 +196,22 @@ def test_a_retry_without_key_gets_the_job_it_made(client: TestClient, database: 
     assert num_jobs(database) == 3
 
 
+def num_waiting_for_locks(database: Database) -> int:
+    here = "database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    query = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND {here}"
+    with database.reading() as session:
+        return int(session.execute(text(query)).scalar_one())
+
+
 @on_postgresql
 def test_a_retry_waits_for_the_job_that_is_still_being_made(client: TestClient, database: Database) -> None:
     body = request(upload(client))
     with ThreadPoolExecutor(2) as threads, database.transaction() as session:
         lock_tenant(session, "tenant-a")
         first = threads.submit(post, client, body)
-        with pytest.raises(TimeoutError):
-            first.result(timeout=1)
+        wait_until(lambda: num_waiting_for_locks(database) == 1)
         again = threads.submit(post, client, body, x_stainless_retry_count="1")
-        with pytest.raises(TimeoutError):
-            again.result(timeout=0.5)
+        wait_until(lambda: num_waiting_for_locks(database) == 2)
         session.rollback()
     assert again.result().json()["id"] == first.result().json()["id"]
     assert num_jobs(database) == 1
