@@ -8,11 +8,11 @@ import io
 import json
 import tarfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -191,19 +191,18 @@ def test_a_broken_stream_is_resumed_after_its_last_event() -> None:
 
 def test_a_stream_that_was_quiet_for_long_is_resumed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time without a connection counts, not the time without an event."""
-    monkeypatch.setattr(sse, "GIVE_UP_SECONDS", 0.2)
-    monkeypatch.setattr(sse, "FIRST_DELAY_SECONDS", 0.01)
-    num_streams = 0
+    now, num_streams = 0.0, 0
+    monkeypatch.setattr(sse, "time", SimpleNamespace(monotonic=lambda: now, sleep=lambda _seconds: None))
 
     def quiet_and_cut_off(handler: BaseHTTPRequestHandler) -> None:
-        nonlocal num_streams
+        nonlocal now, num_streams
         if not handler.path.endswith("/stream"):
             send(handler, 200, SUCCEEDED, length=len(SUCCEEDED))
             return
         num_streams += 1
         body = b'id: 1\ndata: {"step": 1}\n\n' if num_streams == 2 else b": quiet\n"
+        now += 2 * sse.GIVE_UP_SECONDS
         send(handler, 200, body, length=len(body) + (num_streams == 1))
-        time.sleep(0.4 if num_streams == 1 else 0)
 
     with server(quiet_and_cut_off) as url, Client(url, "key") as client:
         assert [event.data for event in follow(client, "ftjob-1")] == [{"step": 1}]
