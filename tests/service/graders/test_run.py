@@ -90,14 +90,14 @@ def test_code_and_math_are_judged_apart(client: TestClient) -> None:
 
 
 def test_a_run_names_the_failing_test_and_what_it_got(client: TestClient) -> None:
-    tests = {"type": "code_tests", "tests": "{{item.tests}}", "timeout_seconds": 0.5}
+    tests = {"type": "code_tests", "tests": "{{item.tests}}", "timeout_seconds": 3}
     item = {"tests": [{"call": "f", "args": [n], "expected": 4} for n in (2, 3, 0)]}
-    body = run(client, tests, "def f(n):\n    while not n: pass\n    return n * n", item)
+    body = run(client, tests, "import time\ndef f(n):\n    if not n: time.sleep(60)\n    return n * n", item)
     assert body["feedback"] == "test 2 of 3: f(3) should give 4, got 9"
     right, wrong, loops = body["explanations"]["code_tests"]
     assert (right["label"], right["passed"]) == ("test 1 of 3: f(2)", True)
     assert (wrong["passed"], wrong["got"], wrong["expected"]) == (False, "9", "4")
-    assert (loops["passed"], loops["detail"]) == (False, "no result within 0.5 s: the code may loop")
+    assert (loops["passed"], loops["detail"]) == (False, "no result within 3 s: the code may loop")
 
 
 def test_a_run_shows_the_steps_of_a_process_with_their_rewards(client: TestClient) -> None:
@@ -113,7 +113,7 @@ def test_a_grader_that_hangs_ends_at_the_deadline(
     monkeypatch.setattr(service, "DEADLINE_SECONDS", 1.0)
     started = time.monotonic()
     body = run(client, python("while True: pass"))
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 60
     assert body["metadata"]["errors"]["unresponsive_reward_error"] is True
 
 

@@ -120,11 +120,11 @@ def test_a_hanging_grader_does_not_delay_the_request(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grader_trial, "DEADLINE_SECONDS", 0.5)
-    monkeypatch.setattr(grader_trial, "TRIAL_SECONDS", 10.0)
+    monkeypatch.setattr(grader_trial, "TRIAL_SECONDS", 40.0)
     started = time.monotonic()
     ((code, message),) = warned(client, python("while True: pass"))
     assert (code, "no answer within 0.5 seconds" in message) == ("grader_unscorable", True)
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 60
 
 
 def test_no_server_is_called_at_submit(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
