@@ -208,7 +208,7 @@ def test_the_theme_follows_the_system_until_one_is_chosen(blank: Page) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/dashboard/app.js", "/dashboard/style.css", PLOTLY])
 def test_every_static_file_needs_no_key_and_has_the_strict_headers(deployment: Deployment, path: str) -> None:
-    answer = httpx.get(deployment.url + path)
+    answer = httpx.get(deployment.url + path, timeout=60)
     policy = answer.headers["content-security-policy"].split("; ")
     assert answer.status_code == 200
     assert {"default-src 'none'", "script-src 'self'", "frame-ancestors 'none'"} <= set(policy)
@@ -217,9 +217,9 @@ def test_every_static_file_needs_no_key_and_has_the_strict_headers(deployment: D
 
 
 def test_the_charts_library_is_cached(deployment: Deployment) -> None:
-    first = httpx.get(deployment.url + PLOTLY)
+    first = httpx.get(deployment.url + PLOTLY, timeout=60)
     assert first.headers["cache-control"] == "public, max-age=604800"
-    again = httpx.get(deployment.url + PLOTLY, headers={"If-None-Match": first.headers["etag"]})
+    again = httpx.get(deployment.url + PLOTLY, headers={"If-None-Match": first.headers["etag"]}, timeout=60)
     assert again.status_code == 304
 
 
@@ -227,7 +227,7 @@ def test_the_charts_library_is_cached(deployment: Deployment) -> None:
     "name", ["widgetbundle.js", "datasets/iris.csv.gz", "../__init__.py", "%2e%2e/app.js"]
 )
 def test_other_files_of_the_charts_package_are_not_served(deployment: Deployment, name: str) -> None:
-    answer = httpx.get(f"{deployment.url}/dashboard/vendor/{name}")
+    answer = httpx.get(f"{deployment.url}/dashboard/vendor/{name}", timeout=60)
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "unknown_route"
 

@@ -64,7 +64,7 @@ class Output:
 def store() -> Iterator[str]:
     """Start an S3-compatible store with the bucket. Yields its URL."""
     with Moto() as server:
-        httpx.put(f"{server.url}/{BUCKET}").raise_for_status()
+        httpx.put(f"{server.url}/{BUCKET}", timeout=60).raise_for_status()
         yield server.url
 
 
@@ -100,9 +100,9 @@ def story(running: Production, postgres: Postgres, redis: Redis, store_url: str,
     output.add("cli", created.stderr)
     with httpx.Client(base_url=running.url, timeout=30) as http, Client(running.url, key) as client:
         _refused(http, key, output)
-        httpx.delete(f"{store_url}/{BUCKET}").raise_for_status()
+        httpx.delete(f"{store_url}/{BUCKET}", timeout=60).raise_for_status()
         _without_bucket(http, key, rows, output)
-        httpx.put(f"{store_url}/{BUCKET}").raise_for_status()
+        httpx.put(f"{store_url}/{BUCKET}", timeout=60).raise_for_status()
         _job(running, client, rows, output)
         _bug(http, key, postgres, output)
         _fails(running, output, "--api-key", WRONG_KEY, "list", GRPO_URL=running.url)

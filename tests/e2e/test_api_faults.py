@@ -171,7 +171,7 @@ def test_requests_that_wait_for_a_locked_table_are_refused_with_retry_after(dist
         refused = next(each.result() for each in responses if each.result().status_code != 200)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
         assert refused.json()["error"]["type"] == "server_error"
-        assert httpx.get(f"{distant.api.url}/livez").status_code == 200
+        assert httpx.get(f"{distant.api.url}/livez", timeout=60).status_code == 200
         other.rollback()
         assert {each.result().status_code for each in responses} <= {200, 503}
     assert client.get("/v1/fine_tuning/jobs").status_code == 200

@@ -33,16 +33,20 @@ class Moto(Server):
     def new_bucket(self) -> str:
         """Create an empty bucket. Returns its name."""
         name = f"bucket-{next(self.numbers)}"
-        httpx.put(f"{self.url}/{name}", verify=False).raise_for_status()
+        httpx.put(f"{self.url}/{name}", verify=False, timeout=60).raise_for_status()
         return name
 
     def num_unfinished_uploads(self, bucket: str) -> int:
         """Multipart uploads that were neither completed nor aborted."""
         return (
-            httpx.get(f"{self.url}/{bucket}?uploads", verify=False).raise_for_status().text.count("<Upload>")
+            httpx.get(f"{self.url}/{bucket}?uploads", verify=False, timeout=60)
+            .raise_for_status()
+            .text.count("<Upload>")
         )
 
     def keys(self, bucket: str) -> list[str]:
         """Sorted keys of all its objects."""
-        listed = httpx.get(f"{self.url}/{bucket}?list-type=2", verify=False).raise_for_status().text
+        listed = (
+            httpx.get(f"{self.url}/{bucket}?list-type=2", verify=False, timeout=60).raise_for_status().text
+        )
         return sorted(re.findall(r"<Key>([^<]+)</Key>", listed))

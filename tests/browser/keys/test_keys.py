@@ -26,7 +26,7 @@ def test_an_admin_key_creates_and_revokes_a_key(
     key = blank.get_by_label("Key of maths", exact=True)
     expect(key).to_contain_text("grpo_")
     headers = {"authorization": f"Bearer {key.inner_text()}"}
-    about = httpx.get(f"{deployment.url}/v1/keys/current", headers=headers).json()
+    about = httpx.get(f"{deployment.url}/v1/keys/current", headers=headers, timeout=60).json()
     assert (about["tenant"], about["name"], about["scopes"]) == ("maths", "Anna", ["read"])
     row = (
         blank.get_by_role("table", name="Keys of all tenants").get_by_role("row").filter(has_text=about["id"])
@@ -37,15 +37,15 @@ def test_an_admin_key_creates_and_revokes_a_key(
     blank.get_by_role("dialog").get_by_role("button", name="Rotate").click()
     expect(key).not_to_have_text(headers["authorization"].removeprefix("Bearer "))
     new = {"authorization": f"Bearer {key.inner_text()}"}
-    after = httpx.get(f"{deployment.url}/v1/keys/current", headers=new).json()
+    after = httpx.get(f"{deployment.url}/v1/keys/current", headers=new, timeout=60).json()
     assert (after["tenant"], after["name"], after["scopes"]) == ("maths", "Anna", ["read"])
-    assert httpx.get(f"{deployment.url}/v1/keys/current", headers=headers).status_code == 200
+    assert httpx.get(f"{deployment.url}/v1/keys/current", headers=headers, timeout=60).status_code == 200
     expect(row.get_by_role("cell").nth(4)).not_to_have_text("–")
     row.get_by_role("button", name="Revoke Anna").click()
     blank.get_by_role("dialog").get_by_role("button", name="Revoke").click()
     expect(row).to_contain_text("revoked")
     expect(row.get_by_role("button")).to_have_count(0)
-    assert httpx.get(f"{deployment.url}/v1/keys/current", headers=headers).status_code == 401
+    assert httpx.get(f"{deployment.url}/v1/keys/current", headers=headers, timeout=60).status_code == 401
 
 
 def test_a_refused_key_is_reported_at_the_form(

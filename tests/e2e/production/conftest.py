@@ -67,7 +67,7 @@ def first_metrics(running: Production) -> str:
     """`/metrics` once the worker's machine has announced itself."""
 
     def announced() -> str | None:
-        text = httpx.get(f"{running.url}/metrics").text
+        text = httpx.get(f"{running.url}/metrics", timeout=60).text
         return text if 'grpo_worker_hosts{pool="default"} 1.0' in text else None
 
     return str(wait_until(announced, 60))

@@ -225,7 +225,9 @@ def process(model_folder: Callable[[str], Path]) -> Iterator[Served]:
 def test_the_process_takes_turns_drops_requests_of_clients_that_left_and_survives_failed_ones(
     process: Served,
 ) -> None:
-    client = httpx.Client(base_url=f"{process.url}/v1", headers={"authorization": f"Bearer {SECRET}"})
+    client = httpx.Client(
+        base_url=f"{process.url}/v1", headers={"authorization": f"Bearer {SECRET}"}, timeout=60
+    )
     with client as http:
         long = {"model": "m", "prompt": "1", "max_tokens": 500, "seed": 1, "n": 4, "stream": True}
         with http.stream("POST", "/completions", json=long) as streamed:

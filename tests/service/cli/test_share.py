@@ -27,7 +27,7 @@ def job_id(database: Database) -> str:
 
 def status(server_url: str, job_id: str, link: str) -> int:
     headers = {"authorization": f"Bearer {link.rpartition('/')[2]}"}
-    return httpx.get(f"{server_url}{JOBS}/{job_id}", headers=headers).status_code
+    return httpx.get(f"{server_url}{JOBS}/{job_id}", headers=headers, timeout=60).status_code
 
 
 def test_a_link_is_printed_listed_and_revoked(grpo: Grpo, server_url: str, job_id: str) -> None:
@@ -57,5 +57,5 @@ def test_an_admin_key_is_made_by_the_command_and_lists_keys(grpo: Grpo, server_u
     made = json.loads(grpo("keys", "create", "--tenant", "operators", "--admin", "--json"))
     assert made["scopes"] == ["read", "write", "admin"]
     headers = {"authorization": f"Bearer {made['key']}"}
-    listed = httpx.get(f"{server_url}/v1/keys", headers=headers).json()["data"]
+    listed = httpx.get(f"{server_url}/v1/keys", headers=headers, timeout=60).json()["data"]
     assert made["id"] in [one["id"] for one in listed]

@@ -244,7 +244,9 @@ def test_a_tenant_has_at_most_the_allowed_chat_requests(
 def test_a_stream_ends_with_done_and_is_not_cached(server_url: str, api_key: str) -> None:
     body = {"model": "tiny", "messages": HELLO, "stream": True}
     headers = {"authorization": f"Bearer {api_key}"}
-    with httpx.stream("POST", f"{server_url}/v1/chat/completions", json=body, headers=headers) as answer:
+    with httpx.stream(
+        "POST", f"{server_url}/v1/chat/completions", json=body, headers=headers, timeout=60
+    ) as answer:
         lines = [line for line in answer.iter_lines() if line]
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.headers["cache-control"] == "no-store"

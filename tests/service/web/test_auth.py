@@ -83,7 +83,7 @@ def test_an_unknown_key_is_refused(anonymous: TestClient, key: str) -> None:
 
 @pytest.mark.parametrize("key", ["grpo_é_😀".encode(), b"\xff\xfe", b"x" * 20_000])
 def test_a_key_of_odd_bytes_is_refused(server_url: str, key: bytes) -> None:
-    answer = httpx.get(f"{server_url}/v1/files", headers={b"authorization": b"Bearer " + key})
+    answer = httpx.get(f"{server_url}/v1/files", headers={b"authorization": b"Bearer " + key}, timeout=60)
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
 
 

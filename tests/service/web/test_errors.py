@@ -65,7 +65,7 @@ def test_a_multipart_body_without_boundary_is_a_400(client: TestClient) -> None:
 @on_sqlite
 def test_a_json_body_over_1_mib_is_a_413(server_url: str, api_key: str) -> None:
     headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
-    answer = httpx.post(f"{server_url}{JOBS}", content=b" " * 2**20 + b"{}", headers=headers)
+    answer = httpx.post(f"{server_url}{JOBS}", content=b" " * 2**20 + b"{}", headers=headers, timeout=60)
     assert error_of(answer, 413)["code"] == "payload_too_large"
 
 
@@ -76,7 +76,7 @@ def test_a_chunked_body_over_1_mib_is_a_413(server_url: str, api_key: str) -> No
             yield b" " * 2**16
 
     headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
-    answer = httpx.post(f"{server_url}{JOBS}", content=pieces(), headers=headers)
+    answer = httpx.post(f"{server_url}{JOBS}", content=pieces(), headers=headers, timeout=60)
     assert error_of(answer, 413)["code"] == "payload_too_large"
 
 

@@ -29,7 +29,9 @@ def database_url(sqlite_url: str) -> str:
 @pytest.fixture
 def remote(server_url: str, api_key: str) -> Iterator[httpx.Client]:
     """Calls the application over a real connection."""
-    with httpx.Client(base_url=server_url, headers={"authorization": f"Bearer {api_key}"}) as client:
+    with httpx.Client(
+        base_url=server_url, headers={"authorization": f"Bearer {api_key}"}, timeout=60
+    ) as client:
         yield client
 
 

@@ -68,7 +68,7 @@ def two_services(settings: Settings) -> Iterator[Callable[..., list[str]]]:
             apps = [create_app(settings.model_copy(update=limits)) for _ in range(2)]
             urls = [running.enter_context(serving(app)) for app in apps]
             # routes are made with the first request, and both event loops of this one process share them
-            assert [httpx.get(f"{url}/v1/nothing").status_code for url in urls] == [404, 404]
+            assert [httpx.get(f"{url}/v1/nothing", timeout=60).status_code for url in urls] == [404, 404]
             return urls
 
         yield start
@@ -82,7 +82,7 @@ def test_a_hundred_concurrent_posts_create_as_many_jobs_as_are_allowed(
 ) -> None:
     make_model(settings.home)
     urls = two_services(max_queued_jobs=LIMIT)
-    with httpx.Client(base_url=urls[0], headers={"authorization": f"Bearer {api_key}"}) as client:
+    with httpx.Client(base_url=urls[0], headers={"authorization": f"Bearer {api_key}"}, timeout=60) as client:
         file_id = upload(client)  # type: ignore[arg-type]
     add_job(database, JobState.SUCCEEDED)
     answers = post_to_each(urls, api_key, JOBS, lambda number: {"json": request(file_id)})
