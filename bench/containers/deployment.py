@@ -14,7 +14,8 @@ from typing import Any
 from bench.containers.base_images import ROOT
 from bench.containers.engine import run
 from service.cli.http.client import JOBS, Client
-from tests.support.servers import free_port, wait_until
+from tests.ports import free_port
+from tests.support.servers import wait_until
 
 PROJECT = "grpo-check"
 FILES = (

@@ -21,8 +21,9 @@ from service.platform.migrate import upgrade
 from service.platform.tables.core import Job, JobEvent
 from service.settings import Settings
 from service.web.auth import create_key
+from tests.ports import free_port
 from tests.support.api_process import running_api
-from tests.support.servers import Postgres, free_port
+from tests.support.servers import Postgres
 
 TENANT = "bench"
 MODEL = "tiny"

@@ -12,9 +12,9 @@ import httpx
 from service.platform.db import connect
 from service.settings import Settings
 from service.web.auth import create_key
+from tests.ports import free_port
 from tests.service.job_samples import jsonl, make_model, row
 from tests.support.api_process import START_SECONDS, Process, start_api
-from tests.support.servers import free_port
 from tests.worker.conftest import environment_of
 
 

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from tests.service.cli.commands.hub import hub
 from tests.service.embedded import run_shell
 from tests.support.forking import client as forking
-from tests.support.servers import free_port, wait_until
+from tests.support.servers import wait_until
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_of_this_test"

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from grpo_engine.process.parent_death import dies_with_this_process
+from tests.ports import free_port
 from tests.support.forking.client import engine_python
-from tests.support.servers import free_port
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 300

@@ -13,10 +13,10 @@ from service.platform.db import connect
 from service.settings import Settings
 from service.web.auth import create_key
 from tests.conftest import settings_for
+from tests.ports import free_port
 from tests.service.embedded import environment
 from tests.service.job_samples import make_model
 from tests.support.api_process import Process, running_api
-from tests.support.servers import free_port
 
 
 @dataclass

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
-from tests.support.servers import free_port
+from tests.ports import free_port
 
 PIECE_BYTES = 65_536
 

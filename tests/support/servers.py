@@ -9,7 +9,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -23,16 +22,10 @@ import psycopg
 import redis
 
 from grpo_engine.process.parent_death import dies_with_this_process
+from tests.ports import free_port
 
 START_SECONDS = 120
 MEMORY_BYTES = 2 << 30
-
-
-def free_port() -> int:
-    """An unused TCP port of 127.0.0.1."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 120.0, what: str = "") -> Any:

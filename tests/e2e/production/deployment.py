@@ -18,10 +18,11 @@ import yaml
 
 from grpo_engine.process.parent_death import dies_with_this_process
 from service.cli.http.client import Client
+from tests.ports import free_port
 from tests.service.embedded import ROOT, call_grpo, environment
 from tests.support.api_process import Process
 from tests.support.forking import client as forking
-from tests.support.servers import Postgres, Redis, answer_of, free_port, wait_until
+from tests.support.servers import Postgres, Redis, answer_of, wait_until
 
 SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
 END_SECONDS = 60

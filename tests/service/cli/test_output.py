@@ -18,11 +18,11 @@ from service.jobs.model.states import JobState
 from service.jobs.store.history import HistoryEntry, append
 from service.platform.db import Database
 from service.platform.tables.core import ApiKey, AuditEntry, File
+from tests.ports import free_port
 from tests.service.cli.command import Grpo
 from tests.service.embedded import call_grpo, environment
 from tests.service.files.file_samples import uploaded
 from tests.service.job_samples import add_job
-from tests.support.servers import free_port
 
 NASTY = "[/b] [red]x[/] :abc: \x1b[31mred"
 SHOWN = "[/b] [red]x[/] :abc: \\x1b[31mred"

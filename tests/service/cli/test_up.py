@@ -21,6 +21,7 @@ from service.app import create_app
 from service.cli.operate.up import unready_reason
 from service.settings import Settings
 from tests.conftest import on_sqlite
+from tests.ports import free_port
 from tests.service.embedded import (
     GRPO,
     Up,
@@ -33,7 +34,7 @@ from tests.service.embedded import (
     write_rows,
 )
 from tests.service.serving.processes import serving
-from tests.support.servers import free_port, is_ok, wait_until
+from tests.support.servers import is_ok, wait_until
 
 FAST_RECOVERY = {
     "GRPO_LEASE_SECONDS": "2",

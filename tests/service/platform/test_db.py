@@ -12,8 +12,9 @@ from service.platform.db import Database, connect
 from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.conftest import on_postgresql, settings_for
+from tests.ports import free_port
 from tests.service.job_samples import add_job
-from tests.support.servers import Postgres, free_port
+from tests.support.servers import Postgres
 
 
 def test_a_transaction_is_committed_unless_it_raises(database: Database) -> None:

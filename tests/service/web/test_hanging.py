@@ -14,9 +14,10 @@ from service.platform.db import connect
 from service.platform.migrate import upgrade
 from service.web.auth import create_key
 from tests.conftest import settings_for
+from tests.ports import free_port
 from tests.service.embedded import environment
 from tests.support.api_process import running_api
-from tests.support.servers import Postgres, free_port, is_ok, wait_until
+from tests.support.servers import Postgres, is_ok, wait_until
 
 THREADS = 40
 """Of the server's pool, which runs endpoints that are no coroutines."""

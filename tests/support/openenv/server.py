@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Self
 
 from grpo_engine.process.parent_death import dies_with_this_process
-from tests.support.servers import free_port, is_ok, wait_until
+from tests.ports import free_port
+from tests.support.servers import is_ok, wait_until
 
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv-openenv/bin/python"

@@ -23,8 +23,8 @@ from grpo_engine.rollout.environments.sampler import EnvironmentSampler
 from grpo_engine.rollout.tools.rendering import AnswerRenderer
 from tests.engine.rollout.agents.conftest import SAMPLING, Agent, Run, ask, chat, prompts, serving
 from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler, Stream
+from tests.ports import free_port
 from tests.support.chat_server import Reply
-from tests.support.servers import free_port
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from grpo_engine.rollout.environments.sampler import EnvironmentSampler, refuse_
 from grpo_engine.rollout.environments.servers import OpenEnvServers
 from grpo_engine.rollout.sampler.base import Sampling
 from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler, Stream, encoded
+from tests.ports import free_port
 from tests.support.openenv.server import OpenEnvServer
-from tests.support.servers import free_port
 
 SAMPLING = Sampling(max_tokens=400, seed=3, step=2)
 ROW = {"messages": [{"role": "user", "content": "Play."}], "environment": "game"}

@@ -22,8 +22,8 @@ from grpo_engine.run.rank_setup import part_of_host
 from tests.engine.conftest import cut
 from tests.engine.processes import events, last_step, run_here, wait_for_step
 from tests.engine.ranks import engine_ranks
+from tests.ports import free_port
 from tests.support.forking.client import engine_python
-from tests.support.servers import free_port
 
 ROOT = Path(__file__).parents[4]
 

@@ -24,8 +24,9 @@ from service.jobs.store.history import HistoryEntry
 from service.platform.db import Database
 from service.platform.tables.core import Job, JobEvent
 from service.settings import Settings
+from tests.ports import free_port
 from tests.service.job_samples import add_job
-from tests.support.servers import free_port, is_ok, wait_until
+from tests.support.servers import is_ok, wait_until
 
 SECONDS = 60
 

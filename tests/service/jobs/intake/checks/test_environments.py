@@ -7,10 +7,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.settings import Settings
+from tests.ports import free_port
 from tests.service.job_samples import jsonl, make_model, reinforcement, request, row, upload
 from tests.support.chat_server import ScriptedServer
 from tests.support.openenv.server import OpenEnvServer
-from tests.support.servers import free_port
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
