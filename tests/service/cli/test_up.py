@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +20,9 @@ from examples.tiny_model import make_model
 from grpo_engine.process.parent_death import dies_with_this_process
 from service.app import create_app
 from service.cli.operate.up import unready_reason
+from service.platform.db import Database, connect
 from service.settings import Settings
-from tests.conftest import on_sqlite
+from tests.conftest import on_sqlite, settings_for
 from tests.ports import free_port
 from tests.service.embedded import (
     GRPO,
@@ -35,10 +37,10 @@ from tests.service.embedded import (
 )
 from tests.service.serving.processes import serving
 from tests.support.servers import is_ok, wait_until
+from tests.support.waiting import is_alive
+from tests.worker.jobs import expire_leases
 
 FAST_RECOVERY = {
-    "GRPO_LEASE_SECONDS": "2",
-    "GRPO_SELF_FENCE_SECONDS": "1.5",
     "GRPO_HEARTBEAT_SECONDS": "0.2",
     "GRPO_SWEEP_SECONDS": "0.2",
     "GRPO_RETRY_BACKOFF_SECONDS": "0.1",
@@ -80,6 +82,13 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarted]:
         yield Restarted(up, keys, modes, umasks, job_id)
         assert up.stop(signal.SIGTERM) == 0
     assert processes_of(home) == []
+
+
+@contextmanager
+def closing_database(home: Path) -> Iterator[Database]:
+    database = connect(settings_for(home))
+    yield database
+    database.engine.dispose()
 
 
 def submit(up: Up, folder: Path, *, steps: int, **faults: object) -> str:
@@ -167,6 +176,9 @@ def test_a_job_and_who_watches_it_survive_a_killed_api_and_a_killed_worker(
     wait_until(lambda: up.job(job_id)["progress"]["step"] > 10, 120)
     os.kill(up.ready["api_pid"], signal.SIGKILL)
     os.kill(up.ready["worker_pid"], signal.SIGKILL)
+    wait_until(lambda: not is_alive(up.ready["worker_pid"]))
+    with closing_database(up.home) as database:
+        expire_leases(database)
     wait_until(lambda: is_ok(f"{up.url}/livez"), 120)
     watched = up.grpo("watch", job_id, "--json")
     assert watched.returncode == 0, watched.stderr
