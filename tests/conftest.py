@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +12,8 @@ import hypothesis
 import pytest
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
+from service.jobs.store import wakeups
+from service.ops import bounded_check
 from service.platform.db import Database, connect
 from service.platform.migrate import upgrade
 from service.settings import Settings
@@ -59,10 +62,20 @@ def settings_for(home: Path, database_url: str | None = None, **more: object) ->
 
 @pytest.fixture(scope="session", autouse=True)
 def clean_environment() -> Iterator[None]:
-    """No `GRPO_…`, no `AWS_…` and no pytest variable of this machine reaches a test."""
+    """No `GRPO_…`, no `AWS_…`, no proxy and no pytest variable of this machine reaches a test."""
+    unwanted = re.compile("GRPO_|AWS_|PYTEST_ADDOPTS|(?i:.*_proxy$)")
     with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith(("GRPO_", "AWS_", "PYTEST_ADDOPTS"))]:
+        for name in filter(unwanted.match, [*os.environ]):
             patch.delenv(name)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_checks() -> Iterator[None]:
+    """In this process, only checks that hang are reported as such, but not a busy machine's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bounded_check, "TIMEOUT_SECONDS", 60.0)
+        patch.setattr(wakeups, "CHECK_SECONDS", 60.0)
         yield
 
 
