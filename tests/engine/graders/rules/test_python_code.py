@@ -1,3 +1,4 @@
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -5,6 +6,7 @@ from pydantic import ValidationError
 
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.graders import make_sample
+from grpo_engine.graders.pool import lanes
 from grpo_engine.graders.pool.pool import open_grading
 from grpo_engine.graders.rules.multi import Multi
 from grpo_engine.graders.rules.python_code import PythonGrader
@@ -151,15 +153,20 @@ def test_a_multi_names_the_parts_that_printed() -> None:
     assert both.grade(make_sample("x"), {}).printed == {"loud": "a\nb"}
 
 
-@pytest.mark.parametrize(
-    "hang", ["while True: pass", "time.sleep(3600)", "print('y', end='')\n    while True: pass"]
-)
-def test_lines_printed_before_the_deadline_are_kept(hang: str) -> None:
-    late = grader(f"import time\n    if item: return 0.5\n    print('x' * 3000)\n    {hang}", name="own")
-    with open_grading(late, processes=1, deadline_seconds=4.0) as grading:
-        score = grading.submit(make_sample("x"), {}).result(120)
-        after = grading.submit(make_sample("x"), {"honest": True}).result(120)
-    assert score.printed == {"own": "x" * 2000 + "…"}
-    error = score.errors["own"]
-    assert (error.code, error.message) == ("unresponsive_reward_error", "no answer within 4 seconds")
-    assert (after.reward, after.printed) == (0.5, {})
+HANGS = ["while True: pass", "time.sleep(3600)", "print('y', end='')\n    while True: pass"]
+
+
+def test_lines_printed_before_the_deadline_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "ANSWER_SECONDS", 60.0)
+    source = "import time\n    if item: return 0.5\n    print('x' * 3000)\n    {}"
+    with ExitStack() as stack:
+        late = [grader(source.format(hang), name="own") for hang in HANGS]
+        gradings = [stack.enter_context(open_grading(e, processes=1, deadline_seconds=4.0)) for e in late]
+        futures = [grading.submit(make_sample("x"), {}) for grading in gradings]
+        after = [grading.submit(make_sample("x"), {"honest": True}) for grading in gradings]
+        for score in (future.result(120) for future in futures):
+            assert score.printed == {"own": "x" * 2000 + "…"}
+            error = score.errors["own"]
+            assert (error.code, error.message) == ("unresponsive_reward_error", "no answer within 4 seconds")
+        for score in (future.result(120) for future in after):
+            assert (score.reward, score.printed) == (0.5, {})
