@@ -59,6 +59,7 @@ def test_a_job_waits_for_all_of_its_gpus(
     assert states(database, [first]) == ["cancelled"]
 
 
+@on_postgresql
 def test_sigterm_releases_the_jobs_of_all_slots_after_a_checkpoint(
     processes: Processes, submit: Submit, wait_for: WaitFor, database: Database
 ) -> None:
@@ -77,6 +78,7 @@ def test_sigterm_releases_the_jobs_of_all_slots_after_a_checkpoint(
         wait_for(job_id, state="succeeded", attempt=2)
 
 
+@on_postgresql
 def test_the_jobs_of_a_killed_worker_are_taken_over_with_their_gpus(
     processes: Processes, submit: Submit, wait_for: WaitFor, settings: Settings, database: Database
 ) -> None:
