@@ -59,9 +59,9 @@ def test_a_pattern_matches_all_or_some_of_the_text(
 
 
 def test_a_pattern_that_stalls_backtracking_engines_takes_linear_time() -> None:
-    started = time.process_time()
+    started = time.thread_time()
     assert reward({"type": "format", "pattern": r"(x+x+)+y"}, "x" * 50_000) == 0.0
-    assert time.process_time() - started < 1.0
+    assert time.thread_time() - started < 1.0
 
 
 PERSON = {
@@ -206,9 +206,9 @@ def test_a_schema_that_takes_seconds_to_check_is_refused_at_once(
     schema: dict[str, Any], complaint: str
 ) -> None:
     """Schemas of requests are checked on the API's event loop."""
-    started = time.monotonic()
+    started = time.thread_time()
     assert complaint in refusal(type="format", json_schema=schema)[1]
-    assert time.monotonic() - started < 2
+    assert time.thread_time() - started < 2
 
 
 def test_a_schema_may_have_many_types_in_its_examples_and_many_patterns() -> None:
@@ -237,9 +237,9 @@ def test_a_schema_may_have_many_types_in_its_examples_and_many_patterns() -> Non
 )
 def test_a_schema_that_takes_too_much_work_is_unscorable(schema: dict[str, Any], instance: Any) -> None:
     """Before it has cost seconds: some of these would take an hour."""
-    started = time.process_time()
+    started = time.thread_time()
     found = score({"type": "format", "json_schema": schema}, json.dumps(instance))
-    assert time.process_time() - started < 5
+    assert time.thread_time() - started < 5
     assert found.reward is None
     assert found.errors["format"].code == "other_error"
 
