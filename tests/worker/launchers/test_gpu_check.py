@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from time import sleep
+from time import monotonic
 
 import pytest
 import torch
@@ -102,9 +102,13 @@ def test_a_trial_does_not_count_toward_the_lease(
     worker: Worker, database: Database, settings: Settings, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trial may take longer than a lease, which begins with the claim."""
-    monkeypatch.setattr(gpu_check, "try_gpus", lambda *_given: sleep(1.5))
+    ahead = [0.0]
+    for module in ("worker.attempt.runner", "worker.attempt.lease"):
+        monkeypatch.setattr(f"{module}.monotonic", lambda: monotonic() + ahead[0])
+    trial_seconds = 2 * settings.lease_seconds
+    monkeypatch.setattr(gpu_check, "try_gpus", lambda *_given: ahead.__setitem__(0, trial_seconds))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8a")
-    quick = settings.model_copy(update={"self_fence_seconds": 1.0, "heartbeat_seconds": 0.05})
     job_id = submit()
-    assert run_job(replace(worker, settings=quick, gpus=HostGpus.of(quick)))
+    assert run_job(replace(worker, gpus=HostGpus.of(settings)))
+    assert ahead == [trial_seconds]
     assert read_job(database, job_id).state == "succeeded"
