@@ -90,7 +90,7 @@ def test_an_outage_of_the_service_does_not_end_the_refreshes(
     expect(page.locator("#banner")).to_contain_text("No connection to the service.")
     expect(page.get_by_role("region", name="Results").get_by_role("row")).to_have_count(3)
     page.unroute("**/v1/**")
-    with page.expect_response(f"**{JOBS}/{deployment.jobs['running']}", timeout=15_000):
+    with page.expect_response(f"**{JOBS}/{deployment.jobs['running']}", timeout=60_000):
         expect(page.locator("#banner")).to_be_hidden()
 
 
