@@ -79,5 +79,5 @@ def test_two_processes_may_upgrade_at_once(database: Database, settings: Setting
         "GRPO_DATABASE_URL": settings.sqlalchemy_url,
     }
     started = [subprocess.Popen([sys.executable, "-c", script], env=environment) for _ in range(2)]
-    assert [process.wait(30) for process in started] == [0, 0]
+    assert [process.wait(120) for process in started] == [0, 0]
     assert current_revision(database.engine) == head_revision()

