@@ -7,12 +7,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 FIRST_PORT = 20_000  # Ray takes lower ones
 KERNEL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_reserved: list[IO[bytes]] = []
-"""A locked file for each port; its lock ends with this process."""
+_reserved: list[int] = []
+"""Descriptor of a locked file for each port; the lock ends with this process."""
 
 
 def free_port() -> int:
@@ -42,11 +41,11 @@ def _candidates() -> Iterator[int]:
 def _reserve(port: int) -> bool:
     folder = Path(tempfile.gettempdir()) / f"grpo-ports-{os.geteuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    file = (folder / str(port)).open("wb")
+    lock = os.open(folder / str(port), os.O_CREAT | os.O_RDWR, 0o600)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.close()
+        os.close(lock)
         return False
-    _reserved.append(file)
+    _reserved.append(lock)
     return True
