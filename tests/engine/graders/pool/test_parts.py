@@ -88,7 +88,7 @@ def test_the_parts_of_a_multi_run_in_their_lanes_and_are_combined() -> None:
 
 
 def test_a_part_that_hangs_is_unscorable_and_the_other_parts_count() -> None:
-    with open_grading(multi(), deadline_seconds=4.0) as grading:
+    with open_grading(multi(), deadline_seconds=1.0) as grading:
         found = grading.submit(make_sample(f"<answer>{ENDLESS}</answer>"), {"answer": "9"}).result(timeout=60)
     assert found.reward is None
     assert (found.parts["shape"], found.parts["right"]) == (1.0, None)

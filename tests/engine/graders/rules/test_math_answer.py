@@ -135,7 +135,8 @@ def test_the_verdict_is_that_of_math_verify(
 
 
 def test_an_endless_answer_costs_at_most_one_deadline() -> None:
-    with open_grading(read(**GRADER), deadline_seconds=4.0) as grading:
+    # math-verify itself gives up after 5 seconds
+    with open_grading(read(**GRADER), deadline_seconds=2.5) as grading:
         endless = grading.submit(make_sample("\\boxed{9^{9^{9^9}}}"), {"answer": "$5$"})
         good = grading.submit(make_sample("5"), {"answer": "$5$"})
         assert endless.result().errors["math"].code == "unresponsive_reward_error"
