@@ -208,8 +208,9 @@ def kl_penalties(
     token_values = TokenValues()
     completions = [each for graded in groups_P for each in graded.group.completions]
     further = itertools.count(len(completions))
+    # A session that failed before its first turn has no tokens, and no place in a packed row.
     sequences = [
-        TrainingSequence.unweighted(each, index).split(each.row_starts, further)
+        TrainingSequence.unweighted(each, index).split(each.row_starts, further) if each.token_ids else []
         for index, each in enumerate(completions)
     ]
     found = iter(sequences)

@@ -9,7 +9,7 @@ import torch
 
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.events import RolloutsRecorded, StepFinished
-from grpo_engine.contract.records import Score
+from grpo_engine.contract.records import FinishReason, Score
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.loss import kl_estimate
 from grpo_engine.objective.types import Completion, GradedGroup, Group, PackedBatch, Prompt
@@ -77,6 +77,18 @@ def test_the_kl_in_the_reward_is_subtracted_from_it(make_policy: Callable[..., P
     assert penalties == pytest.approx([0.3 * float(each.sum()) for each in kl_N.split([4, 2])], rel=1e-5)
     assert mean == pytest.approx(float(kl_N.mean()), rel=1e-5)
     assert kl_penalties(policy, [graded], options, 0.3, 8)[0][0] == pytest.approx(penalties, rel=1e-4)
+
+
+@pytest.mark.parametrize("others", [(), (FIRST * 40,)])
+def test_a_session_that_failed_before_its_first_turn_has_no_kl_penalty(
+    make_policy: Callable[..., Policy], others: tuple[tuple[int, ...], ...]
+) -> None:
+    completions = completion((), finish_reason=FinishReason.LENGTH), *map(completion, others)
+    group = Group(Prompt(0, "", PROMPT, {}), completions)
+    graded = GradedGroup(group, (Score(reward=None),) * len(completions))
+    options = settings(beta=0.3, kl_placement="reward")
+    ((penalty, *_),), _ = kl_penalties(make_policy(), [graded], options, 0.3, 1000)
+    assert penalty == 0.0
 
 
 def test_a_penalised_step_trains_on_the_rewards_less_their_kl(
