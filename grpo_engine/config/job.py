@@ -76,9 +76,13 @@ class ReinforcementMethod(Input):
     @model_validator(mode="after")
     def _environments_fit(self) -> Self:
         if self.environments:
-            if self.tools and any(each.type == "agent" for each in self.environments.values()):
+            has_agent = any(each.type == "agent" for each in self.environments.values())
+            if has_agent and self.tools:
                 advice = "let the agent call its own, or train on the agent in a job without tools"
                 raise problem_at(f"an agent cannot use the job's tools: {advice}", "tools")
+            if has_agent and self.hyperparameters.self_distillation is not None:
+                message = "an agent writes its own prompts, to which no feedback can be added: set it to null"
+                raise problem_at(message, "hyperparameters", "self_distillation")
             return self
         refuse_environment_reward(self.grader, "grader")
         refuse_environment_reward(self.eval_grader, "eval_grader")

@@ -52,6 +52,18 @@ def test_without_environments_no_grader_needs_their_reward(
     assert error.value.errors()[0]["ctx"]["place"] == place
 
 
+def test_an_agent_which_writes_its_own_prompts_cannot_be_distilled() -> None:
+    hyperparameters = {"self_distillation": {}}
+
+    def method(**environment: Any) -> dict[str, Any]:
+        return {"environments": {"own": environment}, "hyperparameters": hyperparameters}
+
+    assert ReinforcementMethod.model_validate(method(type="openenv", url="https://environment.example"))
+    with pytest.raises(ValidationError, match="an agent writes its own prompts") as error:
+        ReinforcementMethod.model_validate(method(type="agent", url="https://agent.example"))
+    assert error.value.errors()[0]["ctx"]["place"] == ("hyperparameters", "self_distillation")
+
+
 def test_the_defaults_are_as_designed() -> None:
     found = parse()
     assert (found.group_size, found.beta, found.epsilon_low, found.epsilon_high) == (8, 0.04, 0.2, 0.2)
