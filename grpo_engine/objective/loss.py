@@ -113,10 +113,14 @@ def kl_losses(
     return kl_N
 
 
+LEAST_SHARE = 0.1
+"""Share of β that remains in a step of many horizons; without β there is no KL that could raise it again."""
+
+
 def adapted_beta(beta: float, kl: float, target: float, horizon: int, completions: int) -> float:
     """β · (1 + clip(kl/target − 1, ±0.2) · completions/horizon): KL above the target raises β."""
     error = min(0.2, max(-0.2, kl / target - 1))
-    return beta * (1 + error * completions / horizon)
+    return beta * max(LEAST_SHARE, 1 + error * completions / horizon)
 
 
 def importance_weights(

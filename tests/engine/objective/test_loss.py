@@ -251,6 +251,11 @@ def test_beta_follows_the_kl_by_at_most_a_fifth_of_its_horizon() -> None:
     assert adapted_beta(0.1, kl=0.1, target=0.1, horizon=1000, completions=100) == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("horizon", [1, 12, 100])
+def test_beta_stays_positive_in_a_step_of_many_horizons(horizon: int) -> None:
+    assert adapted_beta(0.1, kl=0.0, target=0.1, horizon=horizon, completions=512) == pytest.approx(0.01)
+
+
 @pytest.mark.parametrize("loss_type", sorted(LOSSES))
 def test_a_token_without_advantage_has_no_gradient(loss_type: str) -> None:
     new = NEW.clone().requires_grad_(True)
