@@ -22,8 +22,10 @@ class LocalModelClient:
 
     def __init__(self, config: RunConfig, policy: Policy) -> None:
         self.reader = RowReader(policy.tokenizer, config.created_at)
-        self.sampler = TorchSampler(policy, config.runtime.sample_budget)
         self.max_length = policy.max_length
+        if self.max_length is not None:  # the library may grow until it fills the model's context
+            policy.fix_positions(self.max_length)
+        self.sampler = TorchSampler(policy, config.runtime.sample_budget)
         self.has_template = bool(policy.tokenizer.chat_template)
 
     def answer(

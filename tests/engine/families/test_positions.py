@@ -4,9 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from grpo_engine.config.job import RunConfig
+from grpo_engine.config.job import RunConfig, SupervisedHyperparameters
 from grpo_engine.contract.events import StepFinished
+from grpo_engine.models.loading import load_policy
+from grpo_engine.rollout.dataset import RowReader
+from grpo_engine.rollout.sampler.base import Sampling
+from grpo_engine.training_free.local_client import LocalModelClient
 from tests.engine.conftest import write_rows
 from tests.engine.families.catalogue import FAMILIES
 from tests.engine.families.jobs import IDS, engine_logprobs, plain_logprobs, run, supervised
@@ -73,3 +78,23 @@ def test_a_long_sequence_has_the_values_of_transformers(changes_after: int, tmp_
     _, policy = run(supervised(base, tmp_path, {"rank": 2}), tmp_path / "run")
     found = engine_logprobs(policy, reference=True)
     assert float((found - plain_logprobs(base)).abs().max()) < EXACT
+
+
+@pytest.mark.parametrize(("lengths", "max_tokens"), [((1, 2 * SHORT), SHORT // 2), ((1,), 2 * SHORT)])
+def test_an_attempt_has_the_values_of_one_forward_pass(
+    lengths: tuple[int, ...], max_tokens: int, tmp_path: Path
+) -> None:
+    """In a training-free job: a short one beside a long one, and one that becomes long while it grows."""
+    config = reinforcement(make_phi(tmp_path / "base", SHORT), tmp_path)
+    settings = SupervisedHyperparameters.model_validate({})
+    policy = load_policy(config.model, settings, torch.device("cpu"), torch.float32, seed=1)
+    client, rows = LocalModelClient(config, policy), [{"prompt": "1+4=" * length} for length in lengths]
+    answers = client.answer(rows, 4, Sampling(max_tokens=max_tokens, seed=3))
+    prompts = RowReader(policy.tokenizer).prompts(rows)
+    for prompt, completions in zip(prompts, answers, strict=True):
+        for each in completions:
+            with torch.no_grad():
+                logits = policy.model(torch.tensor([[*prompt.token_ids, *each.token_ids]])).logits[0]
+            logprobs = logits[len(prompt.token_ids) - 1 : -1].log_softmax(-1)
+            expected = logprobs.gather(1, torch.tensor(each.token_ids)[:, None]).squeeze(1)
+            assert float((torch.tensor(each.logprobs) - expected).abs().max()) < EXACT
