@@ -62,7 +62,6 @@ class Policy:
         self.architecture = type(model).__name__  # sharding derives another class
         self.stop_set = _stop_tokens(model, tokenizer)
         self.place_on(model.device)
-        self.pad_token_id = tokenizer.pad_token_id or 0
         self.shares_prompts = False
         self.fast: FastModel | None = None
         self.fast_reference: FastModel | None = None

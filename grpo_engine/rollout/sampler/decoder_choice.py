@@ -31,8 +31,7 @@ def choose_decoder(policy: Policy, *, is_frozen: bool) -> tuple[Callable[[], Dec
 
     If the policy `is_frozen`, its tensors are read once for all decodings.
     """
-    model, pad = policy.model, policy.pad_token_id
-    proof = policy.proof(partial(_whole_rows, pad_token_id=pad))
+    model, proof = policy.model, policy.proof(_whole_rows)
     objection, is_refused = policy.forward.slower_because, policy.forward.is_refused
     if policy.shares_prompts and window_of(model.config) is not None:
         objection = WINDOWED
@@ -42,7 +41,7 @@ def choose_decoder(policy: Policy, *, is_frozen: bool) -> tuple[Callable[[], Dec
             make = _maker(policy, is_frozen=is_frozen) if name == "kernels" else partial(make_on, model)
             return make, Choice(name, objection, is_refused=is_refused)
         objection, is_refused = found, is_refused or name == "kernels"
-    return lambda: PlainDecoder(model, pad), Choice("whole_rows", objection, is_refused=is_refused)
+    return lambda: PlainDecoder(model), Choice("whole_rows", objection, is_refused=is_refused)
 
 
 def _candidates(policy: Policy) -> dict[str, MakeOn]:
@@ -52,7 +51,7 @@ def _candidates(policy: Policy) -> dict[str, MakeOn]:
         ways["kernels"] = lambda model: SharedDecoder(model, Kernels(supported_by_kernels(model)))
     if policy.shares_prompts and window_of(policy.model.config) is None:
         ways["shared_prompts"] = lambda model: SharedDecoder(model, OwnLayers(model))
-    ways["own_cache"] = lambda model: CacheDecoder(model, policy.pad_token_id)
+    ways["own_cache"] = CacheDecoder
     return ways
 
 
@@ -83,10 +82,10 @@ def _proof_logits(make_on: MakeOn, model: PreTrainedModel) -> Tensor:
     return torch.cat(steps)
 
 
-def _whole_rows(model: PreTrainedModel, pad_token_id: int) -> Tensor:
+def _whole_rows(model: PreTrainedModel) -> Tensor:
     """The same logits by one forward pass of the model."""
     rows = [[*prompt, *TOKENS] for prompt in PROMPTS for _ in range(2)]
-    ids, mask = padded(rows, pad_token_id, model.device, side="right")
+    ids, mask = padded(rows, model.device, side="right")
     logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
     first = mask.sum(1) - len(TOKENS) - 1
     steps = [torch.tensor(kept, device=model.device) for kept in (range(len(rows)), *[KEPT] * len(TOKENS))]

@@ -185,10 +185,9 @@ class SharedDecoder:
 @dataclass
 class CacheDecoder:
     model: PreTrainedModel
-    pad_token_id: int
 
     def start(self, prompts_P: Sequence[Sequence[int]], group_size: int) -> Tensor:
-        rows, mask = padded(prompts_P, self.pad_token_id, self.model.device, side="left")
+        rows, mask = padded(prompts_P, self.model.device, side="left")
         self.cache = DynamicCache(config=self.model.config)
         out = self.model(
             input_ids=rows,
@@ -222,7 +221,6 @@ class CacheDecoder:
 @dataclass
 class PlainDecoder:
     model: PreTrainedModel
-    pad_token_id: int
 
     def start(self, prompts_P: Sequence[Sequence[int]], group_size: int) -> Tensor:
         self.rows = [list(prompt) for prompt in prompts_P for _ in range(group_size)]
@@ -237,19 +235,21 @@ class PlainDecoder:
         self.rows = [self.rows[index] for index in rows.tolist()]
 
     def _logits(self) -> Tensor:
-        rows, mask = padded(self.rows, self.pad_token_id, self.model.device, side="right")
+        rows, mask = padded(self.rows, self.model.device, side="right")
         logits = self.model(input_ids=rows, attention_mask=mask, use_cache=False).logits
         return logits[torch.arange(len(rows), device=rows.device), mask.sum(1) - 1]
 
 
 def padded(
-    rows: Sequence[Sequence[int]], pad_token_id: int, device: torch.device, *, side: Literal["left", "right"]
+    rows: Sequence[Sequence[int]], device: torch.device, *, side: Literal["left", "right"]
 ) -> tuple[Tensor, Tensor]:
-    """Token ids [B, T] with padding on one side, and their mask."""
+    """Token ids [B, T] with padding on one side, and their mask.
 
-    def grid(tensors: list[Tensor], value: int) -> Tensor:
-        padded = pad_sequence(tensors, batch_first=True, padding_value=value, padding_side=side)
-        return padded.to(device)
+    The padding is token 0. A tokenizer's own padding token may have no embedding.
+    """
+
+    def grid(tensors: list[Tensor]) -> Tensor:
+        return pad_sequence(tensors, batch_first=True, padding_side=side).to(device)
 
     tokens = [torch.tensor(row) for row in rows]
-    return grid(tokens, pad_token_id), grid([torch.ones_like(each) for each in tokens], 0)
+    return grid(tokens), grid([torch.ones_like(each) for each in tokens])

@@ -8,7 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, BertConfig, ModernBertDecoderConfig, PreTrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    ModernBertDecoderConfig,
+    PreTrainedConfig,
+)
 
 from grpo_engine.config.hyperparameters import Lora
 from grpo_engine.contract.errors import ModelError
@@ -16,7 +22,10 @@ from grpo_engine.models.fast import model as fast_model
 from grpo_engine.models.lora import save_adapter
 from grpo_engine.models.policy import Policy
 from grpo_engine.models.proof import Choice, _float32
+from grpo_engine.objective.types import Prompt
+from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.rollout.sampler.cache import RowCache
+from grpo_engine.rollout.sampler.decoding import PlainDecoder
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from tests.engine.families.catalogue import FAMILIES
 from tests.engine.families.models import make_tokenizer
@@ -59,6 +68,35 @@ def test_the_kernels_are_chosen_for_every_family(name: str, tmp_path: Path) -> N
     kind, more = OTHERS[name]
     folder = write_model(tmp_path, kind, largest_logit=30, layers=6, vocab_size=300, **more)
     assert chosen(folder, ADAPTER) == ("kernels", "kernels")
+
+
+@pytest.mark.parametrize("padding", [299, 300], ids=["in the vocabulary", "without an embedding"])
+@pytest.mark.parametrize(
+    ("kind", "more", "decoder"),
+    [
+        (*QWEN3, "kernels"),
+        ("Olmo2Config", {}, "shared_prompts"),
+        ("MistralConfig", {"sliding_window": 4}, "own_cache"),
+    ],
+)
+def test_the_number_of_the_padding_token_changes_no_decoder(
+    kind: str, more: dict[str, Any], decoder: str, padding: int, tmp_path: Path
+) -> None:
+    """It is 151643 for Qwen3, beyond the vocabulary of the small copy on which decoders are proven."""
+    folder = write_model(tmp_path, kind, largest_logit=13, layers=6, vocab_size=300, **more)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([f"<{number}>" for number in range(len(tokenizer), padding)])
+    tokenizer.add_special_tokens({"pad_token": "<padding>"})
+    tokenizer.save_pretrained(folder)
+    policy = load(folder, ADAPTER)
+    assert policy.tokenizer.pad_token_id == padding
+    sampler = TorchSampler(policy, 8)
+    assert policy.decoder is not None
+    assert policy.decoder.name == decoder
+    prompts = [Prompt(0, "", (7, 8, 9), {}), Prompt(1, "", (7,), {})]
+    for each in (sampler._decoder, lambda: PlainDecoder(policy.model)):
+        sampler._decoder = each
+        assert len(sampler.generate(prompts, 2, Sampling(max_tokens=3))) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -249,6 +249,6 @@ def test_decoders_without_refill_are_looked_at_after_every_token(
     assert policy.max_length is not None
     long = Prompt(0, "", (20,) * (policy.max_length - 3), {})
     sampler = TorchSampler(policy, 8)
-    sampler._decoder = lambda: kind(policy.model, policy.pad_token_id)
+    sampler._decoder = lambda: kind(policy.model)
     (group,) = sampler.generate([long], 2, Sampling(max_tokens=3))
     assert all(1 <= len(each.token_ids) <= 3 for each in group.completions)

@@ -69,13 +69,13 @@ def test_all_ways_to_decode_draw_with_the_trained_policys_log_probabilities(
 ) -> None:
     """Other kernels round differently, so a draw at a boundary may differ; its probability may not."""
     policy = make_policy(family)
-    model, pad, fast = policy.model, policy.pad_token_id, policy.fast
+    model, fast = policy.model, policy.fast
     assert (fast is None) == (family == "gpt2")
     ways: list[Callable[[], Decoder]] = [
         lambda: SharedDecoder(model, OwnLayers(model) if fast is None else Kernels(fast)),
         lambda: SharedDecoder(model, OwnLayers(model)),
-        lambda: CacheDecoder(model, pad),
-        lambda: PlainDecoder(model, pad),
+        lambda: CacheDecoder(model),
+        lambda: PlainDecoder(model),
     ]
     for way in ways:
         sampler = TorchSampler(policy, 64)
