@@ -69,7 +69,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarted]:
     with grpo_up(home, python=sys.executable, **FAST_RECOVERY) as up:
         key_file = Path(up.ready["key_file"])
         keys = [key_file.read_text()]
-        job_id = submit(up, folder, steps=500)
+        job_id = submit(up, folder, steps=5000)
         (stored,) = [path for path in (home / "artifacts").rglob("*") if path.is_file()]
         modes = {path.name: mode_of(path) for path in (home, key_file, home / "grpo.db", home / "artifacts")}
         modes["artifact"] = mode_of(stored)
@@ -154,7 +154,7 @@ def test_the_terminal_shows_jobs_and_problems_and_the_log_file_everything(restar
 
 
 def messages_of(up: Up, job_id: str) -> list[str]:
-    return [event["message"] for event in up.json("events", job_id, "--limit", "100")]
+    return [event["message"] for event in up.json("events", job_id, "--limit", "10000")]
 
 
 def test_a_second_grpo_up_on_the_same_home_is_refused(restarted: Restarted) -> None:
