@@ -26,18 +26,19 @@ TEXT = [f"{a}+{b}={a + b}. What is the sum of {a} and {b}?" for a in range(10) f
 
 
 def make_tokenizer(family: Family) -> PreTrainedTokenizerFast:
-    """Byte-level BPE trained on a few sums, with the family's special tokens and chat template."""
+    """Byte-level BPE trained on a few sums, with the family's special tokens and chat template.
+
+    The special tokens are the last ones, as in most families.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=len(alphabet) + 40,
-        special_tokens=[AddedToken(token, normalized=False) for token in family.special_tokens],
-        initial_alphabet=alphabet,
-        show_progress=False,
+        vocab_size=len(alphabet) + 40, special_tokens=[], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator([*TEXT, string.printable], trainer)
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in family.special_tokens])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=family.special_tokens[0],

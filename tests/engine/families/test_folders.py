@@ -153,7 +153,7 @@ def test_a_token_without_embedding_is_an_error_of_its_row(tmp_path: Path) -> Non
     """Tokens were added to the tokenizer, the model was not resized."""
     base = make_family(tmp_path / "base", Family("Qwen3Config", QWEN, "<|im_end|>"))
     tokenizer = json.loads((base / "tokenizer.json").read_text())
-    count = len(tokenizer["model"]["vocab"])
+    count = len(tokenizer["model"]["vocab"]) + len(tokenizer["added_tokens"])
     added = {**tokenizer["added_tokens"][0], "id": count, "content": "sum"}
     tokenizer["added_tokens"].append(added)
     (base / "tokenizer.json").write_text(json.dumps(tokenizer))

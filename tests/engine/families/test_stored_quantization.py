@@ -18,8 +18,8 @@ from tests.engine.families.stored import FP8, Stored, make_stored
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning")
 EXACT, BFLOAT16 = 1e-4, 2**-8
-ROUNDED_TO_BFLOAT16 = 0.3
-"""An export has the data type of the files."""
+ROUNDED_TO_BFLOAT16 = 0.1
+"""A mean: an export has the data type of the files, so a token may go to another expert."""
 
 
 @pytest.fixture(scope="module", params=["gpt-oss", "qwen3", "qwen3-moe"])
@@ -63,7 +63,7 @@ def test_an_adapter_is_trained_sampled_and_merged_on_the_converted_weights(
     assert float((served - reference).abs().max()) < EXACT
     exported = merged(folder, tmp_path / "run" / RESULT / "adapter", tmp_path / "export")
     assert "quantization_config" not in (exported / "config.json").read_text()
-    assert float((plain_logprobs(exported) - expected).abs().max()) < ROUNDED_TO_BFLOAT16
+    assert float((plain_logprobs(exported) - expected).abs().mean()) < ROUNDED_TO_BFLOAT16
 
 
 def test_all_weights_are_trained_and_saved_unquantised(stored: tuple[Path, Stored], tmp_path: Path) -> None:
