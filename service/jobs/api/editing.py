@@ -21,6 +21,7 @@ from service.platform.tables.core import Base, Checkpoint, IdempotencyKey, Job
 
 def edit_job(session: Session, principal: Principal, job_id: str, change: JobEdit) -> Job:
     """The job with the given fields changed, in any state. Raises NotFound."""
+    lock_tenant(session, principal.tenant)  # the job may be about to be deleted
     job = repository.require_job(session, principal.tenant, job_id)
     for name in change.model_fields_set:
         setattr(job, name, getattr(change, name))
