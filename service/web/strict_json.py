@@ -1,9 +1,10 @@
-"""Refuses JSON that lenient parsers accept: NaN, duplicate keys, NUL, surrogates, deep nesting.
+"""Refuses JSON that lenient parsers accept: NaN, infinite numbers, duplicate keys, NUL, surrogates, depth.
 
 Boundary: one check before every endpoint; schemas check the fields.
 """
 
 import json
+import math
 import re
 from collections import Counter
 from typing import Any, NoReturn
@@ -15,6 +16,7 @@ from service.web.validation import field_path, invalid_json, syntax_reason
 
 MAX_DEPTH = 100
 MAX_JSON_BYTES = 2**20
+TOO_LARGE = "a number is too large"
 _ESCAPE = re.compile(rb"\\u0000|\\u[dD][89a-fA-F]")
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _Place = tuple[Any, str | int] | None
@@ -36,7 +38,12 @@ async def refuse_odd_text(request: Request) -> None:
         raise PayloadTooLarge(f"The JSON body is larger than {MAX_JSON_BYTES} bytes.")
     _refuse_other_encodings(body)
     try:
-        value = json.loads(body or b"null", parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        value = json.loads(
+            body or b"null",
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+            object_pairs_hook=_unique,
+        )
     except (ValueError, RecursionError) as error:
         raise invalid_json(unreadable_reason(error)) from error
     is_nested = body.count(b"[") + body.count(b"{") > MAX_DEPTH
@@ -68,7 +75,7 @@ def unreadable_reason(error: BaseException | None) -> str:
         case json.JSONDecodeError():
             return syntax_reason(error.msg, error.pos)
         case ValueError() if "integer string conversion" in str(error):
-            return "a number is too large"
+            return TOO_LARGE
         case _:
             return "it cannot be parsed"
 
@@ -93,6 +100,13 @@ def _refuse_other_encodings(body: bytes) -> None:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise invalid_json(f"{name} is not a JSON number")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise invalid_json(TOO_LARGE)
+    return number
 
 
 def _refuse_odd(root: Any) -> None:
