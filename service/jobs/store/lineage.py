@@ -14,6 +14,7 @@ from service.jobs.model import names
 from service.jobs.model.methods import lora_of, parsed_method
 from service.jobs.model.names import MODEL_PREFIX
 from service.jobs.store import repository
+from service.jobs.store.queue_health import IS_UNFINISHED
 from service.platform.tables.core import Checkpoint, Job
 
 MAX_ANCESTORS = 100
@@ -127,3 +128,17 @@ def base_model_name(session: Session, tenant: str, model: str) -> str | None:
     """Catalogue name of the model at the root; None if an ancestor or its weights are missing."""
     root = lineage_of(session, tenant, model).root
     return None if root.startswith(MODEL_PREFIX) else root
+
+
+def unfinished_users(session: Session, job: Job) -> list[str]:
+    """Ids of unfinished jobs, and of other jobs' exports, whose model comes from this job's weights.
+
+    Between them there may be further models, whose lineage would end at a deleted one.
+    """
+    columns = (Job.id, Job.model, Job.export["job_id"].as_string().label("source"))
+    query = select(*columns).where(Job.tenant == job.tenant, IS_UNFINISHED).order_by(Job.created_at)
+    rows = session.execute(query).all()
+    models = {row.model for row in rows if row.source != job.id}
+    lineages = {model: lineage_of(session, job.tenant, model).ancestors for model in models}
+    using = {model for model, found in lineages.items() if any(each.job.id == job.id for each in found)}
+    return [row.id for row in rows if row.model in using and row.source != job.id]

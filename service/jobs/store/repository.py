@@ -6,11 +6,9 @@ Boundary: `queue.py` changes states, `history.py` writes history.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, bindparam, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, and_, bindparam, func, select, tuple_, update
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from service.jobs.model import names
-from service.jobs.model.states import ENDED
 from service.jobs.store.transitions import IS_EXPORT, IS_JOB, IS_PROBE
 from service.platform.clock import db_now, read_clock
 from service.platform.errors import NotFound
@@ -64,15 +62,6 @@ def fine_tuned(session: Session, tenant: str) -> list[Job]:
     """The tenant's jobs that produced a model, newest first."""
     query = select(Job).where(Job.tenant == tenant, Job.fine_tuned_model.is_not(None))
     return list(session.scalars(query.order_by(Job.created_at.desc(), Job.id.desc())))
-
-
-def descendants(session: Session, tenant: str, model: str) -> list[str]:
-    """Ids of unfinished jobs that start from a model or one of its checkpoints; exports do not count."""
-    of_checkpoint = Job.model.startswith(names.checkpoint_prefix(model), autoescape=True)
-    starts_there = or_(Job.model == model, of_checkpoint)
-    unfinished = Job.state.not_in(ENDED)
-    query = select(Job.id).where(Job.tenant == tenant, starts_there, unfinished, Job.export.is_(None))
-    return list(session.scalars(query))
 
 
 def exports_of(session: Session, tenant: str, job_id: str) -> list[Job]:

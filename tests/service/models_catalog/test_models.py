@@ -113,6 +113,20 @@ def test_a_model_in_use_stays(client: TestClient, database: Database, job_id: st
     assert child in answer.json()["error"]["message"]
 
 
+def test_a_model_stays_while_a_job_starts_from_one_that_was_made_from_it(
+    client: TestClient, settings: Settings, database: Database, job_id: str
+) -> None:
+    middle = NAME.replace("abc", "def")
+    child = add_job(database, JobState.SUCCEEDED, model=NAME, fine_tuned_model=middle)
+    add_artifact(settings, database, child, "adapter", b"more weights")
+    waiting = add_job(database, JobState.QUEUED, model=middle)
+    answer = client.delete(f"/v1/models/{NAME}")
+    assert refusal(answer) == (400, "model_in_use")
+    assert waiting in answer.json()["error"]["message"]
+    client.post(f"/v1/fine_tuning/jobs/{waiting}/cancel")
+    assert client.delete(f"/v1/models/{NAME}").status_code == 200
+
+
 def test_checkpoints_of_a_job_without_a_model_are_deleted_by_its_name(
     client: TestClient, other_client: TestClient, settings: Settings, database: Database, cancelled: str
 ) -> None:
