@@ -164,6 +164,7 @@ class Webhooks:
                 message = f"There is no delivery {delivery_id}."
                 raise NotFound(message, param="delivery_id", code="delivery_not_found")
             row.state, row.failures = "pending", 0
+            row.claim += 1  # the result of an attempt that is under way must not overwrite this request
             row.due_at = db_now()  # type: ignore[assignment]
             _record(session, principal, "redeliver", endpoint)
             return DeliveryRead.model_validate(row)

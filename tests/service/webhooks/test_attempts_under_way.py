@@ -1,0 +1,59 @@
+"""What a user changes while a sender waits for the receiver's response."""
+
+from collections.abc import Callable
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.jobs.model.states import JobState
+from service.platform.db import Database
+from service.settings import Settings
+from tests.service.job_samples import add_job
+from tests.service.webhooks.webhook_samples import WEBHOOKS, create
+from tests.support.chat_server import Reply, ScriptedServer
+from tests.support.webhook_receiver import ALLOWED, deliveries
+from worker.webhook_sender import Sender
+
+Change = Callable[[], None]
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """Local receivers are allowed; one retry, after an hour."""
+    return settings.model_copy(update={"allowed_hosts": ALLOWED, "webhook_backoff_seconds": [3600.0]})
+
+
+def cancel_a_job(client: TestClient, database: Database) -> None:
+    job_id = add_job(database, JobState.QUEUED)
+    assert client.post(f"/v1/fine_tuning/jobs/{job_id}/cancel").status_code == 200
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_an_event_that_is_redelivered_during_an_attempt_is_sent_again(
+    client: TestClient, database: Database, settings: Settings, status: int
+) -> None:
+    changes: list[Change] = []
+
+    def answer(_recorded: object) -> Reply:
+        if changes:
+            changes.pop()()
+            return Reply(status=status)
+        return Reply(status=200)
+
+    with ScriptedServer(answer) as server:
+        path = f"{WEBHOOKS}/{_endpoint(client, server.url)}"
+        cancel_a_job(client, database)
+        again = f"{path}/deliveries/{deliveries(database)[0].id}/redeliver"
+        changes.append(lambda: _done(client.post(again).status_code))
+        sender = Sender(database, settings)
+        assert [sender.send_one() for _ in range(3)] == [True, True, False]
+        assert len(server.requests) == 2
+    assert deliveries(database)[0].state == "delivered"
+
+
+def _endpoint(client: TestClient, url: str) -> str:
+    return str(create(client, url=url, event_types=["fine_tuning.job.cancelled"])["id"])
+
+
+def _done(status: int) -> None:
+    assert status == 200
