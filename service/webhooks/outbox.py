@@ -104,7 +104,8 @@ def record(
     if attempt.succeeded:
         return _write(session, delivery, state="delivered", due_at=None, attempts=attempts)
     failed: dict[str, Any] = {"attempts": attempts, "failures": delivery.failures + 1}
-    if attempt.status_code == 410 or delivery.failures >= len(backoff_seconds):
+    is_last = delivery.failures >= len(backoff_seconds)
+    if is_last or receiver(session, delivery) is None:
         return _write(session, delivery, state="failed", due_at=None, **failed)
     pause_seconds = backoff_seconds[delivery.failures] * RANDOM.uniform(*JITTER)
     return _write(session, delivery, state="pending", due_at=db_now() + pause_seconds, **failed)

@@ -51,6 +51,21 @@ def test_an_event_that_is_redelivered_during_an_attempt_is_sent_again(
     assert deliveries(database)[0].state == "delivered"
 
 
+def test_disabling_an_endpoint_during_an_attempt_ends_its_retries(
+    client: TestClient, database: Database, settings: Settings
+) -> None:
+    def answer(_recorded: object) -> Reply:
+        _done(client.post(path, json={"enabled": False}).status_code)
+        return Reply(status=500)
+
+    with ScriptedServer(answer) as server:
+        path = f"{WEBHOOKS}/{_endpoint(client, server.url)}"
+        cancel_a_job(client, database)
+        assert Sender(database, settings).send_one()
+    ended = deliveries(database)[0]
+    assert (ended.state, ended.due_at, len(ended.attempts)) == ("failed", None, 1)
+
+
 def _endpoint(client: TestClient, url: str) -> str:
     return str(create(client, url=url, event_types=["fine_tuning.job.cancelled"])["id"])
 
