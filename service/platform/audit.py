@@ -9,11 +9,14 @@ from sqlalchemy.orm import Session
 from service.platform.principal import Principal
 from service.platform.tables.core import AuditEntry
 
+OBJECT_CHARACTERS = 64
+"""Size of the column. All ids fit; the name of a hub model may be longer and is cut."""
+
 
 def record(session: Session, principal: Principal, action: str, object_id: str) -> None:
     """Record that `principal` did `action` (such as `file.delete`) to `object_id`."""
     actor = {"tenant": principal.tenant, "key_id": principal.key_id, "request_id": principal.request_id}
-    session.add(AuditEntry(action=action, object_id=object_id, **actor))
+    session.add(AuditEntry(action=action, object_id=object_id[:OBJECT_CHARACTERS], **actor))
 
 
 def newest(session: Session, *, tenant: str | None, limit: int) -> list[AuditEntry]:
