@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from grpo_engine.config.recipes import ALIASES, rename_aliases
 from service.jobs.intake import creation
 from service.jobs.intake.preflight import Preflight
-from service.jobs.model.openai_terms import from_openai_terms
+from service.jobs.model.openai_terms import from_older_form, from_openai_terms
 from service.jobs.model.schemas import JobCreate
 from service.jobs.store.repository import require_job
 from service.jobs.store.wakeups import Wakeups
@@ -65,6 +65,8 @@ def original(job: Job) -> dict[str, Any]:
 
 def patched(requested: Mapping[str, Any], patch: Mapping[str, Any]) -> JobCreate:
     """The changed request. Raises InvalidRequest."""
+    if patch.get("method") is not None:
+        requested = from_older_form(requested)  # the patch changes its hyperparameters there
     new = {name for name, value in patch.items() if value is not None}
     dropped = {name for group in _ALTERNATIVES if new & set(group) for name in group if name not in new}
     kept = {name: value for name, value in requested.items() if name not in dropped - patch.keys()}

@@ -56,6 +56,15 @@ def from_openai_terms(body: Mapping[str, Any]) -> dict[str, Any]:
     return {**body, "method": _with_own_grader(_with_own_type(method))}
 
 
+def from_older_form(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A request in OpenAI's older form, which has supervised hyperparameters and no method, with a method."""
+    if body.get("method") is not None:
+        return dict(body)
+    rest = {name: value for name, value in body.items() if name != "hyperparameters"}
+    given = {"hyperparameters": body.get("hyperparameters") or {}}
+    return {**rest, "method": {"type": "supervised", "supervised": given}}
+
+
 def own_rule(grader: Any) -> Any:
     """The original grader of a stand-in; anything else unchanged."""
     if not isinstance(grader, Mapping) or grader.get("type") != "python":

@@ -23,7 +23,7 @@ from grpo_engine.config.validation_split import ValidationSplit
 from grpo_engine.contract.records import filled_in
 from service.integrations import Integrations
 from service.jobs.model.editing import MAX_TAGS, ONE_LINE, JobName, Notes, Tag
-from service.jobs.model.openai_terms import from_openai_terms
+from service.jobs.model.openai_terms import from_older_form, from_openai_terms
 from service.jobs.model.resources import Resources
 from service.suites.models import ReasoningGymDataset
 from service.web.validation import RequestBody
@@ -122,11 +122,7 @@ class JobCreate(RequestBody):
             return data
         if data.get("dataset") is not None:
             data = _with_own_grader({"training_file": TO_BE_GENERATED, **data})
-        if data.get("method") is not None:
-            return from_openai_terms(data)
-        body = dict(data)
-        given = {"hyperparameters": body.pop("hyperparameters", None) or {}}
-        return {**body, "method": {"type": "supervised", "supervised": given}}
+        return from_openai_terms(from_older_form(data))
 
 
 def _with_own_grader(body: dict[str, Any]) -> dict[str, Any]:

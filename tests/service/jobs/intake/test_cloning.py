@@ -10,7 +10,18 @@ from service.jobs.intake.cloning import merged
 from service.jobs.model.states import JobState
 from service.platform.db import Database
 from service.platform.tables.core import Job
-from tests.service.job_samples import GRADER, add_job, create, make_model, num_jobs, reinforcement, upload
+from tests.service.job_samples import (
+    GRADER,
+    MODEL,
+    add_job,
+    chat,
+    create,
+    jsonl,
+    make_model,
+    num_jobs,
+    reinforcement,
+    upload,
+)
 
 JOBS = "/v1/fine_tuning/jobs"
 
@@ -101,6 +112,21 @@ def test_a_grader_of_another_type_replaces_the_old_one_whole() -> None:
 def test_the_fields_of_a_grader_of_the_same_type_are_merged() -> None:
     changed = merged({"grader": GRADER}, {"grader": {"operation": "like"}})
     assert changed["grader"] == {**GRADER, "operation": "like"}
+
+
+@pytest.mark.parametrize("named", [{}, {"type": "supervised"}])
+def test_a_patch_of_the_method_keeps_the_hyperparameters_beside_which_there_was_none(
+    client: TestClient, training_file: str, named: dict[str, str]
+) -> None:
+    rows = upload(client, jsonl(chat()))
+    given = {"n_epochs": 2, "learning_rate_multiplier": 2.5}
+    body = {"model": MODEL, "training_file": rows, "hyperparameters": given}
+    job = client.post(JOBS, json=body).json()
+    patch = {"method": {**named, "supervised": {"hyperparameters": {"n_epochs": 3}}}}
+    again = clone(client, job["id"], patch)
+    assert again["hyperparameters"] == {**job["hyperparameters"], "n_epochs": 3}
+    assert again["hyperparameters"]["learning_rate_multiplier"] == 2.5
+    assert again["warnings"] == []
 
 
 def test_null_draws_a_new_seed(client: TestClient, training_file: str) -> None:
