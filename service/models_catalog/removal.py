@@ -1,8 +1,10 @@
 """Removes a base model from the catalogue of this machine, with the files that the service owns."""
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -25,10 +27,18 @@ class RemovedModel:
 
 
 def unfinished_users(session: Session, name: str) -> list[str]:
-    """Ids of all tenants' unfinished jobs that start from a base model or from a model trained on it."""
-    unfinished = Job.state.not_in(ENDED)
-    rows = session.execute(select(Job.id, Job.model).where(unfinished).order_by(Job.created_at))
-    return [job_id for job_id, model in rows if base_of(model) == name]
+    """Ids of all tenants' unfinished jobs that need a model: as their base model, or as a reward model."""
+    columns = (Job.id, Job.model, Job.method)
+    rows = session.execute(select(*columns).where(Job.state.not_in(ENDED)).order_by(Job.created_at))
+    return [job_id for job_id, model, method in rows if base_of(model) == name or _grades(method, name)]
+
+
+def _grades(value: Any, name: str) -> bool:
+    """Whether a reward model of this name is anywhere in a stored method, also of another version."""
+    if isinstance(value, Mapping):
+        is_grader = value.get("type") == "reward_model" and value.get("model") == name
+        return is_grader or any(_grades(part, name) for part in value.values())
+    return isinstance(value, list) and any(_grades(part, name) for part in value)
 
 
 def remove_base(session: Session, settings: Settings, name: str) -> RemovedModel:

@@ -15,7 +15,7 @@ from service.platform.catalog import Catalog
 from service.platform.db import Database
 from service.settings import Settings
 from tests.service.embedded import call_grpo
-from tests.service.job_samples import add_job, make_model
+from tests.service.job_samples import GRADER, METHOD, add_job, make_model, reinforcement
 from tests.support.model_hub.server import REVISION, ModelHub
 
 Command = Callable[..., CompletedProcess[str]]
@@ -124,6 +124,20 @@ def test_a_model_that_an_unfinished_job_uses_is_not_removed(
     done = models("remove", "tiny")
     assert done.returncode == 1
     assert f"tiny is in use by {job_id}: cancel them, or wait until they have finished" in done.stderr
+    assert folder.exists()
+
+
+def test_a_reward_model_that_an_unfinished_job_uses_is_not_removed(
+    models: Command, settings: Settings, database: Database
+) -> None:
+    folder = make_model(settings.home, "judge")
+    graders = {"style": {"type": "reward_model", "name": "style", "model": "judge"}, "exact": GRADER}
+    multi = {"type": "multi", "name": "both", "graders": graders, "calculate_output": "style + exact"}
+    method = METHOD.dump_python(METHOD.validate_python(reinforcement(multi)), mode="json")
+    job_id = add_job(database, JobState.QUEUED, method=method)
+    done = models("remove", "judge")
+    assert done.returncode == 1
+    assert f"judge is in use by {job_id}" in done.stderr
     assert folder.exists()
 
 
