@@ -22,7 +22,7 @@ View = Callable[[Any], Any]
 URL_FIELDS = ("url", "server_url")
 """Of graders, tools and environments; of MCP servers."""
 MIN_CHARACTERS = 8
-"""A shorter path or header is no secret, and may be a part of any text."""
+"""A shorter URL, path or header is no secret, and may be a part of any text."""
 
 
 def shown_to(principal: Principal, database: Database, answer: T) -> T:
@@ -71,14 +71,20 @@ def _replacements(value: Any) -> Iterator[tuple[str, str]]:
         if name in URL_FIELDS and isinstance(part, str):
             yield from _of_url(part)
         elif name == "headers" and isinstance(part, Mapping):
-            words = " ".join(part.values()).split()
+            words = " ".join(each for each in part.values() if isinstance(each, str)).split()
             yield from ((word, HIDDEN) for word in words if len(word) >= MIN_CHARACTERS)
         else:
             yield from _replacements(part)
 
 
 def _of_url(url: str) -> Iterator[tuple[str, str]]:
-    parts = urlsplit(url)
+    if len(url) < MIN_CHARACTERS:
+        return
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # a field of the user's own that is called like ours
+        yield url, HIDDEN
+        return
     yield url, parts.hostname or HIDDEN
     for text in (parts.path, parts.query, f"{parts.path}?{parts.query}"):
         if len(text) >= MIN_CHARACTERS:

@@ -115,6 +115,25 @@ def test_no_route_of_a_share_shows_what_servers_repeat_of_their_urls_and_headers
     assert hidden == {"", "/events", "/stream", "/rollouts", "/rollouts/completions"}
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"parameters": {"properties": {"headers": {"type": "object", "properties": {"a": {}}}}}},
+        {"reset": {"headers": {"retries": 3}, "url": "", "inner": {"url": "https://[half"}}},
+    ],
+)
+def test_a_share_shows_a_job_whose_own_fields_are_called_like_those_with_secrets(
+    anonymous: TestClient, database: Database, job_id: str, shared: dict[str, Any], part: dict[str, Any]
+) -> None:
+    with database.transaction() as session:
+        job = session.get_one(Job, job_id)
+        job.method = {**job.method, "part": part}
+        job.warnings = [{"code": "a", "message": "All is readable."}]
+    answer = anonymous.get(f"{JOBS}/{job_id}", headers=headers_of(shared))
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["warnings"] == [{"code": "a", "message": "All is readable."}]
+
+
 def test_an_older_api_that_ignores_the_job_of_a_share_refuses_it(
     database: Database, shared: dict[str, Any]
 ) -> None:
