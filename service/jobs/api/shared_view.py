@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel
 from sqlalchemy import select
 
-from service.jobs.results.manifest import HIDDEN, without_secrets
+from service.jobs.results.manifest import HIDDEN, is_schema, without_secrets
 from service.platform.db import Database
 from service.platform.principal import Principal
 from service.platform.tables.core import Job
@@ -68,6 +68,8 @@ def _replacements(value: Any) -> Iterator[tuple[str, str]]:
     if not isinstance(value, Mapping):
         return
     for name, part in value.items():
+        if is_schema(value, name):
+            continue
         if name in URL_FIELDS and isinstance(part, str):
             yield from _of_url(part)
         elif name == "headers" and isinstance(part, Mapping):

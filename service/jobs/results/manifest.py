@@ -115,15 +115,23 @@ def _named_by_content(facts: Facts) -> Document:
 
 
 def without_secrets(value: Any) -> Any:
-    """Hides the headers of graders and tools, which may contain keys."""
+    """Hides the headers of graders and tools, which may contain keys. The schemas of tools are kept."""
     if isinstance(value, Mapping):
         return {
-            name: dict.fromkeys(part, HIDDEN)
-            if name == "headers" and isinstance(part, Mapping)
-            else without_secrets(part)
+            name: part if is_schema(value, name) else _without_secrets(name, part)
             for name, part in value.items()
         }
     return [without_secrets(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def is_schema(value: Mapping[str, Any], name: str) -> bool:
+    """Whether a field is the JSON schema of a tool, in which `headers` can be the name of a parameter."""
+    return name == "parameters" and value.get("type") == "http"
+
+
+def _without_secrets(name: str, part: Any) -> Any:
+    is_headers = name == "headers" and isinstance(part, Mapping)
+    return dict.fromkeys(part, HIDDEN) if is_headers else without_secrets(part)
 
 
 def hides_secrets(manifest: Mapping[str, Any]) -> bool:

@@ -118,6 +118,7 @@ def test_no_route_of_a_share_shows_what_servers_repeat_of_their_urls_and_headers
 @pytest.mark.parametrize(
     "part",
     [
+        {"type": "http", "parameters": {"properties": {"headers": {"description": "readable."}}}},
         {"parameters": {"properties": {"headers": {"type": "object", "properties": {"a": {}}}}}},
         {"reset": {"headers": {"retries": 3}, "url": "", "inner": {"url": "https://[half"}}},
     ],

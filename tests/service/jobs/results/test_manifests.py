@@ -106,6 +106,17 @@ def test_values_of_headers_are_hidden_and_still_decide_the_hash() -> None:
     }
 
 
+def test_a_tools_parameter_called_headers_is_not_hidden() -> None:
+    schema = {"type": "object", "properties": {"headers": {"type": "object"}}}
+    tool = {"type": "http", "name": "get", "url": "https://x.example", "headers": {}, "parameters": schema}
+    method = expanded()
+    method["reinforcement"]["tools"] = [tool]
+    manifest = document(facts(method=method))
+    assert not hides_secrets(manifest)
+    again = request_of(manifest, {"a" * 64: "file-1"})
+    assert again["method"]["reinforcement"]["tools"] == [tool]
+
+
 def test_retention_rows_are_named_by_what_is_in_them() -> None:
     method = reinforcement()
     method["reinforcement"]["retention"] = [{"name": "other", "file": "file-2"}]
