@@ -106,7 +106,7 @@ def _conditions(session: Session, wanted: JobFilter) -> list[ColumnElement[bool]
         columns = (Job.name, Job.suffix, Job.id, Job.model)
         found.append(or_(*(column.icontains(wanted.text, autoescape=True) for column in columns)))
     if wanted.labels is not None and not wanted.labels:
-        found.append(Job.labels.is_(None))
+        found.append(or_(Job.labels.is_(None), Job.labels == {}))
     return found + [_has_label(session, *label) for label in (wanted.labels or {}).items()]
 
 

@@ -144,3 +144,12 @@ def test_jobs_that_stop_are_sorted_among_the_running_ones(client: TestClient, da
     }
     assert listed(client, ids, sort="status") == "edcba"
     assert listed(client, ids, sort="-status") == "cbade"
+
+
+def test_jobs_without_labels_include_those_with_an_empty_object(
+    client: TestClient, database: Database
+) -> None:
+    without = {add_job(database, JobState.QUEUED, labels=labels) for labels in (None, {})}
+    add_job(database, JobState.QUEUED, labels={"team": "a"})
+    found = client.get(JOBS, params={"metadata": "null"}).json()["data"]
+    assert {job["id"] for job in found} == without
