@@ -114,7 +114,7 @@ def _create_jobs() -> None:
         *_ints("priority"),
         *_times("created_at", "not_before", "last_woken_at"),
         *_times("started_at", "finished_at", "lease_expires_at", nullable=True),
-        *_texts(model=256, training_file=64),
+        *_texts(model=512, training_file=64),
         *_texts(nullable=True, validation_file=64, suffix=64, name=128),
         sa.Column("notes", sa.Text(), nullable=True),
         *_times("validation_split", nullable=True),

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from service.files.repository import Order
 from service.files.schemas import UPLOAD_FORM, FileDeleted, FilePreview, FileRead, FileUpdate, parse_form
 from service.files.service import Files
+from service.platform.tables.core import MODEL_CHARACTERS
 from service.web.auth import Reader, Writer
 from service.web.dependencies import from_state
 from service.web.downloads import file_response
@@ -19,7 +20,11 @@ PageLimit = Annotated[int, Query(ge=1, le=10_000, description="Items of one page
 OrderQuery = Annotated[Order, Query(description="By time of creation: newest (desc) or oldest (asc) first.")]
 PreviewLimit = Annotated[int, Query(ge=1, le=100, description="Rows to show.")]
 PreviewModel = Annotated[
-    str | None, Query(max_length=256, description="Model whose tokenizer and chat template count the tokens.")
+    str | None,
+    Query(
+        max_length=MODEL_CHARACTERS,
+        description="Model whose tokenizer and chat template count the tokens.",
+    ),
 ]
 Purpose = Annotated[str | None, Query(description="Only files of this purpose.")]
 FileId = Annotated[str, Path(description="Id of the file, `file-…`.")]

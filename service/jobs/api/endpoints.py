@@ -22,6 +22,7 @@ from service.jobs.results.weights import Which as WhichWeights
 from service.jobs.store.lineage import StoredWeights
 from service.jobs.store.listing import JobFilter, Sort, Status
 from service.platform.errors import InvalidRequest
+from service.platform.tables.core import MODEL_CHARACTERS
 from service.web.auth import Reader, Writer
 from service.web.dependencies import DatabaseDep, SettingsDep, StorageDep
 from service.web.downloads import file_response
@@ -43,7 +44,9 @@ JobsDep = Annotated[Jobs, Depends(_jobs)]
 Patch = Annotated[dict[str, Any], Body(description="A merge patch over the job's request; {} repeats it.")]
 Which = Annotated[WhichWeights, Query(description="The final weights, or the best evaluated ones.")]
 CheckpointName = Annotated[str | None, Query(description="Id of a checkpoint, `final` or `best`.")]
-ModelName = Annotated[str | None, Query(max_length=256, description="Model that the job starts from.")]
+ModelName = Annotated[
+    str | None, Query(max_length=MODEL_CHARACTERS, description="Model that the job starts from.")
+]
 TagName = Annotated[str | None, Query(max_length=64, description="Tag of the job.")]
 Text = Annotated[str | None, Query(max_length=256, description="Part of the name, suffix, id or model.")]
 StatusName = Annotated[Status | None, Query(description="Status of the job.")]

@@ -25,6 +25,7 @@ from service.integrations import Integrations
 from service.jobs.model.editing import MAX_TAGS, ONE_LINE, JobName, Notes, Tag
 from service.jobs.model.openai_terms import from_older_form, from_openai_terms
 from service.jobs.model.resources import Resources
+from service.platform.tables.core import MODEL_CHARACTERS
 from service.suites.models import ReasoningGymDataset
 from service.web.validation import RequestBody
 
@@ -50,7 +51,7 @@ class JobCreate(RequestBody):
 
     model_config = ConfigDict(json_schema_extra=_in_openais_older_form)
 
-    model: str = Field(min_length=1, max_length=256)
+    model: str = Field(min_length=1, max_length=MODEL_CHARACTERS)
     """Name of a base model (`GET /v1/models`), or of a fine-tuned model (`ft:…`) to continue from."""
     training_file: FileId
     """Id of the uploaded training file; or give `dataset`."""

@@ -29,6 +29,8 @@ NAMING = {
     "fk": "fk_%(table_name)s_%(column_0_N_name)s",
     "pk": "pk_%(table_name)s",
 }
+MODEL_CHARACTERS = 512
+"""Longest name of a model: a fine-tuned one has its base's name (up to 200 characters) and three others."""
 
 Document = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 
@@ -94,7 +96,7 @@ class Job(Base):
     finished_at: Mapped[float | None]
 
     # the request
-    model: Mapped[str] = mapped_column(String(256))
+    model: Mapped[str] = mapped_column(String(MODEL_CHARACTERS))
     training_file: Mapped[str] = mapped_column(String(64))
     validation_file: Mapped[str | None] = mapped_column(String(64))
     validation_split: Mapped[float | None]
@@ -148,7 +150,7 @@ class Job(Base):
     trained_tokens: Mapped[int | None]
     evaluation: Mapped[dict[str, Any]] = mapped_column(Document, default=dict)
     """`baseline`, `best`, `last`: each {step, …metrics}; `verdict`; `retention`."""
-    fine_tuned_model: Mapped[str | None] = mapped_column(String(512), unique=True)
+    fine_tuned_model: Mapped[str | None] = mapped_column(String(MODEL_CHARACTERS), unique=True)
     failure: Mapped[dict[str, Any] | None] = mapped_column(Document)
     """`code`, `message`, `hint`, `evidence`."""
     probe: Mapped[dict[str, Any] | None] = mapped_column(Document)
