@@ -39,6 +39,9 @@ def warn_of_idle_options(method: Method, has_validation: bool, warn: Warn) -> No
     if settings.loss_type == "cispo" and settings.epsilon_high < CISPO_MIN:
         message = "epsilon_high bounds the ratio itself under cispo: below 1 it scales every update down."
         warn("cispo_bound_below_1", f"{message} 5 is usual.")
+    if settings.loss_type == "reinforce" and settings.num_iterations > 1:
+        message = "reinforce has no ratio to the policy that sampled: further iterations are uncorrected."
+        warn("reinforce_iterations", f"num_iterations: {message}")
 
 
 def _warn_of_unmeasured_kl(settings: ReinforcementHyperparameters, warn: Warn) -> None:

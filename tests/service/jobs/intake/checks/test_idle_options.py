@@ -54,6 +54,12 @@ def test_options_of_the_grpo_loss_cause_warnings_if_self_distillation_leaves_it_
     ]
 
 
+def test_more_iterations_of_a_loss_without_ratio_cause_a_warning() -> None:
+    assert warnings({"recipe": "rloo"}) == []
+    (warning,) = warnings({"recipe": "rloo", "num_iterations": 2})
+    assert warning.startswith("num_iterations: reinforce has no ratio to the policy that sampled")
+
+
 def warnings(hyperparameters: dict[str, Any], **given: Any) -> list[str]:
     """Messages about a reinforcement method with held-out rows."""
     options = {"grader": FORMAT, "hyperparameters": hyperparameters, **given}
