@@ -8,7 +8,7 @@ import pytest
 from grpo_engine.sandbox import Outcome, PythonServer
 
 PATIENCE = 60.0
-"""Seconds for a call that ends by itself; without its feature it would be killed only then."""
+"""Time limit in seconds of calls that end by themselves; only a defect makes one of them reach it."""
 
 
 def be_patient(patch: pytest.MonkeyPatch, hangs: Callable[..., bool] = lambda *_args: False) -> None:
