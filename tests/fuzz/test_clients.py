@@ -85,6 +85,15 @@ def test_a_chunked_upload_is_refused_at_the_limit(api: Api) -> None:
     wait_until(lambda: is_clean(api), what="nothing is left of the flood")
 
 
+@pytest.mark.parametrize("line", ["POST /v1/files", "PATCH /v1/files/file-x"])
+def test_json_without_a_key_is_refused_before_it_is_as_long_as_an_upload(api: Api, line: str) -> None:
+    framing = "Content-Type: application/json\r\nTransfer-Encoding: chunked"
+    request_head = f"{line} HTTP/1.1\r\nHost: x\r\n{framing}\r\n\r\n".encode()
+    unfinished = chunk(b" " * (2**20 + 2**16))
+    status, _, body = sent(api, request_head, unfinished)
+    assert (status, code(body)) == (413, "payload_too_large")
+
+
 def test_an_upload_whose_client_disconnects_leaves_nothing(api: Api) -> None:
     with api.connect() as connection:
         connection.sendall(upload_head(api, "Content-Length: 4000000") + PART + b"x" * 3_000_000)

@@ -58,9 +58,9 @@ def schemathesis(api: Api, folder: Path, more: str, *options: str) -> None:
     """A run of its own command with our configuration and more; its report is the failure's text."""
     configuration = Path(__file__).with_name("schemathesis.toml").read_text()
     (folder / "schemathesis.toml").write_text(configuration + more)
-    program = str(Path(sys.executable).with_name("schemathesis"))
+    program, document = Path(sys.executable).with_name("schemathesis"), f"{api.url}/openapi.json"
     done = subprocess.run(
-        [program, "--config-file", "schemathesis.toml", "run", f"{api.url}/openapi.json", *options],
+        [program, "--config-file", "schemathesis.toml", "run", document, "--url", api.url, *options],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "GRPO_API_KEY": api.key},
         capture_output=True,

@@ -26,7 +26,7 @@ WHERE = [
     "grpo_engine/serve",
 ]
 ELSEWHERE = {"cli", "doctor"}
-RAISES = {"_refused", "Refused"}
+RAISES = {"_refused", "Refused", "SuiteError"}
 NO_ANSWERS = {"poisoned", "unsafe_graders"}
 """Codes of a job's failure and of a job's warning."""
 

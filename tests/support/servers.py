@@ -13,7 +13,8 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -280,4 +281,13 @@ class Redis(Server):
         """Delete all keys (FLUSHALL), so that every wake-up is lost."""
         client = self.client()
         client.flushall()
+        client.close()
+
+    @contextmanager
+    def read_only(self) -> Iterator[None]:
+        """Make it a replica without a primary, as during a failover, until the block ends."""
+        client = self.client()
+        client.replicaof("127.0.0.1", "1")
+        yield
+        client.replicaof("NO", "ONE")
         client.close()

@@ -15,12 +15,14 @@ def waiting_engines(worker: int) -> list[int]:
 
 def talking_engines(worker: int) -> list[int]:
     """Process ids of the fake serving engines of this worker process."""
-    found = [
-        int(path.name)
-        for path in Path("/proc").glob("[0-9]*")
-        if b"tests.support.fake_serving" in _command(path)
-    ]
-    return [pid for pid in found if worker in _ancestors(pid) and is_alive(pid)]
+    return [pid for pid in descendants(worker, b"tests.support.fake_serving") if is_alive(pid)]
+
+
+def descendants(pid: int, text: bytes) -> list[int]:
+    """Processes below this one with the text in a word of their command line."""
+    processes = Path("/proc").glob("[0-9]*")
+    found = [int(path.name) for path in processes if any(text in word for word in _command(path))]
+    return [each for each in found if pid in _ancestors(each)]
 
 
 def _command(process: Path) -> list[bytes]:

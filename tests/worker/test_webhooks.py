@@ -12,7 +12,7 @@ from sqlalchemy import select, update
 from service.jobs.store import queue
 from service.platform.db import Database
 from service.platform.tables.core import AuditEntry
-from service.platform.tables.webhooks import WebhookEndpoint
+from service.platform.tables.webhooks import WebhookDelivery, WebhookEndpoint
 from service.settings import Settings
 from service.webhooks import outbox, sending
 from service.webhooks.schemas import Attempt, SecretRotate
@@ -94,17 +94,19 @@ def test_pauses_follow_the_settings_within_ten_percent(
             make_due(database)
 
 
-def test_a_delivery_is_given_up_after_the_last_pause(
+def test_a_delivery_is_given_up_after_the_last_pause_and_redelivered_with_all_its_retries(
     database: Database, settings: Settings, sender: Sender, end_job: Callable[..., str]
 ) -> None:
     with ScriptedServer(answering(Reply(status=400))) as server:
-        register(database, settings, server.url)
+        webhook = register(database, settings, server.url)
         end_job()
-        while sender.send_one():
-            pass
-    assert len(server.requests) == 3
-    (row,) = deliveries(database)
-    assert (row.state, row.due_at, len(row.attempts)) == ("failed", None, 3)
+        for num_attempts in (3, 6):
+            while sender.send_one():
+                pass
+            (row,) = deliveries(database)
+            assert (row.state, row.due_at, len(row.attempts)) == ("failed", None, num_attempts)
+            Webhooks(database, settings).redeliver(OWNER, webhook.id, row.id)
+    assert len(server.requests) == 6
 
 
 def test_a_redirect_is_a_failure(
@@ -194,6 +196,21 @@ def test_a_redelivery_has_the_same_id(
         assert sender.send_one()
     assert [request.headers["webhook-id"] for request in server.requests] == [row.id, row.id]
     assert len(deliveries(database)[0].attempts) == 2
+
+
+def test_the_newest_twenty_attempts_are_kept(
+    database: Database, settings: Settings, sender: Sender, end_job: Callable[..., str]
+) -> None:
+    with ScriptedServer(answering(Reply(status=200))) as server:
+        register(database, settings, server.url)
+        end_job()
+        with database.transaction() as session:
+            old = [Attempt(created_at=n, seconds=0.1, status_code=500).model_dump() for n in range(20)]
+            session.execute(update(WebhookDelivery).values(attempts=old))
+        assert sender.send_one()
+    (row,) = deliveries(database)
+    assert [each["created_at"] for each in row.attempts[:-1]] == list(range(1, 20))
+    assert row.attempts[-1]["status_code"] == 200
 
 
 def test_after_a_rotation_both_secrets_verify_for_a_day(

@@ -1,13 +1,18 @@
-"""What a user changes while a sender waits for the receiver's response."""
+"""Which delivery is sent next, and what a user changes while a sender waits for the response."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 
 from service.jobs.model.states import JobState
+from service.platform.clock import db_now
 from service.platform.db import Database
+from service.platform.tables.webhooks import WebhookDelivery
 from service.settings import Settings
+from service.webhooks import outbox
 from tests.service.job_samples import add_job
 from tests.service.webhooks.webhook_samples import WEBHOOKS, create
 from tests.support.chat_server import Reply, ScriptedServer
@@ -64,6 +69,44 @@ def test_disabling_an_endpoint_during_an_attempt_ends_its_retries(
         assert Sender(database, settings).send_one()
     ended = deliveries(database)[0]
     assert (ended.state, ended.due_at, len(ended.attempts)) == ("failed", None, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"url": f"http://{ALLOWED}:9/"}, (True, None, "pending")),
+        ({"enabled": False}, (False, None, "failed")),
+    ],
+)
+def test_an_answer_410_disables_no_endpoint_that_was_changed_during_the_attempt(
+    client: TestClient, database: Database, settings: Settings, change: Any, expected: Any
+) -> None:
+    def answer(_recorded: object) -> Reply:
+        _done(client.post(path, json=change).status_code)
+        return Reply(status=410)
+
+    with ScriptedServer(answer) as server:
+        path = f"{WEBHOOKS}/{_endpoint(client, server.url)}"
+        cancel_a_job(client, database)
+        assert Sender(database, settings).send_one()
+    found = client.get(path).json()
+    assert (found["enabled"], found["disabled_reason"], deliveries(database)[0].state) == expected
+
+
+def test_the_delivery_that_is_due_for_longest_is_sent_first_unless_its_endpoint_is_busy(
+    client: TestClient, database: Database
+) -> None:
+    free, busy = (_endpoint(client, f"http://{ALLOWED}:9/") for _ in range(2))
+    cancel_a_job(client, database)
+    cancel_a_job(client, database)
+    rows = deliveries(database)
+    with database.transaction() as session:
+        for seconds, row in enumerate(rows):
+            mine = update(WebhookDelivery).where(WebhookDelivery.id == row.id)
+            session.execute(mine.values(due_at=db_now() - seconds))
+        claims = [outbox.claim_due(session, busy_endpoints=[busy]) for _ in range(3)]
+    expected = [row.id for row in reversed(rows) if row.endpoint_id == free]
+    assert [claim and claim.delivery.id for claim in claims] == [*expected, None]
 
 
 def _endpoint(client: TestClient, url: str) -> str:

@@ -126,7 +126,7 @@ def test_an_event_can_be_redelivered(client: TestClient, database: Database, set
         delivery_id = deliveries(database)[0].id
         again = f"{path}/deliveries/{delivery_id}/redeliver"
         assert error_of(client.post(again))["code"] == "webhook_disabled"
-        client.post(path, json={"enabled": True})
+        assert client.post(path, json={"enabled": True}).json()["disabled_reason"] is None
         assert client.post(again).json()["status"] == "pending"
         assert Sender(database, settings).send_one()
     assert [each.headers["webhook-id"] for each in server.requests] == [delivery_id] * 2
@@ -134,7 +134,7 @@ def test_an_event_can_be_redelivered(client: TestClient, database: Database, set
     assert error_of(unknown, 404)["code"] == "delivery_not_found"
 
 
-def test_disabling_ends_pending_deliveries_and_a_new_url_receives_them(
+def test_disabling_ends_only_pending_deliveries_and_a_new_url_receives_them(
     client: TestClient, database: Database, settings: Settings
 ) -> None:
     kept, ended = (create(client, event_types=[CANCELLED])["id"] for _ in range(2))
@@ -143,15 +143,16 @@ def test_disabling_ends_pending_deliveries_and_a_new_url_receives_them(
     with ScriptedServer(lambda _recorded: Reply(status=200)) as server:
         client.post(f"{WEBHOOKS}/{kept}", json={"url": server.url})
         assert [Sender(database, settings).send_one() for _ in range(2)] == [True, False]
+    client.post(f"{WEBHOOKS}/{kept}", json={"enabled": False})
     states = {row.endpoint_id: (row.state, len(row.attempts)) for row in deliveries(database)}
     assert states == {kept: ("delivered", 1), ended: ("failed", 0)}
 
 
-def test_deleting_an_endpoint_deletes_its_log(client: TestClient, database: Database) -> None:
-    webhook_id = create(client, event_types=[CANCELLED])["id"]
+def test_deleting_an_endpoint_deletes_its_log_alone(client: TestClient, database: Database) -> None:
+    kept, deleted = (create(client, event_types=[CANCELLED])["id"] for _ in range(2))
     cancel_a_job(client, database)
-    assert client.delete(f"{WEBHOOKS}/{webhook_id}").status_code == 200
-    assert deliveries(database) == []
+    assert client.delete(f"{WEBHOOKS}/{deleted}").status_code == 200
+    assert [row.endpoint_id for row in deliveries(database)] == [kept]
 
 
 @on_sqlite

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from openai import BadRequestError, OpenAI
 from openai.types.webhooks import WebhookEndpoint as OpenAIEndpoint
 from openai.types.webhooks import WebhookEndpointTestResult
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 
 from grpo_engine.outbound.addresses import AllowedHosts
@@ -40,15 +40,22 @@ def receiver() -> Iterator[ScriptedServer]:
         yield server
 
 
-def test_a_repeated_registration_makes_one_endpoint(client: TestClient) -> None:
-    body = {"name": "ops", "url": NOWHERE, "event_types": [SUCCEEDED]}
-    first, again, other = (
-        client.post(WEBHOOKS, json=given, headers={"x-stainless-retry-count": count}).json()
-        for given, count in ((body, "0"), (body, "1"), ({**body, "name": "other"}, "1"))
-    )
-    assert again == first
-    assert other["id"] != first["id"]
-    assert client.post(WEBHOOKS, json=body).json()["id"] not in (first["id"], other["id"])
+def test_a_repeated_registration_makes_one_endpoint(
+    client: TestClient, other_client: TestClient, database: Database
+) -> None:
+    def repeat(client: TestClient = client, **fields: Any) -> Any:
+        body = {"name": "ops", "url": NOWHERE, "event_types": [SUCCEEDED]} | fields
+        return client.post(WEBHOOKS, json=body, headers={"x-stainless-retry-count": "1"}).json()
+
+    first = create(client, name="ops")
+    assert repeat() == first
+    other = [repeat(name="other"), repeat(url=f"{NOWHERE}a"), repeat(event_types=["fine_tuning.job.failed"])]
+    other += [create(client, name="ops"), repeat(other_client)]
+    with database.transaction() as session:
+        session.execute(update(WebhookEndpoint).values(created_at=WebhookEndpoint.created_at - 601))
+    other.append(repeat())
+    assert len({each["id"] for each in (first, *other)}) == 7
+    assert len({each["signing_secret"] for each in (first, *other)}) == 7
 
 
 def test_an_endpoint_is_registered_read_changed_and_deleted(client: TestClient) -> None:
