@@ -12,6 +12,8 @@ from grpo_engine.contract.records import Input, Listed, filled_in
 Auto = Literal["auto"]
 Quantization = Literal["nf4", "int8"]
 PositiveInt = Annotated[int, Field(ge=1)]
+LEAST_TEMPERATURE = 1e-6
+"""Below it a completion is greedy: logits divided by such a number may exceed float32."""
 StepCount = Annotated[int, Field(ge=1, le=1_000_000)]
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks of adapters that vLLM's kernels support; it pads other adapters to the next larger one."""

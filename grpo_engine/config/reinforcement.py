@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from grpo_engine.config.guards import Guard, default_guards
-from grpo_engine.config.hyperparameters import Auto, Hyperparameters, PositiveInt
+from grpo_engine.config.hyperparameters import LEAST_TEMPERATURE, Auto, Hyperparameters, PositiveInt
 from grpo_engine.config.recipes import (
     ALIASES,
     expand_learning_rate,
@@ -130,7 +130,7 @@ class ReinforcementHyperparameters(Hyperparameters):
 
     max_staleness: int = Field(0, ge=0, le=1)
     """Optimiser steps that the sampling policy may lag behind; 1: sample the next step during training."""
-    temperature: float = Field(1.0, gt=0, le=10)
+    temperature: float = Field(1.0, ge=LEAST_TEMPERATURE, le=10)
     """Sampling temperature of the completions."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Only 1 is accepted: a truncated distribution would bias every ratio."""

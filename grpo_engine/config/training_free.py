@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from grpo_engine.config.environments import refuse_environment_reward
-from grpo_engine.config.hyperparameters import PositiveInt, RunLength
+from grpo_engine.config.hyperparameters import LEAST_TEMPERATURE, PositiveInt, RunLength
 from grpo_engine.config.recipes import ALIASES, rename_aliases
 from grpo_engine.contract.records import Input
 from grpo_engine.graders import Grader
@@ -44,7 +44,7 @@ class TrainingFreeHyperparameters(RunLength):
     """Rows per batch; the lessons change once per batch, so fewer rows mean more, smaller changes."""
     group_size: int = Field(5, ge=2, le=256)
     """Attempts per row (G); winners are compared with losers, so at least 2."""
-    temperature: float = Field(0.7, gt=0, le=2)
+    temperature: float = Field(0.7, ge=LEAST_TEMPERATURE, le=2)
     """Sampling temperature of the attempts; at 0 all attempts of a group would be equal."""
     max_completion_tokens: int = Field(1024, ge=1, le=131_072)
     """Maximum tokens of an attempt."""

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from grpo_engine.config.hyperparameters import LEAST_TEMPERATURE
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Group, Prompt
@@ -39,7 +40,7 @@ class Continuation:
 class Sampling:
     max_tokens: int
     temperature: float = 1.0
-    """Sampling temperature; 0 is greedy."""
+    """Sampling temperature; below LEAST_TEMPERATURE it is greedy."""
     seed: int = 0
     step: int = 0
     first_prompt: int = 0
@@ -54,7 +55,7 @@ class Sampling:
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0
+        return self.temperature < LEAST_TEMPERATURE
 
     def stream(self, place: int, sample: int) -> tuple[int, int, int]:
         """(prompt, sample, turn) of a completion of the prompt at `place`.

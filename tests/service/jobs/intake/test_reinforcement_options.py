@@ -96,7 +96,7 @@ HYPERPARAMETERS: list[tuple[dict[str, Any], str, str]] = [
     ({"n_steps": 2, "n_epochs": 2}, "n_epochs", "not both"),
     ({"top_p": 0.9}, "top_p", "biases every ratio"),
     ({"top_k": 50}, "top_k", "biases every ratio"),
-    ({"temperature": 0}, "temperature", "greater than 0"),
+    ({"temperature": 0}, "temperature", "greater than or equal to 0.000001"),
     ({"stop": [""]}, "stop[0]", "at least 1 character"),
     ({"stop": ""}, "stop[0]", "at least 1 character"),
     ({"stop": 3}, "stop", "should be a list"),
