@@ -3,6 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+TEMPLATE_FAULTS = (
+    *(TypeError, ValueError, LookupError),
+    *(ArithmeticError, AttributeError, RecursionError),
+)
+"""Exceptions that a template, a program of its own, raises beside Jinja's for a conversation that it does
+not support."""
+
 
 def plain(message: Mapping[str, Any]) -> dict[str, Any]:
     """The message with its text parts joined: templates of text models accept only strings."""
@@ -14,6 +21,20 @@ def plain(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def text_of(message: Mapping[str, Any]) -> str:
     return str(plain(message)["content"] or "")
+
+
+def learned_text(prompt: str, whole: str, last: Mapping[str, Any]) -> str:
+    """What supervised training learns after `prompt`: the turn `last` of the rendered conversation `whole`.
+
+    Templates of reasoning models end the prompt with the beginning of the thoughts, and may write a whole
+    conversation differently there: with other spaces (Nemotron), or without the thoughts (DeepSeek-R1).
+    """
+    different = (place for place, pair in enumerate(zip(prompt, whole, strict=False)) if pair[0] != pair[1])
+    shared = next(different, min(len(prompt), len(whole)))
+    if not prompt[shared:].strip():
+        return whole[shared:]
+    text, begun = text_of(last), prompt[shared:].strip()
+    return text.removeprefix(begun).lstrip() if text.startswith(begun) else text
 
 
 def shown_tools(own: Sequence[dict[str, Any]], of_row: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

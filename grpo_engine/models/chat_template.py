@@ -5,11 +5,9 @@ from typing import Any, cast
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-TEMPLATE_ERRORS = (
-    *(TemplateError, TypeError, ValueError, LookupError),
-    *(ArithmeticError, AttributeError, RecursionError),
-)
-"""Exceptions that a template, a program of its own, raises for a conversation that it does not support."""
+from grpo_engine.config.messages import TEMPLATE_FAULTS
+
+TEMPLATE_ERRORS = (TemplateError, *TEMPLATE_FAULTS)
 
 
 def rendered(

@@ -104,6 +104,16 @@ class Policy:
             if model is not None:
                 fix_positions(model, max_tokens)
 
+    @property
+    def num_embeddings(self) -> int:
+        """Number of tokens that the model has; others may have been added to its tokenizer."""
+        return len(self.model.get_input_embeddings().weight)  # of an adapter's layer too
+
+    def known(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """The ids of a text from elsewhere, without tokens that the model lacks."""
+        limit = self.num_embeddings
+        return tuple(token for token in token_ids if token < limit)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of completion tokens, special tokens left out."""
         return cast(str, self.tokenizer.decode(list(token_ids), skip_special_tokens=True))

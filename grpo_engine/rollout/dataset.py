@@ -13,7 +13,7 @@ from typing import Any, cast
 from transformers import PreTrainedTokenizerBase
 
 from grpo_engine.config.job import RunConfig
-from grpo_engine.config.messages import plain, shown_tools, text_of
+from grpo_engine.config.messages import learned_text, plain, shown_tools, text_of
 from grpo_engine.config.validation_split import held_out_rows, prompt_digest
 from grpo_engine.contract.errors import DatasetError
 from grpo_engine.models.chat_template import TEMPLATE_ERRORS
@@ -104,8 +104,7 @@ class RowReader:
 
     def _prompt(self, index: int, row: dict[str, Any]) -> Prompt:
         if "messages" not in row:
-            ids = self.tokenizer(row["prompt"]).input_ids
-            return Prompt(index, row["prompt"], tuple(ids), item_of(row))
+            return Prompt(index, row["prompt"], self._opened(row["prompt"]), item_of(row))
         text = self._render(index, row, generate=True)
         conversation = {"messages": row["messages"], "tools": row.get("tools")}
         return Prompt(index, text, self._encode(text), item_of(row), conversation=conversation)
@@ -113,7 +112,7 @@ class RowReader:
     def rewritten(self, prompt: Prompt, rewrite: Callable[[str], str]) -> tuple[int, ...]:
         """Token ids of the prompt with its last user turn (or its whole text) replaced by `rewrite(text)`."""
         if not prompt.conversation:
-            return tuple(self.tokenizer(rewrite(prompt.text)).input_ids)
+            return self._opened(rewrite(prompt.text))
         messages = list(prompt.conversation["messages"])
         user_turns = [place for place, message in enumerate(messages) if message["role"] == "user"]
         place = user_turns[-1] if user_turns else len(messages) - 1
@@ -150,8 +149,7 @@ class RowReader:
             *turns, last = row["messages"]
             prompt = self._prompt(index, {**row, "messages": turns})
             whole = self._render(index, row, generate=False)
-            shared = whole.startswith(prompt.text)
-            answer = whole[len(prompt.text) :] if shared else text_of(last)
+            answer = learned_text(prompt.text, whole, last)
         target = self._ended(self._encode(answer))
         return Prompt(index, prompt.text, prompt.token_ids, prompt.item, target)
 
@@ -172,6 +170,13 @@ class RowReader:
         except TEMPLATE_ERRORS as error:
             raise DatasetError(f"row {index + 1}: the model's chat template refuses it: {error}") from error
         return cast(str, text)
+
+    def _opened(self, text: str) -> tuple[int, ...]:
+        """A text with the special tokens that the tokenizer adds, but without an end of sequence after it,
+        because a completion follows."""
+        ids, own = self.tokenizer(text).input_ids, self._encode(text)
+        ended = (*own, self.tokenizer.eos_token_id)
+        return tuple(ids[:-1] if own and tuple(ids[-len(ended) :]) == ended else ids)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)

@@ -189,7 +189,7 @@ def _refuse_long(prompts: list[Prompt], max_completion_tokens: int, max_length: 
 
 def refuse_unknown_tokens(prompts: list[Prompt], policy: Policy) -> None:
     """Raise DatasetError for tokens that were added to the tokenizer but have no embeddings in the model."""
-    known = len(policy.model.get_input_embeddings().weight)  # of an adapter's layer too
+    known = policy.num_embeddings
     for prompt in prompts:
         last = max((*prompt.token_ids, *prompt.target_ids), default=0)
         if last >= known:

@@ -193,5 +193,7 @@ def distillation_terms(
     """The step's term, if the job distils and failed attempts have feedback; otherwise nothing."""
     if settings.self_distillation is None:
         return []
-    batch = distillation_batch(scored_P, settings, rewrite, policy.max_length)
+    batch = distillation_batch(
+        scored_P, settings, lambda *given: policy.known(rewrite(*given)), policy.max_length
+    )
     return [DistillationTerm(policy, settings, batch)] if batch.teacher else []

@@ -38,10 +38,10 @@ def build_training_free(
         return EndpointModelClient(model, settings, budget)
 
     attempting, reflecting = client(settings.rollouts), client(settings.reflection)
-    for number, row in enumerate([*rows.values(), *validation.values()], 1):
+    for number, row in [*rows.items(), *validation.items()]:
         if not attempting.fits(row, settings.max_completion_tokens):
             raise DatasetError(
-                f"row {number}: the prompt and max_completion_tokens {settings.max_completion_tokens} "
+                f"row {number + 1}: the prompt and max_completion_tokens {settings.max_completion_tokens} "
                 "exceed the model's context",
                 hint="Shorten the prompt or lower max_completion_tokens.",
             )

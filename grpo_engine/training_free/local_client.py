@@ -1,32 +1,39 @@
 """Answers with the job's own model: its tokenizer's chat template and a sampler.
 
-Without a chat template, a conversation is joined into one text.
+Without a chat template, a conversation is joined into one text. For a template that refuses system messages
+(Gemma 2), they become the beginning of the user's turn.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+
+from transformers import PreTrainedTokenizerBase
 
 from grpo_engine.config.job import RunConfig
 from grpo_engine.config.messages import text_of
+from grpo_engine.models.chat_template import rendered
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Group, Prompt
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from grpo_engine.training_free.model_client import OnRow, failed_reply
-from grpo_engine.training_free.prompts import Row
+from grpo_engine.training_free.prompts import Row, with_text
+
+SYSTEM, QUESTION = {"role": "system", "content": "a"}, {"role": "user", "content": "b"}
 
 
 class LocalModelClient:
     label = TorchSampler.__name__
 
     def __init__(self, config: RunConfig, policy: Policy) -> None:
+        self.policy = policy
         self.reader = RowReader(policy.tokenizer, config.created_at)
         self.max_length = policy.max_length
         if self.max_length is not None:  # the library may grow until it fills the model's context
             policy.fix_positions(self.max_length)
         self.sampler = TorchSampler(policy, config.runtime.sample_budget)
-        self.has_template = bool(policy.tokenizer.chat_template)
+        self._supported = _supported_form(policy.tokenizer)
 
     def answer(
         self,
@@ -61,11 +68,30 @@ class LocalModelClient:
         return self._has_room(self._prompts([row])[0], max_tokens)
 
     def _prompts(self, rows: Sequence[Row]) -> list[Prompt]:
-        found = self.reader.prompts(rows if self.has_template else [_flat(row) for row in rows])
-        return [replace(prompt, row=place) for place, prompt in enumerate(found)]
+        found = self.reader.prompts([self._supported(row) for row in rows])
+        return [
+            replace(prompt, row=place, token_ids=self.policy.known(prompt.token_ids))
+            for place, prompt in enumerate(found)
+        ]
 
     def _has_room(self, prompt: Prompt, max_tokens: int) -> bool:
         return self.max_length is None or len(prompt.token_ids) + max_tokens <= self.max_length
+
+
+def _supported_form(tokenizer: PreTrainedTokenizerBase) -> Callable[[Row], Row]:
+    """Changes a row to a form that the tokenizer's chat template supports."""
+    if not tokenizer.chat_template:
+        return _flat
+    has_system = rendered(tokenizer, [SYSTEM, QUESTION], for_completion=True) is not None
+    return (lambda row: row) if has_system else _without_system
+
+
+def _without_system(row: Row) -> Row:
+    """The row with its system message at the beginning of the user's turn."""
+    first, *others = row.get("messages", [QUESTION])
+    if first["role"] != "system" or not others:
+        return row
+    return with_text({**row, "messages": others}, text_of(first))
 
 
 def _flat(row: Row) -> Row:

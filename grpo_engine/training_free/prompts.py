@@ -57,8 +57,11 @@ def library_text(experiences: Sequence[Experience], template: str) -> str:
 def with_experiences(row: Row, experiences: Sequence[Experience], template: str) -> Row:
     """The row with the library before its system message or, without one, its first user turn."""
     text = library_text(experiences, template)
-    if not text:
-        return row
+    return with_text(row, text) if text else row
+
+
+def with_text(row: Row, text: str) -> Row:
+    """The row with a text before its system message or, without one, its first user turn."""
     if "messages" not in row:
         return {**row, "prompt": f"{text}\n\n{row['prompt']}"}
     messages = [dict(message) for message in row["messages"]]

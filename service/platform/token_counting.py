@@ -19,14 +19,10 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from grpo_engine.config.messages import plain
+from grpo_engine.config.messages import TEMPLATE_FAULTS, plain
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_REFUSALS = (
-    *(TemplateError, TypeError, ValueError, LookupError),
-    *(ArithmeticError, AttributeError, RecursionError),
-)
-"""Exceptions that a template raises for a conversation that it does not support."""
+_REFUSALS = (TemplateError, *TEMPLATE_FAULTS)
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 
@@ -86,8 +82,8 @@ class ModelText:
         return text
 
     def lengths(self, texts: Sequence[str], *, rendered: bool) -> list[int]:
-        """Tokens of each text; special tokens are added unless a template has rendered it."""
-        special = 0 if rendered else self.tokenizer.num_special_tokens_to_add(is_pair=False)
+        """Tokens of each prompt; special tokens are added unless a template has rendered it."""
+        special = 0 if rendered else self._num_added()
         counts = [special] * len(texts)
         for index, ids in self._ids(texts):
             counts[index] += len(ids)
@@ -95,13 +91,22 @@ class ModelText:
 
     def target_lengths(self, texts: Sequence[str]) -> list[int]:
         """Number of tokens to learn per text, up to the first end-of-sequence, which is added if missing."""
-        end = self.tokenizer.token_to_id(self.special_tokens.get("eos_token", ""))
+        end = self._end
         counts, complete = [1] * len(texts), set[int]()
         for index, ids in self._ids(texts):
             if index not in complete:
                 counts[index] += ids.index(end) if end in ids else len(ids)
                 complete |= {index} if end in ids else set()
         return counts
+
+    @property
+    def _end(self) -> int | None:
+        return self.tokenizer.token_to_id(self.special_tokens.get("eos_token", ""))
+
+    def _num_added(self) -> int:
+        """Special tokens around a prompt, without an end of sequence, because a completion follows."""
+        is_ended = self.tokenizer.encode("a").ids[-1:] == [self._end]
+        return self.tokenizer.num_special_tokens_to_add(is_pair=False) - is_ended
 
     def _ids(self, texts: Sequence[str]) -> Iterator[tuple[int, list[int]]]:
         """(Index of a text, tokens of its next piece), few pieces at a time: a token takes 200 bytes here.

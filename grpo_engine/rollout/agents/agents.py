@@ -43,7 +43,7 @@ class Agents:
         self.host = host or socket.gethostname()
         self.ports = ports
         self.format = tool_format(policy.tokenizer)
-        self.renderer = AnswerRenderer(policy.tokenizer, policy.stop_set, self.format)
+        self.renderer = AnswerRenderer(policy, self.format)
 
     def around(self, policy: Policy) -> Self:
         return type(self)(policy, self.environments, self.created_at, self.context, self.host, self.ports)

@@ -123,7 +123,8 @@ class Dialogue:
             (prompt,) = self._reader.prompts([{"messages": list(messages), "tools": list(tools)}])
         except DatasetError as error:
             raise Refused("invalid_messages", error.message.removeprefix("row 1: "), "messages") from error
-        row = Row(said, shown, len(prompt.token_ids), prompt.token_ids)
+        ids = self._renderer.policy.known(prompt.token_ids)
+        row = Row(said, shown, len(ids), ids)
         if self.room(row) < 1:
             raise Refused(
                 "context_length_exceeded",

@@ -11,12 +11,12 @@ from grpo_engine.rollout.agents.dialogue import Row
 
 
 def trained_rows(rows: Sequence[Row]) -> list[Row]:
-    """The rows with sampled tokens, each cut after the last of them."""
+    """The rows with sampled tokens, each cut after the last of them; the one with the newest turn is last."""
     kept = [row for row in rows if row.ends and any(row.sampled)]
     for row in kept:
         length = row.ends[-1].num_tokens
         del row.token_ids[length:], row.logprobs[length:], row.sampled[length:]
-    return kept
+    return sorted(kept, key=lambda row: row.ends[-1].number)
 
 
 def shared_tokens(rows: Sequence[Row]) -> int:

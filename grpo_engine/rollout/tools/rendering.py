@@ -12,7 +12,7 @@ A model whose chat template is missing or does not support tool answers gets the
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
@@ -30,6 +30,7 @@ from grpo_engine.config.tool_formats import (
 )
 from grpo_engine.contract.errors import ConfigError
 from grpo_engine.models.chat_template import rendered
+from grpo_engine.models.policy import Policy
 
 MARKER = 'answerqzx"{}"xzq'
 ESCAPED_MARKER = json.dumps(MARKER)[1:-1]
@@ -67,13 +68,10 @@ class Frame:
 
 
 class AnswerRenderer:
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int], known: ToolFormat = HERMES
-    ) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, policy: Policy, known: ToolFormat = HERMES) -> None:
+        self.policy, self.tokenizer, self.stop_ids = policy, policy.tokenizer, policy.stop_set
         self._call_end = known.closing
-        self.stop_ids = stop_ids
-        texts = {cast(str, tokenizer.decode([token])): token for token in sorted(stop_ids)}
+        texts = {cast(str, self.tokenizer.decode([token])): token for token in sorted(self.stop_ids)}
         self._stops = {text: token for text, token in texts.items() if text}
         self._frames: dict[tuple[str, ...], Frame] = {}
 
@@ -158,9 +156,9 @@ class AnswerRenderer:
         return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
 
     def plain(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text that never becomes a special token."""
+        """Token ids of a text that never becomes a special token, without tokens that the model lacks."""
         ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
-        return tuple(ids)
+        return self.policy.known(ids)
 
 
 def tool_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat:

@@ -21,7 +21,7 @@ class ToolUse:
         self.toolbox = Toolbox(tools)
         known = tool_format(policy.tokenizer)
         self.reader = CallReader(known, function_schemas(tools))
-        self.renderer = AnswerRenderer(policy.tokenizer, policy.stop_set, known)
+        self.renderer = AnswerRenderer(policy, known)
 
     def calls(self, turn: Completion) -> list[ToolCall]:
         """Calls of a turn."""

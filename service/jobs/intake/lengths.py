@@ -1,11 +1,11 @@
 """Checks that every row fits the model: rendered with its chat template, counted with its tokenizer."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_engine.config.job import Method, Supervised
-from grpo_engine.config.messages import plain, shown_tools
+from grpo_engine.config.messages import learned_text, shown_tools
 from service.jobs.intake.estimate import RowTokens
 from service.jobs.model.dataset import Problems, Row
 from service.jobs.model.methods import sampling_of
@@ -81,11 +81,19 @@ class LengthCheck:
             tools = shown_tools(self.tools, row.tools)
             return _Texts(row, self.text.render(row.messages, tools, for_completion=True), None)
         prompt = self.text.render(row.messages[:-1], row.tools, for_completion=True)
-        whole = self.text.render(row.messages, row.tools, for_completion=False)
-        target = (
-            whole.removeprefix(prompt) if whole.startswith(prompt) else plain(row.messages[-1])["content"]
-        )
+        last = row.messages[-1]
+        target = self._learned(row, prompt, last)
+        silent = {key: value for key, value in last.items() if key != "tool_calls"}
+        if last.get("tool_calls") and target == self._learned(row, prompt, silent):
+            reason = "the model's chat template leaves out the last message's tool_calls"
+            raise RenderError(f"{reason}. Write them in its content, or remove them")
         return _Texts(row, prompt, target)
+
+    def _learned(self, row: Row, prompt: str, last: Mapping[str, Any]) -> str:
+        """What supervised training learns of a row if its last message is `last`."""
+        assert row.messages is not None
+        whole = self.text.render([*row.messages[:-1], last], row.tools, for_completion=False)
+        return learned_text(prompt, whole, last)
 
     def _count(self) -> None:
         for rendered, part in ((True, "messages"), (False, "prompt")):

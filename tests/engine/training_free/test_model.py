@@ -1,14 +1,16 @@
 """Training-free GRPO with the job's own model, and a run that is killed."""
 
 import json
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
-from grpo_engine.config.job import RunConfig
+from grpo_engine.config.job import ModelSource, RunConfig
 from grpo_engine.contract import manifest
 from grpo_engine.contract.errors import DatasetError
 from grpo_engine.contract.events import (
@@ -20,7 +22,7 @@ from grpo_engine.contract.events import (
     parse_event,
 )
 from grpo_engine.run.build import build_loop
-from grpo_engine.training_free.prompts import COMPARE, CONSOLIDATE
+from grpo_engine.training_free.prompts import COMPARE, CONSOLIDATE, retry_messages
 from tests.engine.conftest import DIGITS, sum_rows, write_rows
 from tests.engine.processes import run_here, start
 from tests.support.capable_model import (
@@ -34,6 +36,7 @@ from tests.support.capable_model import (
 )
 from tests.support.chat_server import ChatServer
 
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say hi."}]
 ADVICE = "Write a digit, and say it twice. " * 8
 
 
@@ -130,11 +133,39 @@ def test_a_model_that_cannot_reflect_learns_nothing_but_the_job_ends_well(
     assert [event.code for event in of(events, Warned)] == ["reflection_errors", "no_experiences"]
 
 
+def test_a_model_whose_template_refuses_system_messages_reflects(
+    make_job: Callable[..., RunConfig], model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(model_folder("qwen3"), tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    tokenizer.chat_template = refusal + tokenizer.chat_template
+    tokenizer.save_pretrained(folder)
+    job = make_job(reflection="model", reflection_max_tokens=16)
+    job = job.model_copy(update={"model": ModelSource(name="qwen3", path=str(folder))})
+    client = build_loop(job, tmp_path).method.resources.reflecting
+    (prompt,) = client._prompts([{"messages": retry_messages(CHAT, "{", "it is not JSON")}])
+    assert prompt.text.startswith("<|user|>Be brief.\n\nSay hi.<|assistant|>{<|end|><|user|>That answer")
+    assert of(run(job, tmp_path), StepFinished)[0].metrics["reflection/calls"] > 0
+
+
 def test_a_row_that_leaves_the_model_no_room_is_refused_before_anything_runs(
     make_job: Callable[..., RunConfig], helper: ChatServer, tmp_path: Path
 ) -> None:
     with pytest.raises(DatasetError, match="row 1: the prompt and max_completion_tokens 1000"):
         build_loop(make_job(max_completion_tokens=1000), tmp_path)
+
+
+@pytest.mark.parametrize("long", [0, 4, 7])
+def test_a_row_that_is_too_long_is_named_by_its_line_beside_rows_that_are_held_out(
+    make_job: Callable[..., RunConfig], helper: ChatServer, tmp_path: Path, long: int
+) -> None:
+    job = make_job().model_copy(update={"validation_file": None, "validation_split": 3})
+    rows = sum_rows(8)
+    rows[long]["messages"][0]["content"] *= 200
+    write_rows(tmp_path / "train.jsonl", rows)
+    with pytest.raises(DatasetError, match=f"row {long + 1}: the prompt and max_completion_tokens 8"):
+        build_loop(job, tmp_path)
 
 
 class Blocking:

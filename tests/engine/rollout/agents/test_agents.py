@@ -118,6 +118,22 @@ def test_a_conversation_that_breaks_its_prefix_becomes_another_row(run: Run) -> 
     assert completion.answer == "third"
 
 
+def test_the_row_of_the_newest_turn_is_the_last_one(run: Run, make_policy: Callable[..., Policy]) -> None:
+    """A sub-agent is asked between two turns; graders of steps see the last answer."""
+
+    def delegating(client: openai.OpenAI, asked: dict[str, Any]) -> float:
+        said = chat(client, first := [{"role": "user", "content": "One."}]).message
+        chat(client, [{"role": "user", "content": "Sub."}])
+        chat(client, [*first, said, {"role": "user", "content": "Two."}])
+        return 0.25
+
+    texts = ["first", "second", "third"]
+    ((completion,),) = [group.completions for group in run(delegating, lambda stream: texts[stream[2]])]
+    decoded = make_policy().completion_text(completion.token_ids[completion.row_starts[0] :])
+    assert decoded.startswith("One.")
+    assert decoded.endswith("third")
+
+
 def test_recorded_ids_are_the_sampled_ones_whatever_branches(run: Run) -> None:
     """The agent goes back to its first answer and continues it in another way: each turn is trained once."""
 

@@ -21,6 +21,7 @@ from grpo_engine.rollout.agents.dialogue import Dialogue
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.environments.sampler import EnvironmentSampler
 from grpo_engine.rollout.tools.rendering import AnswerRenderer
+from tests.engine.conftest import add_token_without_embedding
 from tests.engine.rollout.agents.conftest import SAMPLING, Agent, Run, ask, chat, prompts, serving
 from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler, Stream
 from tests.ports import free_port
@@ -128,11 +129,21 @@ def test_no_rollout_is_started_after_sampling_has_failed(
 
 def test_a_conversation_that_leaves_no_room_is_not_kept(make_policy: Callable[..., Policy]) -> None:
     policy = make_policy()
-    renderer = AnswerRenderer(policy.tokenizer, policy.stop_set)
+    renderer = AnswerRenderer(policy)
     dialogue = Dialogue(RowReader(policy.tokenizer), renderer, context=3, max_tokens=100)
     with pytest.raises(Refused, match="leaves no room"):
         dialogue.row_for([{"role": "user", "content": "one two three four five six"}], ())
     assert dialogue.rows == []
+
+
+def test_a_token_that_the_model_lacks_is_left_out_of_an_agents_messages(
+    make_policy: Callable[..., Policy],
+) -> None:
+    policy = make_policy()
+    texts = f"7 {add_token_without_embedding(policy)}8", "7 8"
+    dialogue = Dialogue(RowReader(policy.tokenizer), AnswerRenderer(policy), context=1000, max_tokens=100)
+    found, expected = (dialogue.row_for([{"role": "user", "content": text}], ()) for text in texts)
+    assert found.token_ids == expected.token_ids
 
 
 def refusal_of(client: openai.OpenAI, messages: Any, **options: Any) -> str:

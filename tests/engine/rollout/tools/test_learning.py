@@ -37,7 +37,7 @@ CALL_SHARE = 0.3
 def supervised_group(policy: Policy, name: str) -> TrainingGroup:
     """The question with a wrong answer and, less likely, a call, its result and the right answer."""
     family, tokenizer = FAMILIES[name], policy.tokenizer
-    renderer = AnswerRenderer(tokenizer, policy.stop_set, tool_format(tokenizer))
+    renderer = AnswerRenderer(policy, tool_format(tokenizer))
     (prompt, *_) = RowReader(tokenizer, tools=function_schemas([TOOL])).prompts(ROWS)
 
     def ids(text: str) -> list[int]:

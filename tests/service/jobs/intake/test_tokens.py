@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
+from tokenizers.processors import TemplateProcessing
 
 from service.jobs.intake import lengths
 from service.jobs.intake.lengths import LengthCheck
@@ -64,6 +65,16 @@ def test_a_target_ends_with_one_end_of_sequence(tmp_path: Path) -> None:
     assert text.target_lengths(["one two", "one two</s>", "one </s> \n more"]) == [3, 3, 2]
 
 
+def test_an_end_of_sequence_that_the_tokenizer_appends_is_not_part_of_a_prompt(tmp_path: Path) -> None:
+    folder = make_model(tmp_path)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    marks = [(mark, tokenizer.token_to_id(mark)) for mark in ("<s>", "</s>")]
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=marks)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert load_model_text(folder).lengths(["one two", "one two</s>"], rendered=False) == [1 + 2, 1 + 3]
+
+
 def test_a_text_too_long_to_be_tokenized_at_once_is_counted_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +117,22 @@ def test_a_row_without_a_prompt_is_a_problem_of_that_row(tmp_path: Path) -> None
         "training_file[1].messages: has no tokens before the completion",
         "training_file[2].messages: has no tokens before the completion",
     ]
+
+
+def test_tool_calls_that_the_template_would_leave_out_of_a_demonstration_are_refused(tmp_path: Path) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": {}}}
+    answer = {"role": "assistant", "content": "one two", "tool_calls": [call]}
+    row = Row(3, ({"role": "user", "content": "four"}, answer), None, None, (), {})
+    content = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    calls = "{% for call in messages[-1].tool_calls or [] %}{{ call.function.name }}{% endfor %}"
+    found = []
+    for name, template in (("without", content), ("with", content + calls)):
+        problems, supervised = Problems(), METHOD.validate_python({"type": "supervised"})
+        text = load_model_text(make_model(tmp_path / name, template=template))
+        list(LengthCheck(text, supervised, CONTEXT_TOKENS, "training_file", problems).watch([row]))
+        found.append([each.message for each in problems.found])
+    reason = "training_file[3].messages: the model's chat template leaves out the last message's tool_calls"
+    assert found == [[f"{reason}. Write them in its content, or remove them"], []]
 
 
 def test_text_parts_are_joined(tmp_path: Path) -> None:
