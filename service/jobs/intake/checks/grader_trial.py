@@ -29,6 +29,10 @@ DEADLINE_SECONDS = 5.0
 TRIAL_SECONDS = 20.0
 """Time limit for all completions; later scores are ignored."""
 RAISED = "python_grader_runtime_error"
+SHAPED = ("sample.output_json", "sample.output_tools")
+"""Fields that made-up completions lack."""
+SHAPELESS = {"sample_parse_error", "invalid_variable_error"}
+"""Errors of templates whose fields a completion lacks."""
 HOPELESS = re.compile(
     r"(NameError|ImportError|ModuleNotFoundError|KeyError)\b|(TypeError: )?grade\(\) must return"
 )
@@ -61,7 +65,7 @@ def try_grader(grader: Grader, rows: Sequence[Row], problems: Problems, warn: Wa
         shown = f"could score no trial completion: {[*(error.message for error in errors), 'no reason'][0]}"
         if _is_broken(errors):
             problems.add(where, shown, code="invalid_grader")
-        else:
+        elif not (_wants_a_shape(grader) and {error.code for error in errors} <= SHAPELESS):
             warn("grader_unscorable", f"The grader {shown}")
     elif raised := [error for score in scores for error in score.errors.values() if error.code == RAISED]:
         last_line = raised[0].message.strip().rpartition("\n")[2]
@@ -169,6 +173,6 @@ def _wants_a_shape(grader: Grader) -> bool:
     return any(
         part.type in ("length", "code_tests")
         or (part.type == "format" and uses_sample(part.input))
-        or any("sample.output_json" in template for template in part.templates().values())
+        or any(field in template for template in part.templates().values() for field in SHAPED)
         for part in _parts(grader)
     )

@@ -49,6 +49,14 @@ def test_code_tests_without_a_right_answer_cause_no_warning(client: TestClient) 
     assert warned(client, {"type": "code_tests", "tests": "{{item.tests}}"}, tests=TESTS) == []
 
 
+@pytest.mark.parametrize("field", ["output_json.verdict", "output_tools[0].function.name"])
+def test_a_grader_of_fields_that_made_up_completions_lack_causes_no_warning(
+    client: TestClient, field: str
+) -> None:
+    same = {"type": "string_check", "operation": "eq", "reference": "{{item.answer}}"}
+    assert warned(client, {**same, "input": f"{{{{sample.{field}}}}}"}) == []
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [
