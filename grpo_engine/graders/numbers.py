@@ -1,5 +1,5 @@
 """Numbers as models write them: `1,234`, `$6.00`, `-3/4`, `50%`, `6.02e23`, `3 \\times 10^8`, `\\frac{1}{2}`,
-`\\frac12`.
+`\\frac12`, `½`.
 
 Numbers are exact (fractions, never floats). Expressions are not evaluated: `2+3` ends in the number 3. Only
 the text around the last digit is read, and digits and exponents are bounded, so a text costs microseconds.
@@ -8,6 +8,7 @@ the text around the last digit is read, and digits and exponents are bounded, so
 import re
 from fractions import Fraction
 from typing import NamedTuple
+from unicodedata import normalize
 
 MAX_CHARACTERS = 256
 """Longer numbers are not recognised."""
@@ -30,10 +31,17 @@ _NUMBER = re.compile(
     r"\s?(?P<percent>\\?%)?"
 )
 _PARTS = re.compile(r"([-+]?[0-9.]+)(?:(?:[eE]|.*10(?:\^|\*\*)\{?)([-+]?[0-9]+)\}?)?", re.S)
-_DIGIT = re.compile(r"[0-9]")
 _BARE_DIGIT = re.compile(r"(\\[dt]?frac\s?(?:\{[^{}]*\}\s?)?)([0-9])")
 """A digit as an argument without braces: `\\frac12` is `\\frac{1}{2}`."""
 _LATEX_SPACE = re.compile(r"\{(,)\}|\\!|(?<=[0-9])\\,(?=[0-9]{3})")
+_THIN_SPACE = re.compile("(?<=[0-9])[\u2009\u202f](?=[0-9]{3}(?![0-9]))")
+"""Separates thousands, as in French; a plain space may separate two numbers."""
+_ONE_CHARACTER = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
+_FRACTIONS = str.maketrans(
+    {each: "\\frac{{{}}}{{{}}}".format(*normalize("NFKC", each).split("⁄")) for each in _ONE_CHARACTER}
+)
+"""`½` → `\\frac{1}{2}`."""
+_DIGIT = re.compile(f"[0-9{_ONE_CHARACTER}]")
 
 
 class Number(NamedTuple):
@@ -106,7 +114,8 @@ def _last(text: str) -> Number | None:
         return None
     last_digit = len(text) - from_end.end()
     start = max(0, last_digit - MAX_CHARACTERS)
-    window = text[start : last_digit + 1 + _TAIL_CHARACTERS]
+    window = text[start : last_digit + 1 + _TAIL_CHARACTERS].translate(_FRACTIONS)
+    window = _THIN_SPACE.sub("", window)
     if "\\" in window or "{" in window:
         window = _LATEX_SPACE.sub(r"\1", window)
         for _ in range(2):

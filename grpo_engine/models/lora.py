@@ -3,6 +3,7 @@
 Left out: LoRA on embeddings and on the output layer.
 """
 
+import copy
 import json
 import re
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from grpo_engine.config.job import Hyperparameters, ModelSource
 from grpo_engine.contract.errors import ConfigError
 from grpo_engine.models.language_part import is_part, targets_in_whole, with_whole_names
 from grpo_engine.models.lora_targets import adapter_shape
+from grpo_engine.models.quantization import is_quantized
 from grpo_engine.parallel.shards import fill, gathered
 
 TRAINED = "default"
@@ -70,9 +72,26 @@ def resume_adapter(model: PreTrainedModel, folder: str, lora: Lora | None) -> Pe
             f"lora.rank is {lora.rank}, but the adapter that this job continues has rank {rank}",
             hint="Remove lora: the job keeps its parent's adapter shape.",
         )
-    peft_model.load_adapter(folder, adapter_name=REFERENCE, is_trainable=False, low_cpu_mem_usage=is_meta)
+    if is_quantized(model):
+        _copy_as_reference(peft_model)
+    else:
+        peft_model.load_adapter(folder, REFERENCE, is_trainable=False, low_cpu_mem_usage=is_meta)
     peft_model.set_adapter(TRAINED)
     return peft_model
+
+
+def _copy_as_reference(model: PeftModel) -> None:
+    """Add a frozen copy of the trained adapter. PEFT loads no second adapter on quantised layers that it
+    trains through `target_parameters`, such as the dense layers of a mixture."""
+    config = copy.deepcopy(model.peft_config[TRAINED])
+    for layer in lora_layers(model):
+        layer.update_layer(REFERENCE, layer.r[TRAINED], lora_alpha=layer.lora_alpha[TRAINED], config=config)
+    model.peft_config[REFERENCE] = config
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        trained = re.sub(rf"(\.lora_\w+)\.{REFERENCE}\b", rf"\1.{TRAINED}", name)
+        if trained != name:
+            parameter.requires_grad_(False).data = parameters[trained].detach().clone()
 
 
 def largest_rank(model: PeftModel) -> int:

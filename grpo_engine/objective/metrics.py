@@ -167,7 +167,9 @@ def length_correlation(scored: Sequence[ScoredGroup]) -> dict[str, float]:
     ]
     if len({reward for reward, _ in pairs}) < 2 or len({length for _, length in pairs}) < 2:
         return {}
-    return {"completions/reward_length_correlation": statistics.correlation(*zip(*pairs, strict=True))}
+    largest = max(abs(reward) for reward, _ in pairs)  # squares of rewards below 1e-162 would be 0
+    scaled = [(reward / largest, length) for reward, length in pairs]
+    return {"completions/reward_length_correlation": statistics.correlation(*zip(*scaled, strict=True))}
 
 
 def tool_metrics(completions: Sequence[Completion]) -> dict[str, float]:

@@ -83,7 +83,8 @@ class _Session:
     async def _open(self, stack: AsyncExitStack) -> ClientSession:
         server, transport = self._server, self._transport
         await transport.look_up()
-        client = httpx2.AsyncClient(transport=transport, timeout=server.timeout_seconds, trust_env=False)
+        patience = server.timeout_seconds + CLOSE_SECONDS  # `request` ends sooner, and names the limit
+        client = httpx2.AsyncClient(transport=transport, timeout=patience, trust_env=False)
         client.headers.update(server.headers)
         client.headers.update(self._rollout)
         await stack.enter_async_context(client)

@@ -236,7 +236,8 @@ def group_rewards(
 def step_ends(completion: Completion, score: Score, decode: Decode) -> tuple[tuple[int, float], ...]:
     """Each reasoning step as (sampled tokens up to its end, reward); ends are given in characters."""
     sampled = completion.sampled or (True,) * len(completion.token_ids)
-    start = max((column + 1 for column, own in enumerate(sampled) if not own), default=0)
+    written = [column + 1 for column, own in enumerate(sampled) if not own]
+    start = max((*written, *completion.row_starts), default=0)
     turn, before = completion.token_ids[start:], sum(sampled[:start])
 
     def tokens(end: int) -> int:

@@ -112,6 +112,13 @@ def make_policy(model_folder: Callable[[str], Path]) -> Callable[..., Policy]:
     return make
 
 
+def add_token_without_embedding(policy: Policy) -> str:
+    """A token that the tokenizer has from now on, and the model lacks."""
+    added = [f"<added{place}>" for place in range(policy.num_embeddings)]
+    policy.tokenizer.add_tokens(added)
+    return added[-1]
+
+
 def sum_rows(count: int) -> list[dict[str, Any]]:
     """`{"messages": [user "3+4="], "answer": "7"}`, in a fixed order."""
     pairs = [(index % 10, (index * 7) % 10) for index in range(count)]

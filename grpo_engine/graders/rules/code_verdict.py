@@ -18,6 +18,8 @@ from grpo_engine.graders.untrusted_json import parse_json
 # possessive, so that a long line costs linear time
 _FENCE = re.compile(r"( {0,3})(`{3,}+|~{3,}+)[ \t]*+([A-Za-z0-9_+-]*+)[^`\n]*+")
 _PYTHON = ("python", "python3", "py")
+_AFTER_TEXT = re.compile(r"(?<=[^\s`])(?=[ \t]*+```(?:python3?|py)[ \t\r]*+$)", re.M | re.I)
+"""The end of a text before a fence on the same line."""
 _DECIMAL = re.compile(r"[+-]?([0-9]++\.?[0-9]*+|\.[0-9]++)([eE][+-]?[0-9]++)?")
 
 
@@ -96,8 +98,19 @@ def read_tests(text: str) -> list[Test]:
 def code_of(text: str) -> str:
     """Code of the last Python block, otherwise of the last block without a language, otherwise the text.
 
-    A block in a list is indented: as in CommonMark, its lines lose up to the indentation of its fence.
+    A block in a list is indented: as in CommonMark, its lines lose up to the indentation of its fence. If no
+    line starts a Python block, one may start after other text, as in "Code:```python".
     """
+    blocks = _blocks(text)
+    if not any(language in _PYTHON for language, _ in blocks):
+        blocks = _blocks(_AFTER_TEXT.sub("\n", text))
+    python = [code for language, code in blocks if language in _PYTHON]
+    plain = [code for language, code in blocks if not language]
+    return (python or plain or [text])[-1]
+
+
+def _blocks(text: str) -> list[tuple[str, str]]:
+    """Language and content of each fenced block; the last one may be unfinished."""
     blocks: list[tuple[str, str]] = []
     lines: list[str] | None = None
     indent = mark = language = ""
@@ -112,9 +125,7 @@ def code_of(text: str) -> str:
             lines.append(line[: len(indent)].lstrip(" ") + line[len(indent) :])
     if lines is not None:  # cut off before its end
         blocks.append((language, "\n".join(lines)))
-    python = [code for language, code in blocks if language in _PYTHON]
-    plain = [code for language, code in blocks if not language]
-    return (python or plain or [text])[-1]
+    return blocks
 
 
 def same(got: Any, expected: Any, tolerance: float) -> bool:

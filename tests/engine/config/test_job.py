@@ -11,12 +11,19 @@ from grpo_engine.config.job import (
     RunConfig,
     SupervisedHyperparameters,
 )
-from grpo_engine.config.training_free import TrainingFreeMethod
+from grpo_engine.config.training_free import TrainingFreeHyperparameters, TrainingFreeMethod
 from grpo_engine.contract.records import Input
 
 
 def parse(**fields: Any) -> ReinforcementHyperparameters:
     return ReinforcementHyperparameters.model_validate(fields)
+
+
+@pytest.mark.parametrize("method", [ReinforcementHyperparameters, TrainingFreeHyperparameters])
+def test_a_temperature_by_which_no_logit_can_be_divided_is_refused(method: type[Input]) -> None:
+    with pytest.raises(ValidationError, match="greater than or equal to"):
+        method.model_validate({"temperature": 1e-300})
+    assert method.model_validate({"temperature": 0.001}).model_dump()["temperature"] == 0.001
 
 
 def test_quantised_weights_are_not_trained_themselves() -> None:

@@ -28,10 +28,16 @@ ENDS = {
 """Template → the tokenizer's end of sequence, and what the template adds to it."""
 
 
-def rendering(source: str, end: str) -> Render:
+def rendering(source: str, end: str, *, for_completion: bool = False) -> Render:
     def render(messages: list[dict[str, Any]]) -> str | None:
         try:
-            (text,), _ = render_jinja_template([messages], chat_template=source, eos_token=end, bos_token="")
+            (text,), _ = render_jinja_template(
+                [messages],
+                chat_template=source,
+                add_generation_prompt=for_completion,
+                eos_token=end,
+                bos_token="",
+            )
         except (TemplateError, TypeError):
             return None
         return str(text)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +18,13 @@ from transformers import (
 )
 
 from grpo_engine.config.hyperparameters import Lora
+from grpo_engine.config.job import ModelSource, SupervisedHyperparameters
 from grpo_engine.contract.errors import ConfigError
 from grpo_engine.contract.events import Warned
 from grpo_engine.models import lora
+from grpo_engine.models.loading import load_policy
 from grpo_engine.models.lora_targets import left_out
+from grpo_engine.models.policy import Policy
 from tests.engine.families.catalogue import EXPERTS, SIZES
 from tests.engine.families.jobs import (
     RESULT,
@@ -120,6 +124,34 @@ def test_a_continued_adapter_is_its_own_reference(
     reference = engine_logprobs(child, reference=True)
     assert float((reference - engine_logprobs(parent)).abs().max()) < 1e-4
     assert float((reference - engine_logprobs(child)).abs().max()) > 0.05
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_adapter_of_dense_layers_and_experts_is_continued_on_a_quantised_base(
+    family_folder: Callable[[str], Path], tmp_path: Path, kind: str, dtype: torch.dtype
+) -> None:
+    base = ModelSource(name="glm4-moe", path=str(family_folder("glm4-moe")))
+
+    def load(source: ModelSource, shape: Any) -> Policy:
+        given = {"lora": shape, "quantization": kind}
+        settings = SupervisedHyperparameters.model_validate(given)
+        return load_policy(source, settings, torch.device("cpu"), dtype, seed=0)
+
+    parent = load(base, {"rank": 4})
+    for name, parameter in parent.trainable.items():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.05)
+    assert parent.peft_model is not None
+    lora.save_adapter(parent.peft_model, tmp_path / "adapter", base.name, None)
+    child = load(base.model_copy(update={"adapter": str(tmp_path / "adapter")}), None)
+    expected = engine_logprobs(parent)
+    assert torch.equal(engine_logprobs(child), expected)
+    for parameter in child.trainable.values():
+        parameter.data += 0.05
+    assert torch.equal(engine_logprobs(child, reference=True), expected)
+    assert float((engine_logprobs(child) - expected).abs().max()) > 0.05
+    assert child.trainable.keys() == parent.trainable.keys()
 
 
 def test_a_router_that_is_a_linear_layer_is_trained_as_a_parameter() -> None:

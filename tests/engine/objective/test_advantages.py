@@ -179,6 +179,18 @@ def test_tokens_after_the_last_step_have_no_advantage() -> None:
     assert found.by_token[0][0] > 0 > found.by_token[1][0]
 
 
+def test_a_penalty_counts_for_every_token_of_a_scored_completion_alone() -> None:
+    steps = (((2, 1.0),), ((1, 0.0),), ())
+    plain, punished = (
+        advantages([GroupRewards((1.0, 0.0, None), (2, 1, 2), steps=steps, penalties=each)], "process")[0]
+        for each in ((), (0.25, 0.5, 0.75))
+    )
+    assert punished.by_token is not None
+    assert punished.by_token[2] == (0.0, 0.0)
+    lost = [before - after for before, after in zip(plain.values, punished.values, strict=True)]
+    assert lost == pytest.approx([0.25, 0.5, 0.0])
+
+
 def test_one_step_a_completion_is_the_outcome_supervised_z_score() -> None:
     rewards = [1.0, 0.0, 0.25, 0.5]
     assert alone(rewards, "process") == pytest.approx(alone(rewards, "group_std"), abs=1e-12)

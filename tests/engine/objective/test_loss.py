@@ -212,7 +212,8 @@ def test_only_effective_clipping_is_counted() -> None:
     advantages = torch.tensor([-1.0, 1.0, 1.0, -1.0])
     assert clip_counts(ratio, advantages, Settings()) == (1.0, 1.0)
     assert clip_counts(ratio, advantages, Settings(loss_type="cispo", epsilon_high=1.2)) == (0.0, 1.0)
-    assert clip_counts(ratio, advantages, Settings(loss_type="sapo")) == (0.0, 0.0)
+    for without_clip in ("sapo", "reinforce"):
+        assert clip_counts(ratio, advantages, Settings(loss_type=without_clip)) == (0.0, 0.0)
 
 
 TRAINED = torch.tensor([0.0, math.log(2), math.log(8), math.log(4)])

@@ -1,11 +1,13 @@
-"""Truncated completions, and metrics that do not come from completions."""
+"""Metrics of given scores, completions and episodes, and of this process."""
 
 import subprocess
 import sys
 
-from grpo_engine.contract.records import Episode, FinishReason
-from grpo_engine.objective.metrics import completion_metrics
-from grpo_engine.objective.types import Completion
+import pytest
+
+from grpo_engine.contract.records import Episode, FinishReason, GradeError, Score
+from grpo_engine.objective.metrics import completion_metrics, reward_metrics, tool_metrics
+from grpo_engine.objective.types import Completion, Group, Prompt, ScoredGroup
 
 LARGE = 2**30
 PEAK = """
@@ -13,6 +15,47 @@ import torch
 from grpo_engine.objective.metrics import peak_memory_bytes
 print(peak_memory_bytes(torch.device("cpu")))
 """
+
+
+def scored(*scores: Score, has_signal: bool) -> ScoredGroup:
+    completion = Completion("", (1,), (0.0,), FinishReason.STOP, 0)
+    group = Group(Prompt(0, "", (1,), {}), (completion,) * len(scores))
+    return ScoredGroup(group, scores, (0.0,) * len(scores), has_signal)
+
+
+def test_rewards_are_averaged_over_scored_completions_and_passes_also_by_group() -> None:
+    error = GradeError(code="python_grader_runtime_error", message="")
+    failed = Score(reward=None, parts={"math": None}, errors={"math": error})
+    solved, half, never = (Score(reward=r, parts={"math": 2 * r, "size": r}) for r in (1.0, 0.5, 0.0))
+    found = reward_metrics([scored(solved, half, has_signal=True), scored(never, failed, has_signal=False)])
+    assert found == {
+        "reward": 0.5,
+        "reward_std": 0.5,
+        "frac_reward_zero_std": 0.5,
+        "pass_at_1": pytest.approx(1 / 3),
+        "pass_at_group": 0.5,
+        "rewards/math/mean": 1.0,
+        "rewards/math/std": 1.0,
+        "rewards/math/error_rate": 0.25,
+        "rewards/size/mean": 0.5,
+        "rewards/size/std": 0.5,
+        "rewards/size/error_rate": 0.0,
+    }
+
+
+def test_lengths_and_tool_calls_are_those_of_the_completions() -> None:
+    calls = tuple({"error": failed} for failed in (False, True, False))
+    long = Completion("", (1, 2, 3), (0.0,) * 3, FinishReason.LENGTH, 0, turns=4, tool_calls=calls)
+    short = Completion("", (1,), (0.0,), FinishReason.STOP, 0)
+    assert completion_metrics([long, short]) == {
+        "completions/mean_length": 2.0,
+        "completions/min_length": 1.0,
+        "completions/max_length": 3.0,
+        "completions/clipped_ratio": 0.5,
+    }
+    means = {"tools/calls_mean": 1.5, "tools/turns_mean": 2.5}
+    assert tool_metrics([long, short]) == {**means, "tools/error_rate": pytest.approx(1 / 3)}
+    assert tool_metrics([short]) == {"tools/calls_mean": 0.0, "tools/turns_mean": 1.0}
 
 
 def played(failure: str | None) -> Completion:

@@ -42,7 +42,7 @@ def test_every_trained_token_carries_its_completions_advantage_and_weight() -> N
 
 
 def test_rows_stay_within_the_token_budget() -> None:
-    batches = packed(*(group((1, 2), (3, 4, 5)) for _ in range(7)), budget=11)
+    batches = packed(*(group((1, 2), (3, 4, 5)) for _ in range(7)), budget=10)
     assert [batch.input_ids.shape[1] for batch in batches] == [10, 10, 10, 5]
 
 
@@ -114,6 +114,16 @@ def test_an_unscorable_completion_is_not_trained_but_counted() -> None:
         0: 1 / 6,
         2: 1 / 6,
     }
+
+
+def test_advantages_of_steps_are_those_of_the_sampled_tokens() -> None:
+    """The second token of the first completion is a tool's."""
+    written = Completion("", (2, 3, 4), (-1.0,) * 3, FinishReason.STOP, 0, sampled=(True, False, True))
+    plain = Completion("", (5, 6), (-1.0,) * 2, FinishReason.STOP, 0)
+    group = Group(Prompt(0, "", (1,), {}), (written, plain))
+    scores, by_token = (Score(reward=1.0), Score(reward=0.0)), ((0.5, 1.5), (-0.5, -1.5))
+    (found,) = training_groups([ScoredGroup(group, scores, (1.0, -1.0), True, by_token)], settings())
+    assert [each.advantages for each in found.sequences] == [(0.5, 0.0, 1.5), (-0.5, -1.5)]
 
 
 def test_the_kl_of_a_sequence_is_a_sum_over_tokens_and_a_mean_over_completions() -> None:

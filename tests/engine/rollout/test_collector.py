@@ -219,6 +219,8 @@ def test_the_ends_of_steps_are_counted_in_tokens() -> None:
         "", (9, 9, 1, 2, 3), (-1.0,) * 5, FinishReason.STOP, 0, (True, False, True, True, True)
     )
     assert step_ends(turns, steps, decode) == ((3, 1.0), (4, 0.0))
+    rows = replace(plain, token_ids=(9, 9, 1, 2, 3), logprobs=(-1.0,) * 5, row_starts=(2,))
+    assert step_ends(rows, steps, decode) == ((4, 1.0), (5, 0.0)), "the last row has the newest turn"
 
 
 def test_a_curriculum_rests_prompts_without_signal_and_counts_them(

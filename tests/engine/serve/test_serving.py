@@ -136,6 +136,15 @@ def test_a_stop_string_ends_the_completion_and_is_not_shown(answering: Answering
     assert usage.completion_tokens == whole.index(stop) + 2
 
 
+def test_a_temperature_too_small_for_the_number_format_is_greedy(
+    answering: Answering, both_ways: None
+) -> None:
+    greedy, tiny = (answers(answering, temperature=each, max_tokens=8, logprobs=True) for each in (0, 1e-300))
+    assert tiny == greedy
+    tokens = [token for answer in tiny for piece in answer.pieces for token in piece.tokens]
+    assert len(tokens) == 8
+
+
 def test_without_a_limit_an_answer_may_fill_the_context_and_no_more(answering: Answering) -> None:
     found = answers(answering, prompt="1" * 500, seed=3)
     usage = found[-1].usage

@@ -8,12 +8,11 @@ from grpo_engine.contract.records import Score
 from grpo_engine.graders import make_sample
 from grpo_engine.graders.pool.pool import open_grading
 from grpo_engine.graders.rules.code_tests import CodeTests
-from grpo_engine.graders.rules.code_verdict import code_of, read_tests, same, same_text
+from grpo_engine.graders.rules.code_verdict import read_tests, same, same_text
 from tests.engine.sandbox.hostile import SUBMISSIONS
 
 ADD = [{"call": "add", "args": [1, 2], "expected": 3}]
 HONEST = "Here it is:\n\n```python\ndef add(a, b):\n    return a + b\n```\nDone."
-DOCUMENTED = 'def f():\n    """\n    ```py\n    f()\n    ```"""'
 
 BATCHES = [list(SUBMISSIONS)[first : first + 6] for first in range(0, len(SUBMISSIONS), 6)]
 
@@ -193,25 +192,6 @@ def test_only_the_inside_of_the_tag_counts() -> None:
     text = "<answer>def add(a, b):\n    return a + b</answer> def add(: not code"
     assert run(text, ADD, tag="answer").reward == 1.0
     assert run(HONEST, ADD, tag="answer").reward == 0.0
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("x = 1", "x = 1"),
-        ("a\n```python\nx = 1\n```\nb", "x = 1"),
-        ("```python\nx = 1\n```\n```py\nx = 2\n```\n```\nshown: 3\n```", "x = 2"),
-        ("```\nx = 1\n```", "x = 1"),
-        ("```python\nx = 1", "x = 1"),
-        ("````python\nx = '''\n```\n'''\n````", "x = '''\n```\n'''"),
-        ("~~~Python3\nx = 1\n~~~", "x = 1"),
-        ("1. a\n   ```py\n   if x:\n       y\n\n  z\n   ```", "if x:\n    y\n\nz"),
-        (DOCUMENTED, DOCUMENTED),
-        ("```bash\nls\n```", "```bash\nls\n```"),
-    ],
-)
-def test_the_last_python_block_is_the_code(text: str, code: str) -> None:
-    assert code_of(text) == code
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,26 @@ def test_the_cost_can_be_limited_and_is_counted_by_the_operators_prices(judge: J
     assert len(server.requests) == 3
 
 
+def test_a_call_in_progress_counts_with_the_cost_of_a_longest_answer(judge: Judge) -> None:
+    asked, proceed = threading.Event(), threading.Event()
+
+    def slow(request: dict[str, Any]) -> str:
+        asked.set()
+        proceed.wait(60)
+        return "1"
+
+    judge(slow, usd_per_million_input=0, usd_per_million_output=1e4)
+    limits = {"max_tokens": 100, "max_cost_usd": 1.0}
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(lambda: score("1", **limits))
+        assert asked.wait(60)
+        second = score("2", **limits)
+        proceed.set()
+        assert first.result().reward == 1.0
+    assert error(second)[1] == "the limit of 1 USD is reached: no further calls"
+    assert score("3", **limits).reward == 1.0
+
+
 def test_useless_answers_and_answers_without_token_counts_cost_money(
     judge: Judge,
 ) -> None:

@@ -104,12 +104,14 @@ def test_a_decoder_whose_logits_are_not_the_models_own_is_not_chosen(
     assert isinstance(TorchSampler(policy, 64)._decoder(), PlainDecoder)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1e-300])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_decoding_takes_the_tokens_that_transformers_finds_most_likely(
-    make_policy: Callable[..., Policy], family: str
+    make_policy: Callable[..., Policy], family: str, temperature: float
 ) -> None:
     policy = make_policy(family)
-    groups = TorchSampler(policy, 64).generate(PROMPTS, 1, Sampling(max_tokens=10, temperature=0.0))
+    sampling = Sampling(max_tokens=10, temperature=temperature)
+    groups = TorchSampler(policy, 64).generate(PROMPTS, 1, sampling)
     for group in groups:
         assert_most_likely(policy, group)
 
