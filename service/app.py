@@ -96,8 +96,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 def _include_routers(app: FastAPI, max_upload_bytes: int) -> None:
     # per router, because a limit of the application itself would respond before the middleware runs
-    app.include_router(files.router, max_body_size=max_upload_bytes + FORM_BYTES)
-    training = (jobs, exports, probing, rollouts, models, graders, suites)
+    app.include_router(files.uploads, max_body_size=max_upload_bytes + FORM_BYTES)
+    training = (files, jobs, exports, probing, rollouts, models, graders, suites)
     for room in (*training, webhooks, keys, chat, health, prometheus):
         app.include_router(room.router, max_body_size=MAX_BODY_BYTES)
 

@@ -5,12 +5,11 @@ from typing import Literal
 from sqlalchemy import Text, cast, or_, select, tuple_
 from sqlalchemy.orm import Session
 
-from service.jobs.model.states import TERMINAL, JobState
+from service.jobs.store.queue_health import IS_UNFINISHED
 from service.platform.clock import db_now
-from service.platform.tables.core import Artifact, File, Job, exists_now
+from service.platform.tables.core import File, Job, exists_now
 
 Order = Literal["asc", "desc"]
-UNFINISHED = sorted(state.value for state in JobState if state not in TERMINAL)
 
 
 def find(session: Session, tenant: str, file_id: str) -> File | None:
@@ -45,16 +44,11 @@ def find_cursor(session: Session, tenant: str, file_id: str) -> File | None:
 
 
 def unfinished_user(session: Session, file: File) -> str | None:
-    """Id of an unfinished job that reads the file: as dataset, or as the weights it continues."""
-    models = (
-        select(Job.fine_tuned_model)
-        .join(Artifact, Artifact.job_id == Job.id)
-        .where(Artifact.id == file.id, Artifact.kind != "metrics")
-    )
+    """Id of an unfinished job that reads a dataset."""
     # retention sets are inside the method
     named = cast(Job.method, Text).contains(f'"{file.id}"', autoescape=True)
-    reads_it = or_(Job.training_file == file.id, Job.validation_file == file.id, named, Job.model.in_(models))
-    query = select(Job.id).where(Job.tenant == file.tenant, Job.state.in_(UNFINISHED), reads_it)
+    reads_it = or_(Job.training_file == file.id, Job.validation_file == file.id, named)
+    query = select(Job.id).where(Job.tenant == file.tenant, IS_UNFINISHED, reads_it)
     return session.scalar(query.limit(1))
 
 

@@ -24,10 +24,12 @@ from service.platform.errors import InvalidRequest, NotFound, PayloadTooLarge
 from service.platform.ids import new_id
 from service.platform.pages import unknown_cursor
 from service.platform.principal import Principal
+from service.platform.storage import ObjectMissing
 from service.platform.tables.core import File
 from service.platform.token_counting import ModelText, ModelTextError, load_model_text
 from service.web.auth import require_good_key
 from service.web.dependencies import CatalogDep, DatabaseDep, SettingsDep, StorageDep
+from service.web.downloads import content_missing
 from service.web.limits import check_stored_bytes
 from service.web.pagination import Page, page_of
 
@@ -89,17 +91,25 @@ class Files:
     def _known(
         self, principal: Principal, row: File, fields: UploadFields, file: BinaryIO
     ) -> FileRead | None:
-        """The file with the same content, which is stored again if the storage lost it."""
+        """The file with the same content, which is stored again if the storage lost it.
+
+        None: there is none, or it was deleted meanwhile.
+        """
         with self.database.transaction() as session:
             lock_tenant(session, principal.tenant)
             require_good_key(session, principal)
             if (answer := _adopted(session, row, fields)) is None:
                 return None
             key = _require(session, principal.tenant, answer.id).storage_key
-        if not self.storage.exists(key):
-            file.seek(0)
-            self.storage.put(key, file)
-        return answer
+        if self.storage.exists(key):
+            return answer
+        file.seek(0)
+        self.storage.put(key, file)
+        with self.database.reading() as session:
+            if repository.find(session, principal.tenant, answer.id) is not None:
+                return answer
+        self.storage.discard([key])
+        return None
 
     def _record(self, principal: Principal, row: File, fields: UploadFields) -> FileRead:
         with self.database.transaction() as session:
@@ -132,15 +142,21 @@ class Files:
             return page_of([FileRead.model_validate(row) for row in rows], limit)
 
     def preview(self, tenant: str, file_id: str, *, limit: int, model: str | None) -> FilePreview:
-        """The first rows. Raises NotFound, and InvalidRequest for a job's result or an unknown model."""
+        """The first rows. Raises NotFound, also if the storage lost the content.
+
+        Raises InvalidRequest for a job's result or an unknown model.
+        """
         with self.database.reading() as session:
             row = _require(session, tenant, file_id)
             _refuse_result(session, file_id, "Only datasets have a preview.")
             root = lineage_of(session, tenant, model).root if model else None
         text = self._text(root) if root else None
         lines = partial(self.storage.lines, row.storage_key)
-        num_rows = count_rows(lines()) if row.num_rows is None else row.num_rows
-        return preview(lines(), limit=limit, num_rows=num_rows, text=text)
+        try:
+            num_rows = count_rows(lines()) if row.num_rows is None else row.num_rows
+            return preview(lines(), limit=limit, num_rows=num_rows, text=text)
+        except ObjectMissing as error:
+            raise content_missing() from error
 
     def _text(self, model: str) -> ModelText:
         """The model's tokenizer and template. Raises InvalidRequest."""

@@ -23,7 +23,7 @@ from service.keys.schemas import (
 )
 from service.platform.clock import db_now
 from service.platform.db import lock_tenant
-from service.platform.errors import Conflict, Forbidden, NotFound
+from service.platform.errors import Conflict, Forbidden, NotFound, Unauthorized
 from service.platform.pages import newest_page
 from service.platform.principal import Principal
 from service.platform.tables.core import ApiKey
@@ -81,8 +81,12 @@ class Keys:
     settings: SettingsDep
 
     def read(self, key_id: str) -> KeyRead:
+        """The key of a request. Raises Unauthorized for a share deleted with its job meanwhile."""
         with self.database.reading() as session:
-            return KeyRead.model_validate(session.get_one(ApiKey, key_id))
+            row = session.get(ApiKey, key_id)
+        if row is None:
+            raise Unauthorized("Invalid API key.")
+        return KeyRead.model_validate(row)
 
     def page(self, tenant: str | None, *, after: str | None, limit: int) -> list[KeyRead]:
         """Keys (of one tenant), newest first, without shares."""

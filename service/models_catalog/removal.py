@@ -10,7 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.jobs.model.names import base_of
-from service.jobs.model.states import ENDED
+from service.jobs.store.queue_health import IS_UNFINISHED
 from service.platform.catalog import Catalog, CatalogEntry, CatalogError
 from service.platform.tables.core import Job
 from service.settings import Settings
@@ -29,7 +29,7 @@ class RemovedModel:
 def unfinished_users(session: Session, name: str) -> list[str]:
     """Ids of all tenants' unfinished jobs that need a model: as their base model, or as a reward model."""
     columns = (Job.id, Job.model, Job.method)
-    rows = session.execute(select(*columns).where(Job.state.not_in(ENDED)).order_by(Job.created_at))
+    rows = session.execute(select(*columns).where(IS_UNFINISHED).order_by(Job.created_at))
     return [job_id for job_id, model, method in rows if base_of(model) == name or _grades(method, name)]
 
 

@@ -85,7 +85,7 @@ class RangeNotSatisfiable(ServiceError, status=416, type=REQUEST, code="range_no
 
 
 class Unprocessable(ServiceError, status=422, type=REQUEST, code="unprocessable"):
-    """The Idempotency-Key was used with another body, or a base model is missing; see `code`."""
+    """The Idempotency-Key was used with another body, or a base model or a package is missing; see `code`."""
 
 
 class TooManyRequests(ServiceError, status=429, type="rate_limit_error", code="quota_exceeded"):

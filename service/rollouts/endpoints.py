@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import StringConstraints
 
+from grpo_engine.contract.events import Split
 from service.jobs.api.dependencies import JobId
 from service.jobs.api.shared_view import shown_to
 from service.platform.errors import InvalidRequest
@@ -17,7 +18,7 @@ from service.rollouts.datasets import TrainedSplit, find_dataset
 from service.rollouts.exports import Source
 from service.rollouts.rescore import Rescore
 from service.rollouts.schemas import CompletionRead, RescoreRead, RescoreRequest, RolloutOverview, RolloutRead
-from service.rollouts.selection import Filter, Property, Selection, Split
+from service.rollouts.selection import Filter, Property, Selection
 from service.web.auth import Reader
 from service.web.dependencies import DatabaseDep, StorageDep
 from service.web.pagination import MAX_NUMBER, After, Limit, Page, page_of

@@ -106,9 +106,8 @@ def best_answers(source: Source, *, min_reward: float, per_prompt: int) -> Itera
     if not any(found.values()):
         highest = max((one.reward for each in by_row.values() for one in each.best), default=None)
         seen = "none is complete and scored" if highest is None else f"the best one has {highest:g}"
-        message = (
-            f"min_reward: no selected completion has a reward of {min_reward:g}: {seen}.{_left_out(by_row)}"
-        )
+        lacking = f"no selected, complete answer has a reward of {min_reward:g}"
+        message = f"min_reward: {lacking}: {seen}.{_left_out(by_row)}"
         raise InvalidRequest(message, param="min_reward", code="nothing_to_export")
     return _lines(source, found, _supervised_row)
 
@@ -122,7 +121,8 @@ def preferences(source: Source, *, min_margin: float, per_prompt: int) -> Iterat
     found = {row: list(_pairs(each, min_margin)) for row, each in by_row.items()}
     if not any(found.values()):
         apart = f" by {min_margin:g} or more" if min_margin else ""
-        message = f"min_margin: no prompt has two completions whose rewards differ{apart}.{_left_out(by_row)}"
+        lacking = f"no prompt has a complete answer whose reward is higher than another's{apart}"
+        message = f"min_margin: {lacking}.{_left_out(by_row)}"
         raise InvalidRequest(message, param="min_margin", code="nothing_to_export")
     return _lines(source, found, _preference_row)
 

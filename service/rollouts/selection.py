@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from grpo_engine.contract.events import Split
 from grpo_engine.contract.records import FinishReason
 from service.platform.errors import InvalidRequest
 
 Property = Literal["no_signal", "truncated", "grader_error"]
 Filter = Literal["no_signal", "truncated", "grader_error", "best", "worst"]
 """`best` and `worst` only sort by reward."""
-Split = Literal["train", "validation", "retention"]
 Completion = Mapping[str, Any]
 """A completion as stored: the fields of `grpo_engine.contract.records.CompletionRecord`."""
 

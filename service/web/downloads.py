@@ -88,4 +88,9 @@ def _opened(storage: Storage, key: str, start: int, end: int) -> Iterator[bytes]
     try:
         return storage.stream(key, start, end)
     except ObjectMissing as error:
-        raise NotFound("the content is no longer stored", code="content_missing") from error
+        raise content_missing() from error
+
+
+def content_missing() -> NotFound:
+    """The error for a row whose object the storage has lost."""
+    return NotFound("the content is no longer stored", code="content_missing")

@@ -28,6 +28,7 @@ from service.platform.errors import (
     Unavailable,
 )
 from service.platform.storage import StorageError, StorageFull
+from service.web.request_metrics import route_of
 from service.web.strict_json import compressed_body, is_json, unreadable_reason
 from service.web.validation import invalid_json, invalid_request
 
@@ -90,7 +91,7 @@ def _http_error(request: Request, error: HTTPException) -> ServiceError:
         case 404:
             return NotFound(reason, code="unknown_route")
         case 405:
-            return MethodNotAllowed(reason, headers=_allowed_methods(request, error))
+            return MethodNotAllowed(reason, headers=_allowed_methods(request))
         case 413:
             return PayloadTooLarge("The request body is too large.")
     if compressed := compressed_body(request):
@@ -100,12 +101,10 @@ def _http_error(request: Request, error: HTTPException) -> ServiceError:
     return InvalidRequest(f"The body cannot be read: {error.detail}", code="invalid_body")
 
 
-def _allowed_methods(request: Request, error: HTTPException) -> Mapping[str, str] | None:
+def _allowed_methods(request: Request) -> Mapping[str, str]:
     """The `allow` header with all methods of the path; Starlette names only those of its first route."""
-    path = getattr(request.scope.get("route"), "path_format", "")
-    verbs = sorted(verb.upper() for verb in request.app.openapi()["paths"].get(path, ()))
-    if not verbs:
-        return error.headers
+    described = request.app.openapi()["paths"].get(route_of(request.scope), ())
+    verbs = sorted(map(str.upper, described)) or ["GET"]  # only pages and their files are not described
     return {"allow": ", ".join(verbs + ["HEAD"] * ("GET" in verbs))}
 
 

@@ -28,6 +28,9 @@ Document = dict[str, Any]
 JOBS = "/v1/fine_tuning/jobs"
 JOB = f"{JOBS}/{{job_id}}"
 PROBES = "/v1/fine_tuning/probes"
+SUITES = "/v1/fine_tuning/suites/reasoning_gym"
+GENERATING = (f"post {JOBS}", f"post {JOBS}/validate", f"post {JOB}/clone", f"post {PROBES}")
+"""Operations whose body may name a `dataset`, which is generated and stored."""
 SCHEME = "ApiKey"
 DOWNLOADS = {
     "/v1/files/{file_id}/content": "application/octet-stream",
@@ -85,6 +88,7 @@ _GENERATED = ("HTTPValidationError", "ValidationError")
 
 def completed(document: Document) -> Document:
     """Complete FastAPI's document in place."""
+    document["servers"] = [{"url": "./", "description": "Relative to the document, behind any path prefix."}]
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     for name in _GENERATED:
@@ -119,7 +123,7 @@ def _complete(name: str, path: str, operation: Document) -> None:
         responses["200"]["content"] = {TEXTS[path]: {"schema": TEXT}}
     if path.endswith("/stream"):
         responses["200"]["content"] = {"text/event-stream": {"itemSchema": SERVER_SENT_EVENT}}
-        responses["204"] = {"description": "The job has ended and `Last-Event-ID` was its last event."}
+        responses["204"] = {"description": "The job has ended, and there is no later event."}
     if path == "/readyz":
         responses["503"] = {**responses["200"], "description": "Not ready; `checks` says why."}
     if path.startswith("/v1/"):
@@ -145,9 +149,9 @@ def _errors(name: str, operation: Document) -> list[type[ServiceError]]:
         found.append(NotFound)
     if "requestBody" in operation:
         found += [TooSlow, PayloadTooLarge]
-    if name in (f"post {JOBS}", f"post {JOB}/clone", f"post {PROBES}", f"post {JOB}/exports"):
+    if name in (*GENERATING, f"post {JOB}/exports", f"get {SUITES}"):
         found.append(Unprocessable)
-    if name == "post /v1/files":
+    if name in (*GENERATING, "post /v1/files"):
         found.append(InsufficientStorage)
     if name in (f"delete {JOB}", f"post {JOB}/shares"):
         found.append(Conflict)

@@ -33,9 +33,7 @@ async def refuse_odd_text(request: Request) -> None:
         raise compressed
     if not is_json(request):
         return
-    body = await request.body()
-    if len(body) > MAX_JSON_BYTES:
-        raise PayloadTooLarge(f"The JSON body is larger than {MAX_JSON_BYTES} bytes.")
+    body = await _limited_body(request)
     _refuse_other_encodings(body)
     try:
         value = json.loads(
@@ -51,9 +49,23 @@ async def refuse_odd_text(request: Request) -> None:
         _refuse_odd(value)
 
 
+async def _limited_body(request: Request) -> bytes:
+    """The body. Raises PayloadTooLarge before more than the limit is in memory: the route may be that of
+    uploads, and the key is not checked yet."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_JSON_BYTES:
+            raise PayloadTooLarge(f"The JSON body is larger than {MAX_JSON_BYTES} bytes.")
+    return bytes(body)
+
+
 def is_json(request: Request) -> bool:
-    """Whether the body's media type, which may be written in capitals, is one that FastAPI reads as JSON."""
-    return "json" in request.headers.get("content-type", "").lower()
+    """Whether the body's media type, which may be written in capitals, is one that FastAPI reads as JSON.
+
+    Its parameters do not count: the boundary of a form is random and may contain any letters.
+    """
+    return "json" in request.headers.get("content-type", "").partition(";")[0].lower()
 
 
 def compressed_body(request: Request) -> InvalidRequest | None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import jsonschema
 import pytest
@@ -78,7 +79,7 @@ def test_documented_errors_match_the_responses(contract: dict[str, Any]) -> None
     documented = {name: list(given["responses"]) for name, given in found.items()}
     assert documented["get /v1/files/{file_id}"] == ["200", "400", "401", "403", "404", "429", "503"]
     assert documented["post /v1/fine_tuning/jobs"] == [
-        *("200", "400", "401", "403", "408", "413", "422", "429", "503"),
+        *("200", "400", "401", "403", "408", "413", "422", "429", "503", "507"),
     ]
     assert documented["post /v1/files"] == ["200", "400", "401", "403", "408", "413", "429", "503", "507"]
     assert documented["get /livez"] == ["200"]
@@ -107,6 +108,13 @@ def test_a_parameter_is_absent_and_never_null(contract: dict[str, Any]) -> None:
     stream = operations(contract)["get /v1/fine_tuning/jobs/{job_id}/stream"]["parameters"]
     (header,) = [each["schema"] for each in stream if each["in"] == "header"]
     assert (header["type"], header["minimum"]) == ("integer", 0)
+
+
+def test_the_filter_by_labels_is_a_documented_parameter(contract: dict[str, Any]) -> None:
+    parameters = operations(contract)["get /v1/fine_tuning/jobs"]["parameters"]
+    (labels,) = [each for each in parameters if each["name"] == "metadata"]
+    assert (labels["in"], labels["style"], labels["explode"]) == ("query", "deepObject", True)
+    jsonschema.validate({"team": "maths"}, labels["schema"])
 
 
 def test_an_error_has_the_documented_schema(contract: dict[str, Any]) -> None:
@@ -144,6 +152,13 @@ def test_the_docs_page_loads_nothing_from_another_host_or_path_prefix(anonymous:
     assert [path for path in loaded if not path.startswith("docs/assets/")] == []
     assert "url: 'openapi.json'" in page.text
     assert "://" not in page.text
+
+
+@on_sqlite
+def test_requests_of_the_docs_page_keep_the_path_prefix_of_a_proxy(anonymous: TestClient) -> None:
+    (server,) = anonymous.get("/openapi.json").json()["servers"]
+    assert urljoin("https://proxy/grpo/openapi.json", server["url"]) == "https://proxy/grpo/"
+    assert urljoin("https://direct/openapi.json", server["url"]) == "https://direct/"
 
 
 @on_sqlite

@@ -1,6 +1,5 @@
 """`/v1/fine_tuning/jobs`: HTTP in, HTTP out; `service.py` and `intake/creation.py` have the logic."""
 
-import re
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Depends, Query, Request, Response
@@ -9,6 +8,7 @@ from fastapi.responses import RedirectResponse
 from service.jobs.api import editing, endpoints_logs, endpoints_manifest, endpoints_series
 from service.jobs.api.dependencies import CheckpointId, JobId, PreflightDep, SenderDep, WakeupsDep
 from service.jobs.api.endpoints_exports import ExportsDep
+from service.jobs.api.label_filter import PARAMETER, labels_of
 from service.jobs.api.service import Jobs
 from service.jobs.api.shared_view import shown_to
 from service.jobs.diagnosis.facts import diagnosis_of
@@ -16,12 +16,11 @@ from service.jobs.diagnosis.findings import Diagnosis
 from service.jobs.intake import cloning, creation
 from service.jobs.intake.generated import with_generated_files
 from service.jobs.model.editing import JobDeleted, JobEdit
-from service.jobs.model.schemas import MAX_LABELS, CheckpointRead, EventRead, JobCreate, JobRead
+from service.jobs.model.schemas import CheckpointRead, EventRead, JobCreate, JobRead
 from service.jobs.model.validation import ProblemRead, RowCounts, ValidationRead
 from service.jobs.results.weights import Which as WhichWeights
 from service.jobs.store.lineage import StoredWeights
 from service.jobs.store.listing import JobFilter, Sort, Status
-from service.platform.errors import InvalidRequest
 from service.platform.tables.core import MODEL_CHARACTERS
 from service.web.auth import Reader, Writer
 from service.web.dependencies import DatabaseDep, SettingsDep, StorageDep
@@ -32,8 +31,6 @@ router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"])
 router.include_router(endpoints_series.router)
 router.include_router(endpoints_logs.router)
 router.include_router(endpoints_manifest.router)
-
-_LABEL = re.compile(r"metadata\[(.+)\]")
 
 
 async def _jobs(database: DatabaseDep, wakeups: WakeupsDep, settings: SettingsDep) -> Jobs:
@@ -124,7 +121,7 @@ def validate_job(body: JobCreate, principal: Reader, preflight: PreflightDep) ->
     )
 
 
-@router.get("/jobs")
+@router.get("/jobs", openapi_extra={"parameters": [PARAMETER]})
 def list_jobs(
     request: Request,
     principal: Reader,
@@ -138,30 +135,13 @@ def list_jobs(
     archived: Archived = None,
     sort: Order = "-created",
 ) -> Page[JobRead]:
-    """Jobs, newest first. `metadata[k]=v` selects jobs with that label, `metadata=null` jobs without labels.
+    """Jobs, newest first.
 
     `sort` may be `created`, `name`, `status`, `model` or `held_out` (the change of the held-out reward), with
     a `-` for the largest first; jobs that are equal in it come newest first.
     """
-    wanted = JobFilter(status, model, tag, q, archived, _labels(request))
+    wanted = JobFilter(status, model, tag, q, archived, labels_of(request))
     return page_of(jobs.page(principal.tenant, wanted, sort=sort, after=after, limit=limit), limit)
-
-
-def _labels(request: Request) -> dict[str, str] | None:
-    """Parse deep-object query parameters, which FastAPI does not support."""
-    given = [pair for pair in request.query_params.multi_items() if pair[0].startswith("metadata")]
-    if given == [("metadata", "null")]:
-        return {}
-    found: dict[str, str] = {}
-    for name, value in given:
-        match = _LABEL.fullmatch(name)
-        if match is None or match[1] in found:
-            message = "metadata: write metadata[key]=value, each key once, or metadata=null"
-            raise InvalidRequest(message, param="metadata")
-        found[match[1]] = value
-    if len(found) > MAX_LABELS:
-        raise InvalidRequest(f"metadata: a job has at most {MAX_LABELS} pairs", param="metadata")
-    return found or None
 
 
 @router.get("/jobs/{job_id}")
@@ -229,7 +209,11 @@ def list_checkpoints(
     return page_of(jobs.checkpoints(principal.tenant, job_id, after=after, limit=limit), limit)
 
 
-@router.get("/jobs/{job_id}/adapter", response_class=Response)
+@router.get(
+    "/jobs/{job_id}/adapter",
+    response_class=Response,
+    responses={303: {"description": "`format=merged`: `Location` is the archive of the export."}},
+)
 def download_adapter(
     request: Request,
     job_id: JobId,

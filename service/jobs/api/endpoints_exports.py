@@ -29,7 +29,10 @@ ExportId = Annotated[str, Path(description="Id of the export, `ftexport-…`.")]
 ExportsDep = Annotated[Exports, Depends(_exports)]
 
 
-@router.post("", status_code=201, responses={200: {"description": "The weights were already exported."}})
+KNOWN = {"model": ExportRead, "description": "The weights were already exported."}
+
+
+@router.post("", status_code=201, responses={200: KNOWN})
 def create_export(
     job_id: JobId, body: ExportCreate, principal: Writer, exports: ExportsDep, response: Response
 ) -> ExportRead:

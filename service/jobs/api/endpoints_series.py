@@ -128,12 +128,11 @@ async def stream_job(
     gets 204, so that browsers do not reconnect.
     """
     job = await run_in_threadpool(_require, database, principal.tenant, job_id)
-    is_over = JobState(job.state) in TERMINAL
-    if last_event_id is not None and is_over and last_event_id >= job.event_sequence:
-        return Response(status_code=204)
     start = last_event_id if last_event_id is not None else after
     if start is None:
         start = job.event_sequence if since == "now" else 0
+    if JobState(job.state) in TERMINAL and start >= job.event_sequence:
+        return Response(status_code=204)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     view = await run_in_threadpool(view_of, principal, database)
     rows = feed.rows(job_id, start, principal.key_id)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from grpo_engine.config.hyperparameters import Lora, Quantization
 from grpo_engine.config.job import (
@@ -25,9 +25,20 @@ from grpo_engine.graders.base import GraderBase
 from grpo_engine.graders.rules.multi import Multi
 from grpo_engine.graders.rules.process import Process
 from service.jobs.model.schemas import JobCreate
+from service.platform.errors import Conflict
 
 Part = Literal["all", "training", "held_out"]
 _method: TypeAdapter[Method] = TypeAdapter(Method)
+
+
+class UnreadableMethod(Conflict):
+    """A job's method is not one of this version."""
+
+    def __init__(self, reason: str) -> None:
+        message = "This version of the service cannot read the job's method. Use the version that created it."
+        super().__init__(message, code="method_unreadable")
+        self.reason = reason
+        """Invalid fields with their values, for the operator."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +61,11 @@ class DatasetUse:
 
 
 def parsed_method(stored: Mapping[str, Any]) -> Method:
-    """A job's stored method. Raises ValidationError if this version cannot read it."""
-    return _method.validate_python(stored)
+    """A job's stored method. Raises UnreadableMethod if a newer version wrote it."""
+    try:
+        return _method.validate_python(stored)
+    except ValidationError as error:
+        raise UnreadableMethod(str(error)) from error
 
 
 def settings_of(method: Method) -> ReinforcementMethod | SupervisedMethod | TrainingFreeMethod:

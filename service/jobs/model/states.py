@@ -27,10 +27,10 @@ class JobState(StrEnum):
 
 
 _FOLLOWING = {
-    "queued": ("running", "cancelled", "paused", "failed"),
+    "queued": ("running", "cancelled", "paused"),
     "running": ("queued", "cancelling", "pausing", "paused", "succeeded", "failed"),
-    "cancelling": ("cancelled", "succeeded", "failed"),
-    "pausing": ("paused", "cancelling", "succeeded", "failed", "queued"),
+    "cancelling": ("cancelled", "succeeded"),
+    "pausing": ("paused", "cancelling", "succeeded", "failed"),
     "paused": ("queued", "cancelled"),
 }
 TRANSITIONS = {state: frozenset(map(JobState, _FOLLOWING.get(state.value, ()))) for state in JobState}

@@ -33,7 +33,8 @@ def with_decoding(document: Mapping[str, Any], method: Mapping[str, Any]) -> dic
 
     A temperature of 0 means greedy. None: nothing was sampled, or the job is older than the setting.
     """
-    temperature = method[method["type"]].get("hyperparameters", {}).get("eval_temperature")
+    settings = method.get(method["type"], {})
+    temperature = settings.get("hyperparameters", {}).get("eval_temperature")
     found = dict(document)
     for name in found.keys() & {"baseline", "best", "last"}:
         found[name] = {**found[name], "temperature": temperature}

@@ -64,14 +64,8 @@ def _rows(session: Session, job_id: str) -> _Rows:
     return _Rows(checkpoints, [(artifact, file) for artifact, file in session.execute(results)])
 
 
-def stored_of(database: Database, storage: Storage, job_id: str) -> Iterator[Stored]:
-    """Checkpoints (the state to resume from and the adapter) and results."""
-    with database.snapshot() as session:
-        rows = _rows(session, job_id)
-    yield from _stored(database, storage, rows)
-
-
 def _stored(database: Database, storage: Storage, rows: _Rows) -> Iterator[Stored]:
+    """Checkpoints (the state to resume from and the adapter) and results."""
     for row in rows.checkpoints:
         shards = [(PurePosixPath(key).name, key, sha256) for key, sha256 in row.shards.items()]
         archives = [

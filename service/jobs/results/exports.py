@@ -4,6 +4,7 @@ An export is claimed, leased, retried and swept like a job. The worker stores it
 (`worker/attempt/publish.py`).
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -14,7 +15,7 @@ from grpo_engine.contract.events import MergeDifference
 from service.jobs.model import names
 from service.jobs.model.methods import parsed_method, quantization_of
 from service.jobs.model.schemas import ErrorRead, FailureRead
-from service.jobs.model.states import PUBLIC, TERMINAL, JobState
+from service.jobs.model.states import PUBLIC, JobState
 from service.jobs.results.weights import WeightsMissing, Which, model_parts, requested_weights
 from service.jobs.store import history, queue, repository
 from service.jobs.store.lineage import StoredWeights, lineage_of
@@ -158,7 +159,9 @@ class Exports:
             return _archive(_require(session, tenant, job_id, export_id))
 
     def of_weights(self, tenant: str, weights: StoredWeights) -> str:
-        """Path of the archive to which these weights were exported. Raises NotFound if there is none."""
+        """Path of these weights' archive, relative to `…/adapter`: a proxy may add a prefix to all paths.
+
+        Raises NotFound if they were not exported."""
         with self.database.reading() as session:
             found = _of_weights(session, tenant, weights)
         if found is None:
@@ -166,7 +169,7 @@ class Exports:
             message = f'These weights were not exported. Send {place} with {{"format": "merged"}}.'
             raise NotFound(message, param="format", code=NOT_READY)
         _archive(found)
-        return f"{_path(found.row)}/content"
+        return f"exports/{found.row.id}/content"
 
     def delete(self, principal: Principal, job_id: str, export_id: str) -> ExportDeleted:
         """Delete the archive, or cancel an export that has not ended."""
@@ -181,8 +184,8 @@ class Exports:
 
 
 def cancel_export(session: Session, row: Job) -> None:
-    """Cancel an export unless it has ended."""
-    if JobState(row.state) not in TERMINAL:
+    """Cancel an export unless it has ended, perhaps since its row was read."""
+    with suppress(queue.WrongState):
         queue.request_cancel(session, row.tenant, row.id, of=IS_EXPORT)
 
 

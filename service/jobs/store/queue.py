@@ -146,7 +146,8 @@ def request_pause(session: Session, tenant: str, job_id: str) -> JobState | None
 def request_resume(session: Session, tenant: str, job_id: str) -> JobState | None:
     """Queue a paused job again. None: the tenant has no such job."""
     targets = {JobState.PAUSED: JobState.QUEUED}
-    return _request(session, tenant, job_id, targets, set(), "Resume requested.")
+    already = {JobState.QUEUED, JobState.RUNNING}
+    return _request(session, tenant, job_id, targets, already, "Resume requested.")
 
 
 def _request(

@@ -3,11 +3,13 @@
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
 from openai import OpenAI
 from sqlalchemy import update
 
 from service.platform.db import Database
+from service.platform.storage import Storage
 from service.platform.tables.core import File
 from service.settings import Settings
 from tests.conftest import on_sqlite
@@ -73,6 +75,24 @@ def test_content_that_the_storage_lost_is_stored_again(client: TestClient, setti
     (settings.home / "artifacts" / "files" / file_id).unlink()
     assert uploaded(client) == file_id
     assert client.get(f"/v1/files/{file_id}/content").content == ROWS
+
+
+@on_sqlite
+def test_a_file_deleted_during_an_equal_upload_is_stored_as_a_new_one(
+    client: TestClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = uploaded(client)
+    exists = Storage.exists
+
+    def deleted_before(storage: Storage, key: str) -> bool:
+        assert client.delete(f"/v1/files/{first}").status_code == 200
+        return exists(storage, key)
+
+    monkeypatch.setattr(Storage, "exists", deleted_before)
+    second = uploaded(client)
+    assert ids(client) == [second]
+    assert stored(settings) == [f"files/{second}"]
+    assert client.get(f"/v1/files/{second}/content").content == ROWS
 
 
 def test_openais_client_gets_the_first_file_again(openai_client: OpenAI) -> None:

@@ -2,13 +2,16 @@
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from openai import BadRequestError, OpenAI
 from openai.types.file_create_params import ExpiresAfter
 from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 
+from service.files.service import Files
 from service.platform.db import Database, lock_tenant
 from service.platform.tables.core import Artifact, AuditEntry
 from service.settings import Settings
@@ -43,6 +46,14 @@ def test_an_upload_answers_openais_file_object(client: TestClient) -> None:
         "sha256": hashlib.sha256(ROWS).hexdigest(),
         "num_rows": 3,
     }
+
+
+def test_the_boundary_of_an_upload_may_contain_any_letters(client: TestClient) -> None:
+    """Browsers draw 16 letters and digits for each upload."""
+    fields = {"file": ("train.jsonl", ROWS), "purpose": (None, "fine-tune")}
+    kind = "multipart/form-data; boundary=----WebKitFormBoundary7MA4YWxkJsOnZu0g"
+    answer = client.post("/v1/files", files=fields, headers={"content-type": kind})
+    assert (answer.status_code, answer.json()["bytes"]) == (200, len(ROWS))
 
 
 def test_content_comes_back_as_it_was_sent(client: TestClient) -> None:
@@ -142,8 +153,11 @@ def test_a_deletion_waits_for_a_job_that_is_being_created(client: TestClient, da
     assert refusal(answer.result()) == (400, "file_id", "file_in_use")
 
 
-def test_a_file_of_an_ended_job_can_be_deleted(client: TestClient, database: Database) -> None:
+def test_a_file_of_an_ended_or_another_tenant_s_job_can_be_deleted(
+    client: TestClient, database: Database
+) -> None:
     file_id = uploaded(client)
+    add_job(database, tenant="tenant-b", state="running", training_file="file-x", method={"a": file_id})
     add_job(database, state="succeeded", training_file=file_id)
     assert client.delete(f"/v1/files/{file_id}").status_code == 200
 
@@ -181,15 +195,18 @@ def test_a_file_expires_after_the_given_time(client: TestClient, database: Datab
     assert client.get("/v1/files").json()["data"] == []
 
 
-def test_expired_content_is_removed_at_the_next_upload(
-    client: TestClient, database: Database, settings: Settings
+def test_expired_content_is_removed_once_at_the_tenant_s_next_upload(
+    client: TestClient, other_client: TestClient, database: Database, settings: Settings
 ) -> None:
-    expired, used = uploaded(client), uploaded(client, other_rows(1))
+    expired, used, foreign = uploaded(client), uploaded(client, other_rows(1)), uploaded(other_client)
     add_job(database, state="queued", training_file=used)
-    expire(database, expired)
-    expire(database, used)
-    newest = uploaded(client)
-    assert sorted(stored(settings)) == sorted([f"files/{used}", f"files/{newest}"])
+    for file_id in (expired, used, foreign):
+        expire(database, file_id)
+    newest = [uploaded(client), uploaded(client, other_rows(2))]
+    assert sorted(stored(settings)) == sorted(f"files/{one}" for one in (used, foreign, *newest))
+    with database.reading() as session:
+        removed = select(AuditEntry.object_id).where(AuditEntry.action == "file.expire")
+        assert session.scalars(removed).all() == [expired]
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", ""), ("GET", "/content"), ("DELETE", "")])
@@ -217,6 +234,21 @@ def test_a_row_that_cannot_be_written_leaves_no_content(
         connection.exec_driver_sql("ALTER TABLE audit RENAME TO audit_elsewhere")
     assert upload(client).status_code in (500, 503)
     assert stored(settings) == []
+
+
+def test_content_whose_row_is_committed_stays_although_the_connection_is_lost(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = Files._record
+
+    def lose_the_connection(*given: Any) -> None:
+        record(*given)
+        raise OperationalError("COMMIT", {}, Exception("gone"))
+
+    monkeypatch.setattr(Files, "_record", lose_the_connection)
+    assert upload(client).status_code == 503
+    (listed,) = client.get("/v1/files").json()["data"]
+    assert client.get(f"/v1/files/{listed['id']}/content").content == ROWS
 
 
 def test_uploads_and_deletions_leave_an_audit_trail(client: TestClient, database: Database) -> None:

@@ -9,6 +9,7 @@ from sqlalchemy import update
 from service.files import preview as preview_module
 from service.jobs.model.states import JobState
 from service.platform.db import Database
+from service.platform.storage import open_storage
 from service.platform.tables.core import File
 from service.settings import Settings
 from tests.conftest import on_sqlite
@@ -124,6 +125,13 @@ def test_a_file_with_a_broken_line_has_no_preview(
     answer = client.get(f"/v1/files/{file_id}/preview")
     assert refusal(answer) == (400, "file_id", "invalid_jsonl")
     assert "line 2 is not JSON" in answer.json()["error"]["message"]
+
+
+def test_a_file_whose_content_was_lost_has_no_preview(client: TestClient, settings: Settings) -> None:
+    file_id = uploaded(client, jsonl(row()))
+    open_storage(settings.storage_location).delete(f"files/{file_id}")
+    answer = client.get(f"/v1/files/{file_id}/preview")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "content_missing")
 
 
 def test_a_new_name_changes_nothing_else(client: TestClient) -> None:

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from service.jobs.model.states import JobState
-from service.keys.schemas import KeyCreate
+from service.keys.schemas import KeyCreate, KeyRotate
 from service.keys.service import Keys
 from service.platform import audit
 from service.platform.clock import db_now
@@ -47,6 +47,17 @@ def public_id(key: str) -> str:
     return key.split("_")[1]
 
 
+def test_a_share_deleted_with_its_job_after_its_check_is_refused(
+    database: Database, settings: Settings
+) -> None:
+    job_id = add_job(database, JobState.SUCCEEDED)
+    with database.transaction() as session:
+        share_id = public_id(create_key(session, "tenant-a", job_id=job_id))
+        session.delete(session.get_one(ApiKey, share_id))
+    with pytest.raises(Unauthorized):
+        Keys(database, settings).read(share_id)
+
+
 @on_sqlite
 @pytest.mark.parametrize("scopes", [["read"], ["write"], ["read", "write"], []])
 def test_any_valid_key_reads_its_own_description(
@@ -82,8 +93,9 @@ def test_keys_without_the_scope_admin_see_and_change_no_key(
 
 
 def test_an_admin_key_lists_all_keys_without_a_secret(
-    admin: TestClient, admin_key: str, api_key: str, other_api_key: str
+    admin: TestClient, admin_key: str, api_key: str, other_api_key: str, database: Database
 ) -> None:
+    key_of_anna(database, job_id=add_job(database, JobState.SUCCEEDED))  # a share is not listed
     answer = admin.get(KEYS)
     keys = [admin_key, api_key, other_api_key]
     assert {one["id"] for one in answer.json()["data"]} == {public_id(key) for key in keys}
@@ -113,14 +125,16 @@ def test_a_created_key_works_and_its_creation_is_audited_with_the_admin_key(
     assert (entry.action, entry.object_id, entry.key_id) == ("key.create", made["id"], public_id(admin_key))
 
 
-def test_an_admin_key_revoked_after_its_check_creates_no_key(
-    database: Database, settings: Settings, admin_key: str
+def test_an_admin_key_revoked_after_its_check_makes_no_key(
+    database: Database, settings: Settings, admin_key: str, api_key: str
 ) -> None:
     actor = Principal("operators", public_id(admin_key), frozenset({"admin"}))
     with database.transaction() as session:
         revoke_key(session, actor.key_id)
     with pytest.raises(Unauthorized):
         Keys(database, settings).create(actor, KeyCreate(tenant="tenant-a"))
+    with pytest.raises(Unauthorized):
+        Keys(database, settings).rotate(actor, public_id(api_key), KeyRotate())
 
 
 @on_sqlite
@@ -220,9 +234,12 @@ def test_wrong_hours_are_refused(admin: TestClient, api_key: str, hours: Any) ->
 
 
 def test_tenants_are_listed_with_their_use_and_limits(
-    admin: TestClient, client: TestClient, other_client: TestClient
+    admin: TestClient, client: TestClient, other_client: TestClient, database: Database
 ) -> None:
     upload(client)
+    key_of_anna(database, job_id=add_job(database, JobState.SUCCEEDED))
+    with database.transaction() as session:
+        revoke_key(session, public_id(create_key(session, "tenant-a")))
     found = {one["id"]: one for one in admin.get(TENANTS).json()["data"]}
     assert list(found) == ["operators", "tenant-a", "tenant-b"]
     assert [one["num_keys"] for one in found.values()] == [1, 1, 1]

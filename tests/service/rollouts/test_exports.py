@@ -135,6 +135,22 @@ def test_an_export_without_good_answers_names_the_best_reward(client: TestClient
     assert error["message"].endswith("has a reward of 5: the best one has 1.")
 
 
+def test_an_export_of_truncated_answers_says_that_none_is_complete(
+    client: TestClient, settings: Settings, database: Database
+) -> None:
+    job_id = add_graded_job(settings, database)
+    cut = [scored("4 and", reward, 1.0, finish_reason="length") for reward in (1.0, 0.0)]
+    add_group(database, job_id, 1, 0, cut)
+    messages = [
+        client.get(f"{JOBS}/{job_id}/rollouts/{kind}.jsonl").json()["error"]["message"]
+        for kind in ("sft", "dpo")
+    ]
+    assert messages == [
+        "min_reward: no selected, complete answer has a reward of 1: none is complete and scored.",
+        "min_margin: no prompt has a complete answer whose reward is higher than another's.",
+    ]
+
+
 @pytest.mark.parametrize("kind", ["sft", "dpo"])
 def test_an_export_of_episodes_says_that_they_are_left_out(
     client: TestClient, settings: Settings, database: Database, kind: str

@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 
 from service.app import create_app
 from service.platform import logs
-from service.platform.db import Database, is_disk_full
+from service.platform.db import Database, is_disk_full, reason_of
 from service.platform.storage import StorageError, StorageFull
 from service.settings import Settings
 from tests.conftest import on_postgresql, on_sqlite
@@ -49,6 +49,9 @@ def test_a_wrong_method_is_a_405(client: TestClient) -> None:
         ("/v1/files/x", "DELETE, GET, PATCH, HEAD"),
         (f"{JOBS}/validate", "POST"),
         ("/v1/models/a/b", "DELETE, GET, HEAD"),
+        (f"{JOBS}/x/metrics", "GET, HEAD"),
+        ("/docs", "GET, HEAD"),
+        ("/dashboard/app.js", "GET, HEAD"),
     ],
 )
 def test_a_405_lists_all_methods_of_the_path(client: TestClient, path: str, allowed: str) -> None:
@@ -146,10 +149,12 @@ def test_a_full_disk_of_the_database_is_named(app: FastAPI, client: TestClient, 
     assert error["message"] == "The disk of the database is full. Its operator must free space."
 
 
-def test_a_full_disk_of_postgresql_is_recognised() -> None:
+def test_a_full_disk_of_postgresql_is_recognised_and_named_in_the_log() -> None:
     full = OperationalError("INSERT", {}, DiskFull("could not extend file"))
     locked = OperationalError("INSERT", {}, LockNotAvailable("canceling statement"))
     assert (is_disk_full(full), is_disk_full(locked)) == (True, False)
+    assert reason_of(full) == "OperationalError: the disk of the database is full"
+    assert reason_of(locked) == "OperationalError"
 
 
 @on_postgresql

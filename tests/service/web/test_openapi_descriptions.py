@@ -57,12 +57,29 @@ def test_every_parameter_has_a_description(document: dict[str, Any]) -> None:
     assert [name for name, description in parameters if not description] == []
 
 
-def test_the_operations_that_may_conflict_say_so(document: dict[str, Any]) -> None:
-    found = {
+def operations_with(document: dict[str, Any], status: str) -> set[str]:
+    return {
         f"{method} {path}"
         for path, operations in document["paths"].items()
         for method, operation in operations.items()
-        if "409" in operation["responses"]
+        if status in operation["responses"]
     }
+
+
+def test_the_operations_that_may_conflict_say_so(document: dict[str, Any]) -> None:
     job = "/v1/fine_tuning/jobs/{job_id}"
-    assert found == {f"delete {job}", f"post {job}/shares"}
+    assert operations_with(document, "409") == {f"delete {job}", f"post {job}/shares"}
+
+
+def test_the_operations_that_generate_datasets_say_what_may_be_missing(document: dict[str, Any]) -> None:
+    tuning = "/v1/fine_tuning"
+    bodies = ("jobs", "jobs/validate", "jobs/{job_id}/clone", "probes")
+    generating = {f"post {tuning}/{path}" for path in bodies}
+    others = {f"post {tuning}/jobs/{{job_id}}/exports", f"get {tuning}/suites/reasoning_gym"}
+    assert operations_with(document, "422") == generating | others
+    assert operations_with(document, "507") == generating | {"post /v1/files"}
+
+
+def test_a_known_export_has_the_schema_of_a_new_one(document: dict[str, Any]) -> None:
+    responses = document["paths"]["/v1/fine_tuning/jobs/{job_id}/exports"]["post"]["responses"]
+    assert responses["200"]["content"] == responses["201"]["content"]

@@ -17,7 +17,7 @@ from service.platform.db import Database
 from service.platform.errors import TooManyRequests
 from service.settings import Settings
 from service.web.auth import create_key
-from service.web.limits import RequestRate
+from service.web.limits import ConcurrencyLimit, RequestRate
 from tests.service.files.file_samples import ROWS
 from tests.service.job_samples import add_job
 from tests.service.web.test_limits import limited, refusal
@@ -107,6 +107,23 @@ def test_concurrent_threads_get_no_more_than_the_bucket_holds() -> None:
     for thread in threads:
         thread.join()
     assert sum(allowed) == 25
+
+
+def test_operations_are_limited_for_each_tenant_and_overall_until_they_end() -> None:
+    limit = ConcurrencyLimit("grader runs", per_tenant=2, overall=3)
+
+    def is_refused(tenant: str) -> bool:
+        try:
+            with limit.slot(tenant):
+                return False
+        except TooManyRequests as error:
+            return "Too many grader runs (limit: 2 per tenant, 3 overall)." in error.message
+
+    with limit.slot("a"), limit.slot("a"):
+        assert (is_refused("a"), is_refused("b"), limit.num_running) == (True, False, 2)
+        with limit.slot("b"):
+            assert (is_refused("b"), is_refused("c")) == (True, True)
+    assert (is_refused("a"), limit.num_running) == (False, 0)
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -223,7 +240,7 @@ def test_a_request_that_opens_no_stream_does_not_count(
     server_url: str, app: FastAPI, api_key: str, database: Database
 ) -> None:
     job_id = add_job(database, JobState.RUNNING)
-    over = add_job(database, JobState.SUCCEEDED)
+    over = add_job(database, JobState.SUCCEEDED, event_sequence=1)
     headers = {"authorization": f"Bearer {api_key}"}
     with httpx.Client(base_url=server_url, headers=headers, timeout=30) as http:
         for _ in range(3):

@@ -153,3 +153,8 @@ def test_jobs_without_labels_include_those_with_an_empty_object(
     add_job(database, JobState.QUEUED, labels={"team": "a"})
     found = client.get(JOBS, params={"metadata": "null"}).json()["data"]
     assert {job["id"] for job in found} == without
+
+
+def test_a_label_may_contain_a_line_break(client: TestClient, database: Database) -> None:
+    job_id = add_job(database, JobState.QUEUED, labels={"a\nb": "x"})
+    assert [job["id"] for job in client.get(JOBS, params={"metadata[a\nb]": "x"}).json()["data"]] == [job_id]

@@ -225,6 +225,9 @@ def test_a_finished_job_is_streamed_and_then_there_is_no_content(
         last = list(stream_)[-1].id
     assert last == 2
     assert http.get(f"/{job_id}/stream", headers={"Last-Event-ID": "2"}).status_code == 204
+    assert http.get(f"/{job_id}/stream?after=2").status_code == 204
+    assert http.get(f"/{job_id}/stream?from=now").status_code == 204
+    assert http.get(f"/{job_id}/stream?after=1").status_code == 200
 
 
 def test_a_place_that_is_none_is_refused(http: httpx.Client, job_id: str) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 from fastapi.testclient import TestClient
@@ -116,7 +117,10 @@ def test_the_old_address_redirects_to_the_export_or_explains_how_to_create_one(
     assert refusal(waiting) == (404, "export_not_ready")
     assert f"GET {JOBS}/{job_id}/exports/{export_id}" in waiting.json()["error"]["message"]
     finish_export(settings, database, export_id, CONTENT)
-    assert client.get(old, follow_redirects=False).status_code == 303
+    redirect = client.get(old, follow_redirects=False)
+    assert redirect.status_code == 303
+    behind_a_prefix = urljoin(f"https://example.com/grpo{old}", redirect.headers["location"])
+    assert behind_a_prefix == f"https://example.com/grpo{JOBS}/{job_id}/exports/{export_id}/content"
     assert client.get(old, follow_redirects=True).content == CONTENT
 
 

@@ -24,7 +24,7 @@ REQUESTS = {
         S.CANCELLED: S.CANCELLED,
     },
     "pause": {S.QUEUED: S.PAUSED, S.RUNNING: S.PAUSING, S.PAUSING: S.PAUSING, S.PAUSED: S.PAUSED},
-    "resume": {S.PAUSED: S.QUEUED},
+    "resume": {S.PAUSED: S.QUEUED, S.QUEUED: S.QUEUED, S.RUNNING: S.RUNNING},
 }
 """Request → state → the next one; it is refused in other states."""
 FINISHES = {

@@ -121,6 +121,11 @@ def test_result_files_are_the_csv_and_then_the_adapter(
         ("pause", JobState.QUEUED, "paused", "paused"),
         ("pause", JobState.RUNNING, "running", "pausing"),
         ("resume", JobState.PAUSED, "queued", "queued"),
+        # repeated, because its answer was lost
+        ("cancel", JobState.CANCELLING, "running", "cancelling"),
+        ("pause", JobState.PAUSED, "paused", "paused"),
+        ("resume", JobState.QUEUED, "queued", "queued"),
+        ("resume", JobState.RUNNING, "running", "training"),
     ],
 )
 def test_a_job_accepts_a_request(
@@ -143,7 +148,7 @@ def test_a_job_accepts_a_request(
         ("cancel", JobState.SUCCEEDED, "The job has already succeeded."),
         ("cancel", JobState.FAILED, "The job has already failed."),
         ("pause", JobState.CANCELLED, "The job is already cancelled."),
-        ("resume", JobState.RUNNING, "A job that is running cannot be resumed."),
+        ("resume", JobState.PAUSING, "A job that is pausing cannot be resumed."),
         ("pause", JobState.CANCELLING, "A job that is cancelling cannot be paused."),
     ],
 )

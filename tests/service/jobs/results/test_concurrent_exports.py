@@ -1,0 +1,58 @@
+"""An export that its worker ends while a request deletes it or its model."""
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.jobs.model.states import JobState
+from service.jobs.store import claiming, queue
+from service.platform.db import Database
+from service.settings import Settings
+from tests.service.job_samples import add_artifact, make_model
+from tests.service.jobs.results.conftest import add_tuned
+
+JOBS = "/v1/fine_tuning/jobs"
+FAILURE = {"code": "not_mergeable", "message": "It does not fit.", "hint": "", "evidence": []}
+
+
+@pytest.fixture
+def database_url(postgres_url: str) -> str:
+    """On SQLite no other transaction writes between two statements."""
+    return postgres_url
+
+
+@pytest.mark.parametrize("ending", [JobState.SUCCEEDED, JobState.FAILED])
+@pytest.mark.parametrize("deletes_model", [False, True])
+def test_an_export_that_ends_while_it_is_deleted_leaves_no_archive(
+    client: TestClient,
+    settings: Settings,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    ending: JobState,
+    deletes_model: bool,
+) -> None:
+    make_model(settings.home)
+    job_id = add_tuned(settings, database)
+    exports = f"{JOBS}/{job_id}/exports"
+    export_id = client.post(exports, json={"format": "merged"}).json()["id"]
+    with database.connection() as session:
+        claimed = claiming.claim(session, pool="default", worker="w", lease_seconds=60)
+    assert claimed is not None
+    request_cancel = queue.request_cancel
+
+    def ending_meanwhile(*given: Any, **named: Any) -> JobState | None:
+        failure = FAILURE if ending is JobState.FAILED else None
+        with database.connection() as session:
+            assert queue.finish(session, export_id, claimed.fence, ending, failure=failure)
+        if ending is JobState.SUCCEEDED:
+            add_artifact(settings, database, export_id, "merged", b"a merged model")
+        return request_cancel(*given, **named)
+
+    monkeypatch.setattr(queue, "request_cancel", ending_meanwhile)
+    model = client.get(f"{JOBS}/{job_id}").json()["fine_tuned_model"]
+    place = f"/v1/models/{model}" if deletes_model else f"{exports}/{export_id}"
+    assert client.delete(place).status_code == 200
+    shown = [(each["id"], each["status"]) for each in client.get(exports).json()["data"]]
+    assert shown == ([(export_id, "failed")] if ending is JobState.FAILED else [])
+    assert [each for each in client.get("/v1/files").json()["data"] if each["filename"] == "merged.bin"] == []
