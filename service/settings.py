@@ -20,6 +20,8 @@ from grpo_engine.config.runtime import Runtime
 from grpo_engine.process.gpus import count_visible_gpus
 from service.integrations import Integration
 
+NOT_A_URL = "not a URL: in a password write %2F, %23, %3F and %40 for / # ? and @"
+
 
 def _visible_gpus(given: dict[str, Any]) -> int:
     return 0 if given["launcher"] == "ray" else count_visible_gpus(os.environ)
@@ -157,6 +159,9 @@ class Settings(BaseSettings):
         known = r"(postgres|postgresql|postgresql\+psycopg|sqlite)://"
         if url is not None and not re.match(known, url.get_secret_value()):
             raise ValueError("the database is not supported: use postgresql://USER:PASSWORD@HOST/NAME")
+        # PostgreSQL's driver ends a password at the first @, and its errors would show the rest as the host
+        if url is not None and re.match(r"postgres[^?]*@[^?]*@", url.get_secret_value()):
+            raise ValueError(NOT_A_URL)
         return url
 
     @field_validator("broker_url")
@@ -177,7 +182,7 @@ class Settings(BaseSettings):
         except ValueError:
             is_whole = False
         if not is_whole:
-            raise ValueError("not a URL: in a password write %2F, %23, %3F and %40 for / # ? and @")
+            raise ValueError(NOT_A_URL)
         return url
 
     @model_validator(mode="after")

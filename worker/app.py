@@ -32,6 +32,8 @@ def make_app(settings: Settings) -> Celery:
     celery.conf.update(celery_settings(settings.broker_url.get_secret_value()))
     celery.conf.update(
         task_default_queue=queue_name(settings.pool),
+        # a Redis that is read-only during a failover is an outage, too
+        broker_channel_error_retry=True,
         worker_prefetch_multiplier=1,
         worker_disable_prefetch=True,
         worker_concurrency=settings.slots,

@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from service.platform.clock import db_now
-from service.platform.db import Database, insert_for
+from service.platform.db import Database, insert_for, reason_of
 from service.platform.tables.workers import WorkerHelper
 from service.settings import Settings
 
@@ -68,7 +68,7 @@ class Heartbeat:
                 change(session)
             self._beaten_at = monotonic()
         except SQLAlchemyError as error:
-            logger.warning("heartbeat not written", error=type(error).__name__)
+            logger.warning("heartbeat not written", error=reason_of(error))
 
 
 def this_host() -> str:

@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from pydantic_core import from_json
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event, text
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
 from service.settings import Settings
@@ -27,6 +28,9 @@ POSTGRESQL_CONNECTIONS = {
 LOCK_SECONDS = 10
 """How long a statement on PostgreSQL waits for a lock."""
 POSTGRESQL_DISK_FULL = "53100"
+POSTGRESQL_OUTAGES = ("25006", "25P03")
+"""The server has become read-only; it has ended a transaction that was idle for too long. psycopg counts both
+as internal errors."""
 POSTGRESQL_REFUSALS = ("42501", "42P01", "42703")
 """Insufficient rights; a missing table; a missing column."""
 _LOCK = text("SELECT pg_advisory_xact_lock(:number)")
@@ -62,6 +66,7 @@ def make_engine(settings: Settings) -> Engine:
         **options,
     )
     event.listen(engine, "connect", _prepare_postgresql)
+    event.listen(engine, "handle_error", _as_outage)
     return engine
 
 
@@ -73,13 +78,22 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
 def _prepare_postgresql(connection: Any, _record: Any) -> None:
     encoding = connection.info.parameter_status("server_encoding")
     if encoding not in (None, "UTF8"):
-        from psycopg import OperationalError  # only PostgreSQL's processes load it
+        import psycopg  # only PostgreSQL's processes load it
 
         connection.close()
-        raise OperationalError(f"its encoding is {encoding}: create a database with ENCODING 'UTF8'")
+        raise psycopg.OperationalError(f"its encoding is {encoding}: create a database with ENCODING 'UTF8'")
     connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
     connection.execute(f"SET lock_timeout = '{LOCK_SECONDS}s'")
     connection.commit()
+
+
+def _as_outage(context: ExceptionContext) -> OperationalError | None:
+    """Translate errors of POSTGRESQL_OUTAGES to that of a lost connection; the pool then opens new ones."""
+    cause = context.original_exception
+    if getattr(cause, "sqlstate", None) not in POSTGRESQL_OUTAGES:
+        return None
+    context.is_disconnect = True
+    return OperationalError(context.statement, None, cause, hide_parameters=True, connection_invalidated=True)
 
 
 def _begin_sqlite(connection: Connection) -> None:
@@ -116,9 +130,9 @@ def refusal_of(error: Exception) -> str | None:
 
 
 def reason_of(error: Exception) -> str:
-    """An error's kind and, if the database refuses the statement, why; without the statement."""
-    kind, refusal = type(error).__name__, refusal_of(error)
-    return kind if refusal is None else f"{kind}: {refusal}"
+    """An error's kind and, if the database refuses the statement or its disk is full, why; no statement."""
+    why = "the disk of the database is full" if is_disk_full(error) else refusal_of(error)
+    return f"{type(error).__name__}: {why}" if why else type(error).__name__
 
 
 class Database:

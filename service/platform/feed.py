@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
-from service.platform.db import Database
+from service.platform.db import Database, reason_of
 
 log = structlog.get_logger()
 
@@ -136,7 +136,7 @@ class Feed(ABC, Generic[AnySubscriber, Update]):
                         await self._end_keyless()
                         checked_at = time.monotonic()
                 except SQLAlchemyError as error:
-                    log.warning("feed waits for the database", error=type(error).__name__)
+                    log.warning("feed waits for the database", error=reason_of(error))
         finally:
             self.stop()
 

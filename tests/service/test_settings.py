@@ -37,7 +37,7 @@ def test_an_engine_python_without_a_folder_is_found_in_path(tmp_path: Path) -> N
     assert settings_for(tmp_path, engine_python="python3").engine_python == Path("python3")
 
 
-@pytest.mark.parametrize("name", ["100% größe 🚀 %20", "who?a=b#c;d&e", 'it\'s "mine"', "a+b@c:d"])
+@pytest.mark.parametrize("name", ["100% größe 🚀 %20", "who?a=b#c;d&e", 'it\'s "mine"', "a+b@c:d@e"])
 def test_the_database_is_inside_a_home_of_any_name(tmp_path: Path, name: str) -> None:
     database = connect(settings_for(tmp_path / name))
     with database.reading() as session:

@@ -16,11 +16,12 @@ from grpo_engine.config.job import Runtime
 from grpo_engine.process.parent_death import dies_with_this_process
 from service.jobs.results.evidence import audit_job
 from service.platform.db import Database
+from service.platform.migrate import upgrade
 from service.platform.storage import Storage, open_storage
 from service.settings import Settings
 from tests.conftest import settings_for
 from tests.support.forking import client as forking
-from tests.support.servers import wait_until
+from tests.support.servers import Postgres, wait_until
 from tests.worker.jobs import insert_dataset, insert_job, read_job
 from worker.attempt.attempt import Worker
 
@@ -138,6 +139,23 @@ class Processes:
                 process.send_signal(signal.SIGCONT)
                 process.kill()
             process.wait()
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[Postgres]:
+    """A PostgreSQL that this test may stop or change."""
+    with Postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_of_test(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database's URL: on the test's own server if it has one, otherwise on the shared one."""
+    if "own_postgres" not in request.fixturenames:
+        return str(request.getfixturevalue("postgres_url"))
+    server: Postgres = request.getfixturevalue("own_postgres")
+    upgrade(settings_for(tmp_path, server.url))
+    return server.url
 
 
 @pytest.fixture

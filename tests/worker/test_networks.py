@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+import psycopg
 import pytest
 from sqlalchemy import select, text, update
 from sqlalchemy.exc import DBAPIError
@@ -30,9 +31,9 @@ LIBFAKETIME = "/usr/$LIB/faketime/libfaketime.so.1"
 
 
 @pytest.fixture
-def database_url(postgres_url: str) -> str:
+def database_url(postgres_of_test: str) -> str:
     """PostgreSQL only: SQLite has no network."""
-    return postgres_url
+    return postgres_of_test
 
 
 @pytest.fixture
@@ -169,6 +170,24 @@ def test_a_process_frozen_in_a_transaction_loses_its_locks(
     session.close()
     frozen.engine.dispose()
     assert read_job(database, job_id).priority == 3
+
+
+def test_a_job_continues_after_its_database_was_read_only(
+    own_postgres: Postgres, database: Database, processes: Processes, submit: Submit, wait_for: WaitFor
+) -> None:
+    """As managed servers are when their disk is nearly full."""
+    job_id = submit({"*": {"step_seconds": 0.1}}, hyperparameters={"n_steps": 40})
+    processes.start_worker()
+    wait_for(job_id, step=4)
+    own_postgres.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+    own_postgres.execute("SELECT pg_reload_conf()")
+    wait_until(lambda: "lease not renewed" in processes.logs())
+    with psycopg.connect(own_postgres.url, autocommit=True) as connection:
+        connection.execute("SET default_transaction_read_only = off")
+        connection.execute("ALTER SYSTEM RESET default_transaction_read_only")
+        connection.execute("SELECT pg_reload_conf()")
+    wait_for(job_id, state="succeeded")
+    assert (read_job(database, job_id).attempt, metric_steps(database, job_id)) == (1, list(range(1, 41)))
 
 
 @pytest.mark.parametrize("shift", ["+1h", "-1h"])

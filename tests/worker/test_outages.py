@@ -3,7 +3,6 @@
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from sqlalchemy import update
@@ -13,7 +12,6 @@ from service.jobs.progress import logs
 from service.jobs.store import wakeups as store_wakeups
 from service.jobs.store.wakeups import MAX_WAITING, Wakeups, queue_name
 from service.platform.db import Database
-from service.platform.migrate import upgrade
 from service.platform.storage import Storage
 from service.platform.tables.core import Job
 from service.settings import Settings
@@ -28,13 +26,6 @@ WaitFor = Callable[..., None]
 
 
 @pytest.fixture
-def own_postgres() -> Iterator[Postgres]:
-    """A PostgreSQL that this test may stop."""
-    with Postgres() as server:
-        yield server
-
-
-@pytest.fixture
 def own_redis() -> Iterator[Redis]:
     """A Redis that this test may stop."""
     with Redis() as server:
@@ -42,13 +33,9 @@ def own_redis() -> Iterator[Redis]:
 
 
 @pytest.fixture
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def database_url(postgres_of_test: str) -> str:
     """PostgreSQL only; a test that stops it has its own server."""
-    if "own_postgres" not in request.fixturenames:
-        return str(request.getfixturevalue("postgres_url"))
-    server: Postgres = request.getfixturevalue("own_postgres")
-    upgrade(settings_for(tmp_path, server.url))
-    return server.url
+    return postgres_of_test
 
 
 @pytest.fixture
@@ -269,6 +256,15 @@ def test_a_broker_restart_disturbs_no_running_job_and_the_worker_reconnects(
     with database.transaction() as session:
         session.execute(update(Job).values(last_woken_at=0))
     wait_for(waiting, state="succeeded")
+
+
+def test_an_idle_worker_outlasts_a_read_only_broker(
+    celery: Processes, own_redis: Redis, submit: Submit, wait_for: WaitFor
+) -> None:
+    start_celery(celery)
+    with own_redis.read_only():
+        wait_until(lambda: "read only" in celery.logs(), 120, "the worker notices it")
+    wait_for(submit(), state="succeeded")
 
 
 @pytest.mark.parametrize("lose", [Redis.flush, Redis.evict])

@@ -155,13 +155,15 @@ def test_a_stale_fence_changes_nothing(database: Database, write: str) -> None:
     assert (after.state, after.fence, after.lease_expires_at) == ("running", 3, before.lease_expires_at)
 
 
-def test_expired_leases_are_requeued_with_doubling_backoff(database: Database) -> None:
+def test_expired_leases_are_requeued_with_a_backoff_that_doubles_up_to_five_minutes(
+    database: Database,
+) -> None:
     job = claimed(database)
-    for pause in (10, 20):
+    for pause in (160, 300):
         expire_lease(database, job.id)
         with database.transaction() as session:
             before = read_clock(session)
-        (swept,) = sweep(database, backoff_seconds=10)
+        (swept,) = sweep(database, backoff_seconds=160)
         assert (swept.job_id, swept.state, swept.worker) == (job.id, JobState.QUEUED, "w")
         with database.transaction() as session:
             not_before = session.scalars(select(Job.not_before)).one()
@@ -208,6 +210,33 @@ def test_only_a_release_for_a_failure_is_counted(database: Database) -> None:
     assert read_job(database, job.id).failures == 1
 
 
+@pytest.mark.parametrize(
+    ("reason", "place", "failures", "state"),
+    [
+        ("ValueError: now 2", "a.py:1", 1, "failed"),
+        ("TypeError: now 2", "a.py:1", 1, "queued"),
+        ("ValueError: now 2", "b.py:1", 1, "queued"),
+        ("ValueError: now 2", "a.py:1", 0, "queued"),
+    ],
+)
+def test_the_same_exception_ends_a_job_unless_there_was_a_checkpoint_in_between(
+    database: Database, reason: str, place: str, failures: int, state: str
+) -> None:
+    def fail(fence: int, reason: str, place: str) -> None:
+        given = {"spend_failure": True, "backoff_seconds": 0, "evidence": (place,)}
+        failure = {"code": "engine_error", "message": reason}
+        with database.transaction() as session:
+            assert queue.release(session, job.id, fence, reason=reason, failure=failure, **given)
+
+    job = claimed(database)
+    fail(1, "ValueError: was 1", "a.py:1")
+    with database.transaction() as session:
+        session.execute(update(Job).values(failures=failures))
+    claim(database)
+    fail(2, reason, place)
+    assert read_job(database, job.id).state == state
+
+
 def test_waiting_jobs_are_woken_once_per_interval(database: Database) -> None:
     insert_job(database, pool="gpu")
     insert_job(database, pool="cpu")
@@ -216,6 +245,16 @@ def test_waiting_jobs_are_woken_once_per_interval(database: Database) -> None:
         assert sorted(sweeping.due_pools(session)) == ["cpu", "gpu"]
     with database.transaction() as session:
         assert sweeping.due_pools(session) == []
+
+
+def test_a_resumed_job_neither_backs_off_nor_waits_for_its_next_wake_up(database: Database) -> None:
+    job_id = insert_job(database, state="paused", not_before=1e12, last_woken_at=1e12)
+    with database.transaction() as session:
+        queue.request_resume(session, "acme", job_id)
+        assert len(sweeping.due_pools(session)) == 1
+    job = claim(database)
+    assert job is not None
+    assert job.id == job_id
 
 
 def test_two_sweepers_requeue_a_job_once(database: Database) -> None:

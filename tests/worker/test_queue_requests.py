@@ -60,6 +60,8 @@ EXPECTED = {
     ("pause", "pausing"): "pausing",
     ("pause", "paused"): "paused",
     ("resume", "paused"): "queued",
+    ("resume", "queued"): "queued",
+    ("resume", "running"): "running",
 }
 
 

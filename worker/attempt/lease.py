@@ -17,7 +17,7 @@ from grpo_engine.process.fault_points import fault_point
 from service.jobs.model.states import JobState
 from service.jobs.store import queue
 from service.jobs.store.claiming import ClaimedJob
-from service.platform.db import Database
+from service.platform.db import Database, reason_of
 from service.settings import Settings
 from worker.launchers.base import Run
 
@@ -35,28 +35,34 @@ class Lease:
         self._database = database
         self._settings = settings
         self._job_id, self._fence = job.id, job.fence
-        self._claimed_at = claimed_at
+        self._renewed_at = claimed_at
         self._lost = threading.Event()
         self._done = threading.Event()
+        self._changed = threading.Event()
+        """Set after a renewal and at the end."""
         self._engine: Run | None = None
-        self._fuse: threading.Timer | None = None
         self.state = JobState.RUNNING
         """State of the job at the last renewal."""
-        # the copied context adds the attempt's log fields to the thread's lines
-        self._thread = threading.Thread(
-            target=copy_context().run, args=(self._renew_until_done,), name="lease", daemon=True
-        )
+        # both start with the lease: while it is held, a machine without room for a thread must not end it.
+        # the copied contexts add the attempt's log fields to the threads' lines
+        self._threads = [
+            threading.Thread(target=copy_context().run, args=(target,), name=name, daemon=True)
+            for name, target in {
+                "lease": self._renew_until_done,
+                "self-fence": self._fence_until_done,
+            }.items()
+        ]
 
     def __enter__(self) -> Self:
-        self._set_fuse(self._claimed_at)
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
         self._done.set()
-        self._thread.join(timeout=self._settings.heartbeat_seconds)
-        if self._fuse is not None:
-            self._fuse.cancel()
+        self._changed.set()
+        for thread in self._threads:
+            thread.join(timeout=self._settings.heartbeat_seconds)
 
     @property
     def lost(self) -> bool:
@@ -96,25 +102,23 @@ class Lease:
                     session, self._job_id, self._fence, lease_seconds=self._settings.lease_seconds
                 )
         except SQLAlchemyError as error:
-            logger.warning("lease not renewed", error=type(error).__name__)
+            logger.warning("lease not renewed", error=reason_of(error))
             return
         if state is not None:
             fault_point("lease.renewed")
             self.state = state
-            self._set_fuse(sent_at)
+            self._renewed_at = sent_at
+            self._changed.set()
         elif not self._done.is_set():
             self.lose()
 
-    def _set_fuse(self, sent_at: float) -> None:
-        """Restart the timer that ends the lease. It counts from the time before the statement was sent."""
-        if self._fuse is not None:
-            self._fuse.cancel()
-        seconds_left = max(0.0, sent_at + self._settings.self_fence_seconds - monotonic())
-        self._fuse = threading.Timer(seconds_left, copy_context().run, (self._self_fence,))
-        self._fuse.daemon = True
-        self._fuse.start()
-
-    def _self_fence(self) -> None:
-        if not self._done.is_set():
-            logger.error("lease not renewed for too long; killing the engine")
-            self.lose()
+    def _fence_until_done(self) -> None:
+        """Lose the lease if it was not renewed for too long, from the time before a statement was sent."""
+        while not self._done.is_set():
+            seconds_left = self._renewed_at + self._settings.self_fence_seconds - monotonic()
+            if seconds_left <= 0:
+                logger.error("lease not renewed for too long; killing the engine")
+                self.lose()
+                return
+            self._changed.wait(seconds_left)
+            self._changed.clear()

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from service.jobs.progress import logs
 from service.jobs.progress.logs import PrintedLines
 from service.jobs.store.transitions import lock_held
+from service.platform.db import reason_of
 from worker.attempt.attempt import OUTAGES, Attempt
 from worker.attempt.lease import Lost
 from worker.cluster.place import ClusterPlace
@@ -76,7 +77,7 @@ class LogStream:
             with self._attempt.worker.database.transaction() as session:
                 is_held = self._write(session)
         except OUTAGES as error:
-            logger.warning("log not stored yet", error=type(error).__name__)
+            logger.warning("log not stored yet", error=reason_of(error))
             return False
         except SQLAlchemyError:
             logger.exception("log lines dropped")

@@ -27,6 +27,8 @@ DRIVER = "worker.cluster.driver"
 PREFIX = "grpo-ray-"
 """Prefix of the names of temporary folders."""
 POLL_SECONDS = 0.05
+ANSWER_SECONDS = 120.0
+"""Maximum time for the driver's answer to a call that transfers no files."""
 LEAVE_SECONDS = 20.0
 """Maximum time for the driver to end the ranks and delete their directories."""
 KEPT_FROM_DRIVER = ("GRPO_DATABASE_URL", "GRPO_BROKER_URL", "GRPO_MODE")
@@ -99,6 +101,8 @@ class ClusterPlace:
         """Call the driver. Raises ClusterLost, or the error that the operation raised on its host."""
         with self._lost_if_closed():
             self._connection.send(Call(method, arguments))
+            if not method.startswith("files") and not self._connection.poll(ANSWER_SECONDS):
+                self._process.kill()  # a late answer would be taken for that to the next call
         return self._receive()
 
     def leave(self) -> None:

@@ -6,7 +6,7 @@ the others are killed, because SIGTERM has no effect on a process that is blocke
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 
 from grpo_engine.contract.events import Failed
 from grpo_engine.files.event_log import Journal
-from worker.cluster.plan import LAST_SECONDS, LOST, SILENCE_SECONDS, Plan, Status
+from worker.cluster.plan import LAST_SECONDS, LOST, SILENCE_SECONDS, ClusterLost, Plan, Status
 from worker.cluster.rank import Location, Report, log_of
 from worker.cluster.sampler import SamplerGroup, end_actors
 from worker.launchers.base import EVENTS
@@ -35,26 +35,31 @@ class Ranks:
         """Bytes of the events that have been copied to the worker's run directory."""
         self._ended: dict[int, Report] = {}
         self._killed: set[int] = set()
+        self._lost: dict[int, str] = {}
+        """Number of each lost rank → a sentence about it."""
         nodes = [location.node for location in locations]
         self._first_of_host = [nodes.index(node) for node in nodes]
-        entered = zip(actors, self._first_of_host, strict=True)
-        ray.get([actor.enter.remote(rank, first) for rank, (actor, first) in enumerate(entered)])
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+        entered = zip(actors, self._first_of_host, strict=True)
+        self._results({rank: actor.enter.remote(rank, first) for rank, (actor, first) in enumerate(entered)})
 
     def files(self, method: str, *arguments: Any, everywhere: bool) -> list[Any]:
         """Call a method of the run directory, on each host or on the first rank's; returns their results.
 
-        No call is still running when this returns or raises, because a second one would write the same files.
+        No call is still running when this returns or raises, because a second one would write the same files;
+        only a lost rank may still run one.
         """
         first_ranks = sorted(set(self._first_of_host)) if everywhere else [0]
-        calls = [self._actors[rank].files.remote(method, *arguments) for rank in first_ranks]
-        ray.wait(calls, num_returns=len(calls))
-        results: list[Any] = ray.get(calls)
-        return results
+        return self._results(
+            {rank: self._actors[rank].files.remote(method, *arguments) for rank in first_ranks}
+        )
 
     def start(self, samplers: SamplerGroup) -> None:
         """Start all engines, which may use the samplers."""
-        ray.get([actor.start.remote(self._locations, self._actors, samplers) for actor in self._actors])
+        actors = self._actors
+        self._results(
+            {rank: each.start.remote(self._locations, actors, samplers) for rank, each in enumerate(actors)}
+        )
 
     def stop(self, grace_seconds: float) -> None:
         """Have all engines write a checkpoint and end."""
@@ -69,6 +74,17 @@ class Ranks:
     def leave(self) -> None:
         """Kill all engines, and delete their run directories."""
         end_actors(self._actors, "leave")
+
+    def _results(self, calls: Mapping[int, Any]) -> list[Any]:
+        """The results of calls to these ranks. Raises ClusterLost when only lost ranks have not answered."""
+        running = dict(calls)
+        while running:
+            ended, _ = ray.wait([*running.values()], num_returns=len(running), timeout=1.0)
+            running = {rank: call for rank, call in running.items() if call not in ended}
+            if running and running.keys() <= self._lost.keys():
+                raise ClusterLost(next(self._lost[rank] for rank in running))
+        results: list[Any] = ray.get([*calls.values()])
+        return results
 
     def _watch(self) -> None:
         """Request reports from each rank until the driver ends."""
@@ -139,7 +155,8 @@ class Ranks:
     def _lose(self, rank: int, error: RayError | None) -> None:
         """End the run because a rank's host or process is lost."""
         cause = "did not answer" if error is None else type(error).__name__
-        self._give_up(f"Rank {rank} on {self._locations[rank].host} was lost ({cause}).")
+        self._lost[rank] = f"Rank {rank} on {self._locations[rank].host} was lost ({cause})."
+        self._give_up(self._lost[rank])
 
     def _give_up(self, reason: str) -> None:
         if self.status.exit_code is None:

@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from service.ops.helper_heartbeats import CHAT, Heartbeat
 from service.platform import logs
+from service.platform.db import reason_of
 from service.settings import Settings
 from worker.attempt.attempt import Worker, worker_name
 from worker.serving.model_keeper import BEAT_SECONDS, ModelKeeper
@@ -42,7 +43,7 @@ def _answer(stopping: Flag, worker: Worker, heartbeat: Heartbeat) -> None:
         run_rounds(stopping, heartbeat, keeper.round, pause_seconds=0.0)
         keeper.leave()
     except SQLAlchemyError as error:
-        logger.warning("leases not released", error=type(error).__name__)  # they expire
+        logger.warning("leases not released", error=reason_of(error))  # they expire
     finally:
         keeper.close()
 

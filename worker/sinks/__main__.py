@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from service.jobs.store.machines import SINK_PACKAGES, install_hint
 from service.platform import logs
-from service.platform.db import Database, connect
+from service.platform.db import Database, connect, reason_of
 from service.settings import Settings
 from service.sinks import outbox
 from worker.masking import mask_secrets
@@ -98,7 +98,7 @@ def run(database: Database, settings: Settings, claim: outbox.Claim, stopping: F
     try:
         write_all(database, settings, claim, stopping)
     except SQLAlchemyError as error:
-        logger.warning("database unavailable", error=type(error).__name__)
+        logger.warning("database unavailable", error=reason_of(error))
         return DATABASE_UNAVAILABLE
     except Exception as error:  # noqa: BLE001 - the sink's package may raise anything; the job's history shows it
         reason = public_reason(claim.type, error)

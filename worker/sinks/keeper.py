@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from grpo_engine.process.parent_death import bound_command
 from service.ops.helper_heartbeats import SINKS, Heartbeat
-from service.platform.db import Database
+from service.platform.db import Database, reason_of
 from service.settings import Settings
 from service.sinks import outbox
 from worker.supervision import Flag, end_process, run_rounds
@@ -104,7 +104,7 @@ class Keeper:
                 for claim in killed:
                     outbox.release(session, claim)
         except SQLAlchemyError as error:  # the claims expire
-            logger.warning("sinks not released", error=type(error).__name__)
+            logger.warning("sinks not released", error=reason_of(error))
 
 
 def _ended(code: int) -> str:

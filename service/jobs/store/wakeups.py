@@ -114,15 +114,20 @@ def broker_check(settings: Settings) -> str:
 
     client = Redis.from_url(url, socket_timeout=CHECK_SECONDS, socket_connect_timeout=CHECK_SECONDS)
     try:
-        memory = cast("dict[str, str]", client.info("memory"))
+        found = cast("dict[str, Any]", client.info())
     except (AuthenticationError, ResponseError):
         return BROKER_REFUSES
     except RedisError:
         return "no answer"
     finally:
         client.close()
-    policy = memory.get("maxmemory_policy", "noeviction")
-    return "ok" if policy == "noeviction" else f"evicts messages: maxmemory-policy is {policy}"
+    policy = found.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        return f"evicts messages: maxmemory-policy is {policy}"
+    if found.get("role") == "slave":
+        return "is read-only: it is a replica"
+    is_full = 0 < found.get("maxmemory", 0) <= found.get("used_memory", 0)
+    return "is full: maxmemory is reached" if is_full else "ok"
 
 
 def refuse_eviction(settings: Settings) -> None:

@@ -131,7 +131,7 @@ def _helpers(session: Session, settings: Settings) -> Iterator[Finding]:
 
 
 def broker(settings: Settings) -> Iterator[Finding]:
-    """Whether the broker responds and evicts nothing. It need not write to disk."""
+    """Whether the broker responds, accepts messages and evicts nothing. It need not write to disk."""
     found = broker_check(settings)
     if found == NO_ANSWER:
         advice = (
@@ -142,10 +142,13 @@ def broker(settings: Settings) -> Iterator[Finding]:
         yield failure(
             "broker", found, "Correct them in GRPO_BROKER_URL: redis://USER:PASSWORD@HOST:PORT/NUMBER."
         )
-    elif found not in ("ok", "none"):
+    elif found.startswith("evicts"):
         yield failure(
             "broker", found, "CONFIG SET maxmemory-policy noeviction, also in its configuration file."
         )
+    elif found not in ("ok", "none"):
+        advice = "Name the primary in GRPO_BROKER_URL, or raise maxmemory. Celery workers are not woken."
+        yield failure("broker", found, advice)
     else:
         yield ok("broker", "none: workers poll" if found == "none" else "responds and evicts nothing")
 

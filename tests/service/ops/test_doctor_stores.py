@@ -128,6 +128,19 @@ def test_a_broker_that_is_unreachable_or_evicts_is_a_failure(tmp_path: Path, red
     assert bad(stores.broker(settings_for(tmp_path, broker_url=redis_server.url))) == []
 
 
+def test_a_broker_that_accepts_no_wake_ups_is_a_failure(tmp_path: Path) -> None:
+    with Redis() as server:
+        settings = settings_for(tmp_path, broker_url=server.url)
+        with server.read_only():
+            read_only = only(stores.broker(settings))
+        connection = server.client()
+        connection.config_set("maxmemory", "1")
+        full = only(stores.broker(settings))
+        connection.close()
+    assert (read_only.level, read_only.found) == (Level.FAILURE, "is read-only: it is a replica")
+    assert (full.level, full.found) == (Level.FAILURE, "is full: maxmemory is reached")
+
+
 def test_a_broker_that_refuses_the_login_is_a_failure(tmp_path: Path, redis_server: Redis) -> None:
     beyond = f"{redis_server.url.rpartition('/')[0]}/99"
     connection = redis_server.client()

@@ -1,5 +1,6 @@
 """Sessions and their connections."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,28 @@ def test_a_transaction_whose_connection_was_lost_raises_and_the_next_one_gets_an
     assert error.value.connection_invalidated
     with database.transaction() as session:
         assert session.scalar(select(1)) == 1
+
+
+@on_postgresql
+@pytest.mark.parametrize(
+    "setting", ["TRANSACTION READ ONLY", "LOCAL idle_in_transaction_session_timeout = '1ms'"]
+)
+def test_a_server_that_is_read_only_or_ends_idle_transactions_counts_as_an_outage(
+    database: Database, setting: str
+) -> None:
+    with pytest.raises(OperationalError) as error:
+        _write_until_refused(database, setting)
+    assert error.value.connection_invalidated
+    with database.transaction() as session:
+        assert session.scalar(select(1)) == 1
+
+
+def _write_until_refused(database: Database, setting: str) -> None:
+    with database.transaction() as session:
+        session.execute(text(f"SET {setting}"))
+        while True:
+            session.execute(text("UPDATE jobs SET priority = 5"))
+            time.sleep(0.02)
 
 
 @on_postgresql

@@ -136,6 +136,8 @@ def test_every_line_of_a_request_names_its_tenant_and_key(
     ("name", "value"),
     [
         ("database_url", "postgresql://u:hidden@host:port/db"),
+        ("database_url", "postgresql://u:p@hidden@host:5432/db"),
+        ("database_url", "postgresql://u:p@:/hidden@host:5432/db"),
         ("broker_url", "redis://:hidden/x@host:6379/0"),
         ("broker_url", "redis://:hid#den@host:6379/0"),
     ],

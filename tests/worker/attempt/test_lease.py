@@ -1,11 +1,13 @@
 """The self-fence of a lease takes effect before another worker can claim the job."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
 import pytest
 from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from service.jobs.store import claiming
@@ -63,4 +65,25 @@ def test_the_self_fence_is_measured_from_before_a_renewal(
     slow.delay = lambda: clock.__setitem__(0, clock[0] + 60)
     patient = settings.model_copy(update={"self_fence_seconds": 50.0, "heartbeat_seconds": 0.01})
     with Lease(slow, patient, job, 0.0) as lease:
+        wait_until(lambda: lease.lost, 120, "the fence")
+
+
+def test_a_lease_is_renewed_and_ended_on_a_machine_that_starts_no_more_threads(
+    database: Database, settings: Settings, job: ClaimedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def fail() -> None:
+        raise OperationalError("COMMIT", {}, Exception("the database is away"))
+
+    renewals: list[float] = []
+    counted = SlowDatabase(database.engine)
+    counted.delay = lambda: renewals.append(monotonic())
+    quick = settings.model_copy(update={"heartbeat_seconds": 0.01})
+    with Lease(counted, quick, job, monotonic()) as lease:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        wait_until(lambda: len(renewals) >= 3, 60, "three renewals")
+        assert not lease.lost
+        counted.delay = fail
         wait_until(lambda: lease.lost, 120, "the fence")

@@ -1,5 +1,7 @@
 """A job with several ranks on one machine runs on a private Ray cluster, which ends with its attempt."""
 
+import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,11 +13,14 @@ from service.jobs.progress import logs
 from service.platform.db import Database
 from service.platform.storage import Storage
 from tests.support.servers import wait_until
+from tests.support.waiting import descendants
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import read_job
-from tests.worker.outcomes import expected_weights, messages, metric_steps, weights
+from tests.worker.outcomes import expected_weights, messages, metric_steps, run_until_idle, weights
+from worker.attempt import runner
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
+from worker.cluster import place
 from worker.cluster.place import PREFIX
 from worker.launchers.gpu_reservation import HostGpus
 from worker.launchers.run_directory import LOCK, run_directory
@@ -60,6 +65,30 @@ def test_two_ranks_train_and_leave_nothing(
         assert [line.text for line in log if line.rank == rank] == ["fake engine starts", "from both"]
     assert not engine_pids(two_gpus.settings)
     assert not list(temporary.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", ["ray::Rank", "worker.cluster.driver"])
+def test_a_job_continues_when_a_process_of_its_cluster_stops_answering_before_the_engines_start(
+    two_gpus: Worker, submit: Submit, database: Database, monkeypatch: pytest.MonkeyPatch, stopped: str
+) -> None:
+    """Such as a rank whose host is frozen, or a driver that waits for Ray forever."""
+    frozen: list[int] = []
+
+    def freeze(point: str) -> None:
+        if point == "job.prepared" and not frozen:
+            frozen.append(max(descendants(os.getpid(), stopped.encode())))
+            os.kill(frozen[0], signal.SIGSTOP)
+
+    monkeypatch.setattr(runner, "fault_point", freeze)
+    monkeypatch.setattr(place, "ANSWER_SECONDS", 40.0)
+    job_id = submit(required_gpus=2)
+    run_until_idle(two_gpus, database)
+    job = read_job(database, job_id)
+    assert (job.state, job.attempt) == ("succeeded", 2), messages(database, job_id)
+    assert any("lost" in message for message in messages(database, job_id))
+    wait_until(lambda: not Path(f"/proc/{frozen[0]}").exists())
+    assert not engine_pids(two_gpus.settings)
 
 
 @pytest.mark.slow
