@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import structlog
-from pydantic import ValidationError
 from sqlalchemy.exc import InterfaceError, OperationalError, TimeoutError
 from sqlalchemy.orm import Session
 
 from grpo_engine.config.job import Hyperparameters, Method, TrainingFreeHyperparameters, hyperparameters_of
 from grpo_engine.contract.events import CheckpointSaved
-from service.jobs.model.methods import parsed_method
+from service.jobs.model.methods import UnreadableMethod, parsed_method
 from service.jobs.model.states import JobState
 from service.jobs.store import history
 from service.jobs.store.claiming import ClaimedJob
@@ -24,7 +23,7 @@ from service.jobs.store.machines import UNSAFE, Capabilities, of_this_machine, o
 from service.jobs.store.transitions import lock_held
 from service.jobs.store.wakeups import Wakeups
 from service.platform.catalog import Catalog
-from service.platform.db import Database, connect
+from service.platform.db import Database, connect, reason_of
 from service.platform.storage import (
     ObjectMissing,
     Storage,
@@ -173,8 +172,9 @@ class Attempt:
         """The job's method. Raises Refused if this version of the engine cannot parse it."""
         try:
             return parsed_method(self.job.method)
-        except ValidationError as error:
-            raise Refused("config_invalid", f"this worker cannot read the job's method: {error}") from error
+        except UnreadableMethod as error:
+            message = f"this worker cannot read the job's method: {error.reason}"
+            raise Refused("config_invalid", message) from error
 
     @property
     def hyperparameters(self) -> Hyperparameters | TrainingFreeHyperparameters:
@@ -210,7 +210,7 @@ class Attempt:
                 with self.worker.database.transaction() as session:
                     return query(session)
             except OUTAGES as error:
-                logger.warning("database unavailable", error=type(error).__name__)
+                logger.warning("database unavailable", error=reason_of(error))
             self.lease.wait(next(pauses))
 
     def transfer(self, action: Callable[[], T], *, is_patient: bool = False) -> T:

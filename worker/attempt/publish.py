@@ -161,19 +161,22 @@ def publish_export(attempt: Attempt, event: Exported) -> None:
     stored = store_folder(attempt, event.path, key, texts, is_patient=True)
     fault_point("export.uploaded")
 
-    def store_result(session: Session) -> bool:
+    def store_result(session: Session) -> JobState | None:
         held = lock_held(session, job.id, job.fence)
-        if held is not None and held.state != JobState.RUNNING.value:
-            # the export was cancelled meanwhile, so its source may have been deleted
-            return queue.finish(session, job.id, job.fence, JobState.CANCELLED)
-        if not queue.finish(session, job.id, job.fence, JobState.SUCCEEDED):
-            return False
-        session.get_one(Job, job.id).export = {**export, "difference": difference}
-        add_artifact(session, attempt, "merged", f"{source}-step-{step}-merged.tar", stored, step)
-        return True
+        # if the export was cancelled meanwhile, its source may have been deleted
+        is_wanted = held is None or held.state == JobState.RUNNING.value
+        state = JobState.SUCCEEDED if is_wanted else JobState.CANCELLED
+        if not queue.finish(session, job.id, job.fence, state):
+            return None
+        if is_wanted:
+            session.get_one(Job, job.id).export = {**export, "difference": difference}
+            add_artifact(session, attempt, "merged", f"{source}-step-{step}-merged.tar", stored, step)
+        return state
 
-    attempt.write(store_result)
-    logger.info("export ended", of=source, step=step)
+    state = attempt.write(store_result)
+    if state is JobState.CANCELLED:
+        attempt.worker.storage.discard([key])
+    logger.info("export ended", of=source, step=step, state=state.value)
 
 
 def descriptions(

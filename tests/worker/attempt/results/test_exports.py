@@ -26,6 +26,7 @@ from tests.support.servers import wait_until
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import insert_file, insert_job, read_job
 from tests.worker.outcomes import in_background, run_until_idle
+from worker.attempt import publish
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
 
@@ -140,3 +141,22 @@ def test_a_cancelled_export_leaves_no_archive(
     assert read_job(database, export_id).state == "cancelled"
     with database.reading() as session:
         assert session.query(Artifact).filter_by(job_id=export_id).count() == 0
+
+
+def test_an_export_that_is_cancelled_while_it_is_stored_leaves_no_object(
+    worker: Worker, database: Database, storage: Storage, export_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the fake engine."""
+    settings = worker.settings.model_copy(update={"engine_module": "tests.support.fake_engine"})
+    object.__setattr__(worker, "settings", settings)
+    stored: list[bool] = []
+
+    def cancel(_point: str) -> None:
+        stored.append(any("/exports/" in key for key, _, _ in storage.listed()))
+        with database.transaction() as session:
+            queue.request_cancel(session, "acme", export_id, of=IS_EXPORT)
+
+    monkeypatch.setattr(publish, "fault_point", cancel)
+    run_job(worker)
+    assert (stored, read_job(database, export_id).state) == ([True], "cancelled")
+    assert [key for key, _, _ in storage.listed() if "/exports/" in key] == []
