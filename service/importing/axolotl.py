@@ -32,6 +32,13 @@ DEFAULTS: dict[str, Any] = {
     "use_bnb_nested_quant": True,
 }
 """Axolotl's defaults that differ from TRL's."""
+TRACKERS = {
+    "wandb": ("use_wandb", "wandb_project"),
+    "mlflow": ("use_mlflow", "mlflow_experiment_name"),
+    "tensorboard": ("use_tensorboard",),
+    "comet_ml": ("use_comet",),
+}
+"""Name in `report_to` → the fields, any of which turns it on."""
 REROLL = "`curriculum: rest` retries prompts without signal later"
 
 
@@ -133,6 +140,8 @@ def _implied(given: Mapping[str, Any]) -> dict[str, Any]:
             implied["lora_target_modules"] = "all-linear"
     if given.get("rl") == "gdpo":
         implied["multi_objective_aggregation"] = "normalize_then_sum"
+    if names := [name for name, fields in TRACKERS.items() if any(map(given.get, fields))]:
+        implied["report_to"] = names
     return implied
 
 

@@ -9,7 +9,6 @@ Boundary: the service checks the rows' fields.
 import csv
 import json
 import math
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, time
@@ -24,8 +23,8 @@ from service.jobs.model.dataset import RowError, parse_line, unique_keys
 
 HUB = "hf://"
 PARQUET = b"PAR1"
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
 HUB_SECONDS = 10
-HALF_PAIR = re.compile("[\ud800-\udfff]")
 MAX_HUB_BYTES = 2**30
 """Largest download for a conversion; the service takes 512 MB by default."""
 
@@ -85,7 +84,7 @@ def read_rows(source: str, split: str | None = None, config: str | None = None) 
 def write_jsonl(
     target: Path, rows: Iterable[Row], columns: Mapping[str, str], *, plain: bool = False
 ) -> None:
-    """Write the rows as JSONL. Raises Unreadable, naming row and column, for a value without a JSON form."""
+    """Write the rows as JSONL. Raises Unreadable, with row and column, for a value that cannot be stored."""
     with target.open("w", encoding="utf-8") as lines:
         for number, row in enumerate(rows, 1):
             if missing := [name for name in columns if number == 1 and name not in row]:
@@ -97,6 +96,11 @@ def write_jsonl(
                 raise Unreadable(f"two columns would be named {twice!r}: rename the other one as well")
             made = named if plain else _with_messages(named, columns.values())
             lines.write(_line(made, number) + "\n")
+
+
+def stored_rows(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
+    """The rows as the service stores them, with values of JSON only. Raises Unreadable as `write_jsonl`."""
+    return (parse_line(_line(row, number).encode()) for number, row in enumerate(rows, 1))
 
 
 def _with_messages(row: Row, renamed: Collection[str]) -> Row:
@@ -119,12 +123,12 @@ def is_jsonl(source: str) -> bool:
 
 
 def _kind(path: Path) -> str:
-    """A file's format, by its first bytes; CSV by its name."""
+    """A file's format, by its first bytes; CSV, also with tabs, by its name."""
     with path.open("rb") as file:
         start = file.read(64).lstrip()
     if start.startswith(PARQUET):
         return "parquet"
-    if path.suffix.lower() == ".csv":
+    if path.suffix.lower() in DELIMITERS:
         return "csv"
     return "json" if start.startswith(b"[") else "jsonl"
 
@@ -136,7 +140,8 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
                 if line.strip():
                     yield parse_line(line)
             except RowError as error:
-                raise Unreadable(f"{path}, line {number}: {error.reason}") from error
+                hint = "each line must be one JSON object; name a file with columns .csv or .tsv"
+                raise Unreadable(f"{path}, line {number} {error.reason}: {hint}") from error
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
@@ -154,11 +159,12 @@ def _json_rows(path: Path) -> Iterator[Row]:
 
 def _csv_rows(path: Path) -> Iterator[Row]:
     csv.field_size_limit(2**27)
+    delimiter = DELIMITERS[path.suffix.lower()]
     with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file, strict=True)
+        rows = csv.DictReader(file, strict=True, delimiter=delimiter)
         try:
             names = rows.fieldnames or ()
-            if len(names) == 1 and {";", "\t"} & set(names[0]):
+            if delimiter == "," and len(names) == 1 and {";", "\t"} & set(names[0]):
                 raise Unreadable(f"{path}, line 1 has no commas: save it with commas between its cells")
             if twice := [name for name in names if names.count(name) > 1]:
                 raise Unreadable(f"{path}, line 1 has two columns named {twice[0]!r}: rename one of them")
@@ -229,10 +235,12 @@ def _line(row: Row, number: int) -> str:
         except (ValueError, RecursionError) as error:
             reason = "a number that is NaN or infinite, or too deep a nesting, has no JSON form"
             raise Unreadable(f"row {number}, column {name!r}: {reason}") from error
-        if HALF_PAIR.search(name + text):
-            reason = "half of a surrogate pair has no form in UTF-8"
-            raise Unreadable(f"row {number}, column {name!r}: {reason}")
-        cells.append(f"{json.dumps(name, ensure_ascii=False)}: {text}")
+        cell = f"{json.dumps(name, ensure_ascii=False)}: {text}"
+        try:
+            parse_line(f"{{{cell}}}".encode("utf-8", "backslashreplace"))
+        except RowError as error:
+            raise Unreadable(f"row {number}, column {name!r} {error.reason}") from error
+        cells.append(cell)
     return "{" + ", ".join(cells) + "}"
 
 

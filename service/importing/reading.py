@@ -1,7 +1,6 @@
 """Reads the configuration, the sources of reward functions and the dataset's rows, and runs none of them."""
 
-import re
-import shlex
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,8 @@ from typing import Any
 import yaml
 
 from service.importing.dataset_formats import Unreadable, is_jsonl, read_rows, write_jsonl
+from service.importing.shell import assigned
 
-_OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 _DATE = "tag:yaml.org,2002:timestamp"
 
 
@@ -31,8 +29,11 @@ def read_config(path: Path) -> dict[str, Any]:
         return _overrides(text)
     try:
         config = yaml.load(text, _Loader)  # noqa: S506 - a safe loader
+        json.dumps(config, default=str, skipkeys=True)
     except yaml.YAMLError as error:
         raise Unreadable(f"{path} is not YAML: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"{path} is nested too deeply, or a value contains itself") from error
     if not isinstance(config, dict):
         raise Unreadable(f"{path} does not contain a mapping of fields")
     return {str(name): value for name, value in config.items()}
@@ -40,15 +41,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def _overrides(text: str) -> dict[str, Any]:
     """Dotted names with their values, in which the script's own variables are expanded."""
-    lines = text.replace("\\\n", " ").splitlines()
-    words = [word for line in lines for word in _words(line)]
-    pairs = [match.groups() for word in words if (match := _OVERRIDE.fullmatch(word))]
-    variables = {name: value for name, value in pairs if "." not in name}
-
-    def filled(value: str) -> str:
-        return _VARIABLE.sub(lambda found: variables.get(found[1], found[0]), value)
-
-    return {name: _value(filled(value) or "null") for name, value in pairs if "." in name}
+    return {name: _value(value or "null") for name, value in assigned(text) if "." in name}
 
 
 def _value(text: str) -> Any:
@@ -57,13 +50,6 @@ def _value(text: str) -> Any:
         return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
     except yaml.YAMLError:
         return text
-
-
-def _words(line: str) -> list[str]:
-    try:
-        return shlex.split(line, comments=True)
-    except ValueError:  # a quotation over several lines, which no override needs
-        return []
 
 
 def read_sources(names: Iterable[str], folders: Sequence[Path]) -> dict[str, str]:
@@ -85,11 +71,11 @@ def _relative(name: str) -> Path:
 def as_rows(source: str, target: Path) -> Path:
     """The dataset as a JSONL file: itself, or `target` if its rows had to be rewritten.
 
-    A `prompt` that is a list of messages is renamed to `messages`; the messages are kept as `prompt_messages`
-    too, for reward functions that read prompts. Raises Unreadable, OSError.
+    A `prompt` that is a list of messages is renamed to `messages`; messages of either name are kept as
+    `prompt_messages` too, for reward functions that read prompts. Raises Unreadable, OSError.
     """
     rows = list(read_rows(source))
-    if is_jsonl(source) and not any(isinstance(row.get("prompt"), list) for row in rows):
+    if is_jsonl(source) and not any(_conversation(row) for row in rows):
         return Path(source)
     write_jsonl(target, map(_row, rows), {})
     return target
@@ -101,9 +87,16 @@ def num_rows(path: Path) -> int:
         return sum(bool(line.strip()) for line in lines)
 
 
+def _conversation(row: Mapping[str, Any]) -> list[Any] | None:
+    """The messages that the row must keep as `prompt_messages`; None if it has them already, or none."""
+    has_them = "prompt" not in row and "prompt_messages" in row
+    prompt = row.get("prompt", row.get("messages"))
+    return prompt if isinstance(prompt, list) and not has_them else None
+
+
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:
-    prompt = row.get("prompt")
-    if not isinstance(prompt, list):
+    prompt = _conversation(row)
+    if prompt is None:
         return dict(row)
-    rest = {name: value for name, value in row.items() if name != "prompt"}
+    rest = {name: value for name, value in row.items() if name not in ("prompt", "messages")}
     return {"messages": prompt, **rest, "prompt_messages": prompt}

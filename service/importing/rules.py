@@ -18,7 +18,9 @@ JOB_FIELDS = (
 _SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 ALIKE = 0.85
 """Least similarity at which a field of the source is suggested in place of an unknown one."""
-_SECRET = re.compile(r"token|secret|password|api_key", re.IGNORECASE)
+_SPECIAL = "(?<!" + "|".join(f"{name}_" for name in ("bos", "eos", "pad", "unk", "sep", "cls")) + ")"
+"""Not after the name of a tokenizer's special token, such as `pad_token`."""
+_SECRET = re.compile(rf"{_SPECIAL}token(?!izer)|secret|password|api_key", re.IGNORECASE)
 
 
 class Refusal(Exception):

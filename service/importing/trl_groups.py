@@ -202,6 +202,8 @@ def adapter(translation: Translation) -> None:
     name, targets, why = "lora_target_modules", translation["lora_target_modules"], ""
     if not targets:
         targets, why = ["q_proj", "v_proj"], "PEFT's choice for Llama, Qwen, Mistral and Gemma only"
+    elif targets == ["all-linear"]:
+        targets = "all-linear"  # TRL unpacks a list of one
     elif isinstance(targets, str) and targets != "all-linear":
         targets = [targets]
     translation.maps(name, "lora.target_modules", targets, differs=why)
@@ -232,9 +234,7 @@ def quantization(translation: Translation) -> None:
             kind, f"must be nf4, whose error is smaller at the same size, not {translation[kind]}"
         )
     else:
-        why = (
-            "" if translation[nested] else "the scales are quantised, too: use_bnb_nested_quant is true here"
-        )
+        why = "" if translation[nested] else "the scales are quantised, too, as by use_bnb_nested_quant"
         translation.maps((four, kind, nested), "quantization", "nf4", differs=why)
         translation.leaves(eight, "load_in_4bit takes its place")
 

@@ -10,7 +10,19 @@ from typing import Any
 from service.importing import trl
 from service.importing import verl_groups as groups
 from service.importing.common_fields import run_name
-from service.importing.rules import Options, Rule, Translation, maps, only, translated, unneeded, whole
+from service.importing.rules import (
+    Options,
+    Rule,
+    Translation,
+    maps,
+    only,
+    together,
+    translated,
+    unlike,
+    unneeded,
+    whole,
+)
+from service.importing.trl_sinks import to_sinks
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 OPTIM = f"{ACTOR}.optim"
@@ -20,6 +32,8 @@ MACHINE = re.compile(
     r"|.*\._target_|.*(?:micro_batch_size|max_token_len|dynamic_bsz).*|actor_rollout_ref\.ref\..*"
 )
 """Sections for verl's distribution of work over machines, and for the critic, which GRPO does not have."""
+TOOLS = "tools are named in the job: `tools`, with max_turns"
+WHOLE_VOCABULARY = "answers to held-out rows are sampled from all tokens"
 NEVER_CUT = "rows are never cut: one that does not fit is refused"
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,\s*(.*))?\}")
 
@@ -29,8 +43,8 @@ UNNEEDED = {
     ("the job's rows have fixed names", "data"): "prompt_key reward_fn_key image_key video_key",
     (trl.LOADING, "data"): """
         tokenizer use_shm val_batch_size return_raw_input_ids return_raw_chat return_full_prompt
-        dataloader_num_workers validation_shuffle return_multi_modal_inputs trust_remote_code shuffle
-        custom_cls.path custom_cls.name
+        dataloader_num_workers validation_shuffle return_multi_modal_inputs trust_remote_code
+        custom_cls.name
     """,
     (trl.OPERATOR, "actor_rollout_ref"): """
         actor.strategy actor.use_torch_compile actor.ulysses_sequence_parallel_size
@@ -47,10 +61,9 @@ UNNEEDED = {
         name mode dtype gpu_memory_utilization enforce_eager free_cache_engine
         tensor_model_parallel_size max_num_batched_tokens max_model_len max_num_seqs disable_log_stats
         enable_chunked_prefill load_format layered_summon calculate_log_probs do_sample prompt_length
-        response_length val_kwargs.n val_kwargs.do_sample val_kwargs.top_p val_kwargs.top_k
-        cudagraph_capture_sizes
+        response_length val_kwargs.do_sample cudagraph_capture_sizes
     """,
-    (trl.RECORDED, "trainer"): "logger project_name log_val_generations rollout_data_dir validation_data_dir",
+    (trl.RECORDED, "trainer"): "log_val_generations rollout_data_dir validation_data_dir",
     (trl.CHECKPOINTS, "trainer"): """
         resume_mode resume_from_path default_local_dir default_hdfs_dir del_local_ckpt_after_load
         max_critic_ckpt_to_keep
@@ -59,6 +72,17 @@ UNNEEDED = {
     ("there is no critic", "trainer"): "critic_warmup",
 }
 """Reason why the job needs no counterpart, and section → the fields."""
+
+
+@together({"trainer.logger": None, "trainer.project_name": None})
+def sinks(translation: Translation) -> None:
+    wandb = {
+        "project": translation["trainer.project_name"] or "verl_examples",
+        "name": translation.given.get("trainer.experiment_name"),
+    }
+    to_sinks(translation, ("trainer.logger", "trainer.project_name"), translation["trainer.logger"], wandb)
+
+
 RULES: tuple[Rule, ...] = (
     groups.advantage,
     groups.batch,
@@ -81,9 +105,14 @@ RULES: tuple[Rule, ...] = (
     groups.schedule,
     maps(f"{ACTOR}.grad_clip", 1.0, "max_grad_norm", float),
     maps(f"{ROLLOUT}.val_kwargs.temperature", 0, "eval_temperature", float),
+    unlike(f"{ROLLOUT}.val_kwargs.n", 1, "a held-out row is answered once"),
+    unlike(f"{ROLLOUT}.val_kwargs.top_p", 1.0, WHOLE_VOCABULARY),
+    unlike(f"{ROLLOUT}.val_kwargs.top_k", -1, WHOLE_VOCABULARY),
     groups.evaluation,
     groups.saving,
-    only(f"{ROLLOUT}.multi_turn.enable", False, why="tools are named in the job: `tools`, with max_turns"),
+    only(f"{ROLLOUT}.multi_turn.enable", False, why=TOOLS),
+    only(f"{ROLLOUT}.agent.default_agent_loop", "single_turn_agent", None, why=TOOLS),
+    only(f"{ROLLOUT}.agent.agent_loop_config_path", None, why="agent loops in Python are not run here"),
     only(f"{ROLLOUT}.ignore_eos", False, why="a completion ends with its end-of-sequence token"),
     only(f"{MODEL}.trust_remote_code", False, why="code from model repositories is never run"),
     only(f"{MODEL}.custom_chat_template", None, why="the model's own chat template is used"),
@@ -91,9 +120,12 @@ RULES: tuple[Rule, ...] = (
     only(
         "data.apply_chat_template_kwargs", None, {}, why="the model's chat template is used with its defaults"
     ),
+    only("data.shuffle", True, why=trl.SHUFFLED),
+    only("data.custom_cls.path", None, why="write the rows of this class to a file, and give it with --data"),
     only("data.truncation", "error", "left", "right", "middle", why=NEVER_CUT),
     only("algorithm.use_pf_ppo", False, why="samples are not reweighted here"),
     run_name("trainer.experiment_name"),
+    sinks,
     only("trainer.val_only", False, why="a job always trains, after a baseline evaluation"),
     *(unneeded(why, names, section) for (why, section), names in UNNEEDED.items()),
 )

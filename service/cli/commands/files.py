@@ -35,7 +35,9 @@ def upload(
     context: typer.Context,
     source: Annotated[
         str,
-        typer.Argument(metavar="PATH", help="JSONL, Parquet, CSV or JSON file, folder, or hf://owner/name."),
+        typer.Argument(
+            metavar="PATH", help="JSONL, Parquet, CSV, TSV or JSON file, folder, or hf://owner/name."
+        ),
     ],
     config: Annotated[str | None, typer.Option(help="Configuration of hf:// or a folder.")] = None,
     split: Annotated[str | None, typer.Option(help="Split of hf:// or a folder. [default: train]")] = None,

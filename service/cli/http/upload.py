@@ -51,7 +51,7 @@ def content_of(path: Path) -> Content:
             try:
                 row = parse_line(line.rstrip(b"\r\n"))
             except RowError as fault:
-                hint = "each line must be one JSON object; a CSV file needs the ending .csv"
+                hint = "each line must be one JSON object; name a file with columns .csv or .tsv"
                 message = f"{path}, line {number} {fault.reason}"
                 raise CommandError(message, code="dataset_unreadable", hint=hint) from fault
             num_rows += 1

@@ -1,6 +1,5 @@
 """`grpo grade`: a grader's rewards for answers to rows of a dataset, before any job."""
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import islice
@@ -85,10 +84,10 @@ def grader_in(path: Path) -> dict[str, Any]:
 
 
 def _rows(path: Path, limit: int) -> list[Row]:
-    from service.importing.dataset_formats import Unreadable, read_rows
+    from service.importing.dataset_formats import Unreadable, read_rows, stored_rows
 
     try:
-        found = [dict(row) for row in islice(read_rows(str(path)), limit)]
+        found = list(stored_rows(islice(read_rows(str(path)), limit)))
     except (Unreadable, OSError) as error:
         raise CommandError(str(error), param="rows") from error
     if not found:
@@ -131,8 +130,10 @@ def _filled(template: str, item: Row, number: int) -> str:
 
 
 def _answer_in(line: str, place: str) -> str:
+    from grpo_engine.graders.untrusted_json import parse_json
+
     try:
-        value = json.loads(line)
+        value = parse_json(line)
     except ValueError as error:
         raise CommandError(f"{place} is not JSON: {error}", param="answers") from error
     if isinstance(value, dict):

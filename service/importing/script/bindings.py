@@ -5,7 +5,7 @@ Boundary: syntax only; `constants.py` computes values.
 
 import ast
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | None
 """A function, or None for the module."""
@@ -40,7 +40,7 @@ class Bindings:
 
     names: dict[tuple[Scope, str], list[Binding]] = field(default_factory=dict)
     attributes: dict[tuple[Scope, str], list[tuple[str, Binding]]] = field(default_factory=dict)
-    """Name of an object → attributes that are set on it."""
+    """Name of an object, which may be dotted → attributes that are set on it."""
     calls: list[tuple[ast.Call, Scope]] = field(default_factory=list)
 
     @classmethod
@@ -56,6 +56,22 @@ class Bindings:
         outside = self.names.get((None, name.id), [])
         # a function is called after the module's statements
         return self._last(outside, name, before=None if scope else name.lineno)
+
+    def set_on(self, name: str, scope: Scope) -> list[tuple[str, Binding]]:
+        """Attributes that are set on the object of this name, with their values, in the order of running.
+
+        What another function sets on an object of the module is unknown, because it may never be called.
+        """
+        first = name.partition(".")[0]
+        if scope is not None and (scope, first) in self.names:
+            return self.attributes.get((scope, name), [])
+        found = [*self.attributes.get((None, name), [])]
+        for (where, changed), bindings in self.attributes.items():
+            if where is None or changed != name or (where, first) in self.names:
+                continue
+            why = "" if where is scope else f"is set in the function {where.name}"
+            found += [(attribute, replace(each, why_not=each.why_not or why)) for attribute, each in bindings]
+        return found
 
     def _last(self, bindings: list[Binding], name: ast.Name, before: int | None) -> Binding:
         earlier = [each for each in bindings if before is None or each.line < before]
@@ -118,9 +134,9 @@ class Bindings:
         match target:
             case ast.Name(id=name):
                 self._bind(name, value, scope, why)
-            case ast.Attribute(value=ast.Name(id=name), attr=attribute):
+            case ast.Attribute(value=ast.Name() | ast.Attribute() as owner, attr=attribute):
                 binding = Binding(value, value.end_lineno or 0, scope, why)
-                self.attributes.setdefault((scope, name), []).append((attribute, binding))
+                self.attributes.setdefault((scope, ast.unparse(owner)), []).append((attribute, binding))
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
                 values = value.elts if isinstance(value, ast.Tuple | ast.List) else []
                 for index, each in enumerate(targets):

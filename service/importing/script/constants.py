@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from service.importing.script.bindings import Bindings, NotConstant, Scope
+from service.importing.script.bindings import Binding, Bindings, NotConstant, Scope
 
 MAX_LENGTH = 100_000
 MAX_NUMBER = 10**30
@@ -55,6 +55,15 @@ class Constants:
             name, binding = found.node.id, self.bindings.find(found.node, found.scope)
             found = Located(binding.node, binding.scope, binding.index)
         return name
+
+    def set_on(self, found: Located) -> list[tuple[str, Binding]]:
+        """Attributes set on an object, under all of its names, in running order. Raises NotConstant."""
+        settings: list[tuple[str, Binding]] = []
+        while isinstance(found.node, ast.Name):
+            settings = [*self.bindings.set_on(found.node.id, found.scope), *settings]
+            binding = self.bindings.find(found.node, found.scope)
+            found = Located(binding.node, binding.scope, binding.index)
+        return settings
 
     def value(self, found: Located) -> Any:
         """The expression's value, with lists for tuples. Raises NotConstant."""
@@ -152,8 +161,10 @@ class Constants:
 
     def field_of(self, name: ast.Name, attribute: str, scope: Scope) -> Located | None:
         """The value of a field of a class of the script, or of an object of that class."""
-        for set_name, binding in reversed(self.bindings.attributes.get((scope, name.id), [])):
-            if set_name == attribute and binding.line < name.lineno:
+        for set_name, binding in reversed(self.bindings.set_on(name.id, scope)):
+            # a function is called after the module's statements
+            is_earlier = binding.scope is not scope or binding.line < name.lineno
+            if set_name == attribute and is_earlier:
                 if binding.why_not:
                     raise NotConstant(
                         name, f"`{name.id}.{attribute}` {binding.why_not} (line {binding.line})"

@@ -40,6 +40,16 @@ WEIGHTS_FIELDS = {
     "load_in_8bit": "load_in_8bit",
     "use_cache": "use_cache",
 }
+WEIGHTS_LEFT = (
+    *("device_map", "max_memory", "low_cpu_mem_usage", "offload_folder", "use_safetensors"),
+    *("token", "cache_dir", "local_files_only", "force_download"),
+    *("max_seq_length", "max_lora_rank", "fast_inference", "gpu_memory_utilization", "disable_log_stats"),
+    *("use_gradient_checkpointing", "random_state"),
+)
+"""Arguments that change nothing of a trained model; Unsloth's are the last two lines."""
+LOADING = "the catalogue and the operator decide how to load a model"
+UNSLOTH_BITS = ("load_in_4bit", "load_in_8bit", "load_in_16bit", "load_in_fp8", "full_finetuning")
+"""Arguments of Unsloth's loader, which loads in 4 bits unless one of them is given."""
 QUANTIZATION_FIELDS = {
     "load_in_4bit": "load_in_4bit",
     "load_in_8bit": "load_in_8bit",
@@ -72,6 +82,9 @@ def weights_fields(script: Script, value: Located) -> None:
             weights_fields(script, inner)
     elif name.endswith("from_pretrained"):
         given = script.arguments(found.node, found.scope, NAMES[:1])
+        if name.startswith("unsloth."):
+            four = not any(each in given for each in UNSLOTH_BITS)
+            script.fields |= {"load_in_4bit": four, "use_bnb_nested_quant": True}
         for argument, expression in given.items():
             if argument in NAMES:
                 script.take("model_name_or_path", expression)
@@ -79,6 +92,10 @@ def weights_fields(script: Script, value: Located) -> None:
                 quantization_fields(script, expression)
             elif argument in WEIGHTS_FIELDS:
                 script.take(WEIGHTS_FIELDS[argument], expression)
+            elif argument in WEIGHTS_LEFT:
+                script.leaves(argument, expression.node, LOADING)
+            else:
+                script.differs(argument, expression.node, LOADING)
     else:
         raise NotConstant(value.node, f"`{source_of(found.node)}` is not a model that the script names")
 
@@ -98,7 +115,8 @@ def peft_fields(script: Script, value: Located) -> None:
         raise NotConstant(
             value.node, f"`{source_of(found.node)}` is not a LoraConfig(…) that the script writes out"
         )
-    _take_peft(script, script.arguments(found.node, found.scope, ()), PEFT_DEFAULTS)
+    given = script.arguments(found.node, found.scope, ()) | script.settings(value)
+    _take_peft(script, given, PEFT_DEFAULTS)
 
 
 def _take_peft(script: Script, given: dict[str, Located], defaults: dict[str, Any]) -> None:
@@ -117,6 +135,7 @@ def quantization_fields(script: Script, value: Located) -> None:
     found = script.constants.followed(value)
     if not isinstance(found.node, ast.Call) or not script.callee(found).endswith("BitsAndBytesConfig"):
         raise NotConstant(value.node, f"`{source_of(found.node)}` is not a BitsAndBytesConfig(…)")
-    for name, given in script.arguments(found.node, found.scope, ()).items():
+    settings = script.arguments(found.node, found.scope, ()) | script.settings(value)
+    for name, given in settings.items():
         if name in QUANTIZATION_FIELDS:
             script.take(QUANTIZATION_FIELDS[name], given)

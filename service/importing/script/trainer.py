@@ -4,14 +4,14 @@ What cannot be read is reported as refused with its line; `convert.py` translate
 """
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from service.importing.dataset_formats import Unreadable
 from service.importing.rules import UNSET, Line
-from service.importing.script.bindings import Bindings, NotConstant, Scope
+from service.importing.script.bindings import Binding, Bindings, NotConstant, Scope
 from service.importing.script.constants import Constants, Located, source_of
 from service.importing.script.datasets import dataset_fields
 from service.importing.script.functions import reward_fields
@@ -72,6 +72,9 @@ class Script:
     def differs(self, name: str, node: ast.AST, why: str) -> None:
         self._report(name, node, "differs", why)
 
+    def leaves(self, name: str, node: ast.AST, why: str) -> None:
+        self._report(name, node, "not needed", why)
+
     def _report(self, name: str, node: ast.AST, verdict: Any, why: str) -> None:
         line = f"line {getattr(node, 'lineno', 0)}: "
         reason = why if why.startswith("line ") else line + why
@@ -102,6 +105,20 @@ class Script:
             named = {each.arg: Located(each.value, scope) for each in call.keywords if each.arg}
             return found | named
 
+    def settings(self, value: Located) -> dict[str, Located]:
+        """Attributes that the script sets on the object; those that cannot be read are reported."""
+        return self.readable(self.constants.set_on(value))
+
+    def readable(self, settings: Iterable[tuple[str, Binding]]) -> dict[str, Located]:
+        """The last value of each attribute; those that cannot be read are reported."""
+        found = {}
+        for attribute, binding in settings:
+            if binding.why_not:
+                self.refuse(attribute, binding.node, f"{attribute} {binding.why_not}")
+            else:
+                found[attribute] = Located(binding.node, binding.scope)
+        return found
+
 
 def read_script(path: Path) -> Script:
     """The script's configuration. Raises Unreadable if it is not Python or has not one trainer; OSError."""
@@ -117,7 +134,9 @@ def read_script(path: Path) -> Script:
     script = Script(path, text, Constants(bindings))
     call, scope = _trainer(script, tree)
     _read_trainer(script, script.arguments(call, scope, POSITIONAL))
+    _read_changed_config(script, call)
     _read_wandb(script)
+    _report_callbacks(script, call)
     return script
 
 
@@ -183,15 +202,18 @@ def _read_config(script: Script, value: Located) -> None:
         why = f"`{source_of(found.node)}` is not a GRPOConfig(…) with arguments written in the script"
         script.refuse("args", value.node, f"{why}; {COMMAND_LINE}")
         return
-    for field_name, given in script.arguments(found.node, found.scope, ("output_dir",)).items():
+    fields = script.arguments(found.node, found.scope, ("output_dir",)) | script.settings(value)
+    for field_name, given in fields.items():
         script.take(field_name, given)
-    if isinstance(value.node, ast.Name):
-        # fields that are set afterwards
-        for attribute, binding in script.constants.bindings.attributes.get((found.scope, value.node.id), []):
-            if binding.why_not:
-                script.refuse(attribute, binding.node, f"{attribute} {binding.why_not}")
-            else:
-                script.take(attribute, Located(binding.node, binding.scope))
+
+
+def _read_changed_config(script: Script, trainer: ast.Call) -> None:
+    """Take what the script sets on `trainer.args` after the call."""
+    bindings = script.constants.bindings
+    for (scope, name), bound in bindings.names.items():
+        if any(each.node is trainer for each in bound):
+            for field_name, given in script.readable(bindings.set_on(f"{name}.args", scope)).items():
+                script.take(field_name, given)
 
 
 def _read_wandb(script: Script) -> None:
@@ -207,3 +229,16 @@ def _read_wandb(script: Script) -> None:
                         script.fields[field_name] = script.constants.value(value)
                     except NotConstant as error:
                         script.differs(f"wandb.init {name}", value.node, str(error))
+
+
+def _report_callbacks(script: Script, trainer: ast.Call) -> None:
+    """Report the calls of the trainer's `add_callback`."""
+    for call, scope in script.constants.bindings.calls:
+        match call.func:
+            case ast.Attribute(value=ast.Name() as owner, attr="add_callback"):
+                try:
+                    found = script.constants.followed(Located(owner, scope))
+                except NotConstant:
+                    continue
+                if found.node is trainer:
+                    script.differs("callbacks", call, UNLIKE["callbacks"])

@@ -1,4 +1,11 @@
-"""Training scripts in the style of TRL's examples."""
+"""Training scripts in the style of TRL's examples, and what is read from them."""
+
+from pathlib import Path
+from typing import Any
+
+from service.importing.convert import Imported, imported
+from service.importing.rules import Line, Options
+from service.importing.script.trainer import Script, read_script
 
 QUICK = '''
 from datasets import load_dataset
@@ -89,3 +96,67 @@ def main():
 if __name__ == "__main__":
     main()
 """
+SET_LATER = """
+from dataclasses import dataclass
+from datasets import load_dataset
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer, think_format_reward
+
+@dataclass
+class Settings:
+    rate: float = 1e-6
+
+settings = Settings()
+settings.rate = 1e-4
+args = GRPOConfig("out", max_steps=200)
+args.epsilon = 0.3
+adapter = LoraConfig(r=8)
+adapter.lora_alpha = 64
+
+def shorten():
+    args.max_steps = 1
+
+def main():
+    args.beta = 0.1
+    args.learning_rate = settings.rate
+    adapter.r = 32
+    chosen = args
+    chosen.epsilon_high = 0.4
+    rows = load_dataset("me/sums", split="train")
+    GRPOTrainer("tiny", think_format_reward, chosen, rows, peft_config=adapter).train()
+
+main()
+"""
+
+
+def script_with(arguments: str = "", before: str = "", **trainer: str) -> str:
+    given = {"model": '"tiny"', "reward_funcs": '"some/reward-model"', "train_dataset": "rows"} | trainer
+    passed = ", ".join(f"{name}={value}" for name, value in given.items())
+    return f"""
+import os
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+rows = load_dataset("json", data_files="rows.jsonl", split="train")
+{before}
+args = GRPOConfig({arguments})
+GRPOTrainer({passed}, args=args).train()
+"""
+
+
+def script_of(tmp_path: Path, text: str) -> Script:
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    return read_script(path)
+
+
+def job_of(script: Script, **options: Any) -> Imported:
+    given = Options(**{"data": "rows.jsonl", "model": "tiny", "sources": script.sources, **options})
+    return imported(script.fields, given, "trl")
+
+
+def hyperparameters(found: Imported) -> dict[str, Any]:
+    return dict(found.job["method"]["reinforcement"]["hyperparameters"])
+
+
+def refused(lines: tuple[Line, ...] | list[Line]) -> dict[str, str]:
+    return {line.fields[0]: line.why for line in lines if line.verdict == "refused"}

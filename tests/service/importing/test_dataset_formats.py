@@ -112,6 +112,17 @@ def test_csv_cells_are_texts_exactly_as_they_are_written(tmp_path: Path) -> None
     ]
 
 
+def test_a_file_with_columns_and_another_name_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    source = written(tmp_path / "rows.txt", "question,answer\n2+2?,4\n")
+    with pytest.raises(Unreadable, match=r"rows.txt, line 1 is not JSON: .*: each .*\.csv or \.tsv"):
+        rows_of(source, columns={"question": "prompt"})
+
+
+def test_a_file_with_tabs_between_its_cells_is_read(tmp_path: Path) -> None:
+    text = 'prompt\tanswer\n"Say ""7"", please"\t007\n'
+    assert rows_of(written(tmp_path / "rows.tsv", text)) == [{"prompt": 'Say "7", please', "answer": "007"}]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
@@ -120,8 +131,11 @@ def test_csv_cells_are_texts_exactly_as_they_are_written(tmp_path: Path) -> None
         ("a.json", b'[{"a": 1},', "a.json is not JSON: .*line 1"),
         ("a.json", b'[{"a": NaN}]', "row 1, column 'a': .*NaN"),
         ("a.json", b'[{"a": 1, "a": 2}]', "a.json is not JSON: the key 'a' appears twice"),
-        ("a.json", b'[{"a": "\\ud83d"}]', "row 1, column 'a': half of a surrogate pair"),
-        ("a.json", b'[{"\\ud83d": 1}]', "row 1, column .*: half of a surrogate pair"),
+        ("a.json", b'[{"a": "\\ud83d"}]', "row 1, column 'a' contains half of a surrogate pair"),
+        ("a.json", b'[{"\\ud83d": 1}]', "row 1, column .* contains half of a surrogate pair"),
+        ("a.csv", b"a,b\n1,2\n1,\x00\n", "row 2, column 'b' contains a NUL character"),
+        ("a.json", b'[{"a": %s}]' % (b"[" * 64 + b"]" * 64), "row 1, column 'a' is nested deeper than 64"),
+        ("a.json", b'[{"a": 1e999}]', "row 1, column 'a': .*infinite"),
         ("a.json", b"[" * 10**5, "a.json is nested too deeply"),
         ("a.csv", b"a,b,b\n1,2,3\n", "a.csv, line 1 has two columns named 'b'"),
         ("a.csv", b"a,b\n1,2\n3\n", "a.csv, row 2 does not have 2 cells, as line 1 has"),

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from service.importing.convert import Imported, imported, source_of
-from service.importing.reading import Unreadable, as_rows, num_rows, read_config
+from service.importing.reading import Unreadable, as_rows, num_rows
 from service.importing.rules import Options
 from service.jobs.model.schemas import JobCreate
 from tests.service.embedded import GRPO, ROOT, call_grpo
@@ -170,6 +170,10 @@ def test_all_counts_of_verl_s_steps_become_counts_of_minibatches() -> None:
         ("actor_rollout_ref.rollout.top_p", 0.9),
         ("actor_rollout_ref.actor.policy_loss.loss_mode", "clip-cov"),
         ("algorithm.use_kl_in_reward", True),
+        ("actor_rollout_ref.rollout.agent.default_agent_loop", "tool_agent"),
+        ("actor_rollout_ref.rollout.agent.agent_loop_config_path", "loops.yaml"),
+        ("data.custom_cls.path", "dataset.py"),
+        ("data.shuffle", False),
     ],
 )
 def test_unsupported_options_of_verl_are_refused(field: str, value: object) -> None:
@@ -177,31 +181,24 @@ def test_unsupported_options_of_verl_are_refused(field: str, value: object) -> N
     assert field in {name for line in found.lines if line.verdict == "refused" for name in line.fields}
 
 
+@pytest.mark.parametrize(("name", "same", "other"), [("n", 1, 32), ("top_p", 1.0, 0.7), ("top_k", -1, 20)])
+def test_other_sampling_of_verl_s_held_out_rows_is_reported_as_a_difference(
+    name: str, same: float, other: float
+) -> None:
+    field = f"actor_rollout_ref.rollout.val_kwargs.{name}"
+    verdicts = [
+        line.verdict
+        for value in (same, other)
+        for line in verl(**{field: value}).lines
+        if line.fields == (field,)
+    ]
+    assert verdicts == ["not needed", "differs"]
+
+
 def test_the_source_is_recognised_by_its_fields() -> None:
     assert [source_of(each) for each in (AXOLOTL, VERL, {"algorithm.gamma": 1}, {"beta": 0.1})] == [
         "axolotl", "verl", "verl", "trl",
     ]  # fmt: skip
-
-
-def test_the_overrides_of_a_shell_script_are_read(tmp_path: Path) -> None:
-    script = tmp_path / "run.sh"
-    script.write_text(
-        "MODEL=Qwen/Qwen3-0.6B\npython3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\\n"
-        "  actor_rollout_ref.model.path=$MODEL \\\n  +data.seed=7 trainer.logger='[\"console\"]' $@\n"
-    )
-    assert read_config(script) == {
-        "algorithm.adv_estimator": "grpo",
-        "actor_rollout_ref.model.path": "Qwen/Qwen3-0.6B",
-        "data.seed": 7,
-        "trainer.logger": ["console"],
-    }
-
-
-@pytest.mark.parametrize("name", ["sums: lr 1e-6: run 2", "[old] sums", "@home"])
-def test_an_override_that_is_not_yaml_is_a_text(tmp_path: Path, name: str) -> None:
-    script = tmp_path / "run.sh"
-    script.write_text(f"python3 -m verl.trainer.main_ppo 'trainer.experiment_name={name}'\n")
-    assert read_config(script) == {"trainer.experiment_name": name}
 
 
 @pytest.mark.parametrize("name", ["2024-05-01", "2024-13-45"])
@@ -215,9 +212,10 @@ def test_a_name_that_looks_like_a_date_stays_text(tmp_path: Path, name: str) -> 
     assert {"run_name": name} in fields
 
 
-def test_rows_with_a_conversation_as_prompt_are_rewritten(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["prompt", "messages"])
+def test_rows_with_a_conversation_keep_it_for_reward_functions(tmp_path: Path, name: str) -> None:
     prompt = [{"role": "user", "content": "2+2?"}]
-    rows = [{"prompt": prompt, "answer": "4"}, {"prompt": prompt, "answer": "5"}]
+    rows = [{name: prompt, "answer": "4"}, {name: prompt, "answer": "5"}]
     for path in (tmp_path / "rows.jsonl", tmp_path / "rows.parquet"):
         if path.suffix == ".jsonl":
             path.write_text("\n".join(json.dumps(row) for row in rows))
@@ -227,6 +225,7 @@ def test_rows_with_a_conversation_as_prompt_are_rewritten(tmp_path: Path) -> Non
         first = json.loads(used.read_text().splitlines()[0])
         assert first == {"messages": prompt, "answer": "4", "prompt_messages": prompt}
         assert num_rows(used) == 2
+        assert as_rows(str(used), tmp_path / "again.jsonl") == used
 
 
 def test_rows_that_need_no_change_are_used_in_place(tmp_path: Path) -> None:

@@ -5,39 +5,25 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from service.importing.convert import Imported, imported
 from service.importing.dataset_formats import Unreadable
-from service.importing.rules import Line, Options
-from service.importing.script.trainer import POSITIONAL, Script, read_script
+from service.importing.script.trainer import POSITIONAL
 from service.jobs.model.schemas import JobCreate
 from tests.service.embedded import call_grpo
-from tests.service.importing.script_samples import GSM8K, QUICK
+from tests.service.importing.script_samples import (
+    GSM8K,
+    QUICK,
+    SET_LATER,
+    job_of,
+    refused,
+    script_of,
+    script_with,
+)
 from tests.service.importing.test_rewards import run
 
 ROOT = Path(__file__).parents[3]
-
-
-def script_of(tmp_path: Path, text: str) -> Script:
-    path = tmp_path / "train.py"
-    path.write_text(text)
-    return read_script(path)
-
-
-def job_of(script: Script, **options: Any) -> Imported:
-    given = Options(**{"data": "rows.jsonl", "model": "tiny", "sources": script.sources, **options})
-    return imported(script.fields, given, "trl")
-
-
-def hyperparameters(found: Imported) -> dict[str, Any]:
-    return dict(found.job["method"]["reinforcement"]["hyperparameters"])
-
-
-def refused(lines: tuple[Line, ...] | list[Line]) -> dict[str, str]:
-    return {line.fields[0]: line.why for line in lines if line.verdict == "refused"}
 
 
 def test_the_parameters_of_the_trainer_are_trl_s() -> None:
@@ -86,31 +72,24 @@ def test_constants_f_strings_dataclasses_and_expanded_dicts_are_read(tmp_path: P
     assert refused(script.lines) == {}
 
 
-def test_adapter_quantisation_and_sink_of_a_script_are_in_the_job(tmp_path: Path) -> None:
-    found = job_of(script_of(tmp_path, GSM8K))
-    assert refused(found.lines) == {}
-    settings = hyperparameters(found)
-    # the dropout is PEFT's default, not that of TRL's options
-    lora = {"rank": 16, "alpha": 32.0, "dropout": 0.0, "target_modules": ["q_proj", "v_proj"]}
-    assert settings["lora"] == lora
-    assert settings["quantization"] == "nf4"
-    wandb = {"project": "gsm8k", "name": "Qwen/Qwen2.5-1.5B-Instruct-1e-05"}
-    assert found.job["integrations"] == [{"type": "wandb", "wandb": wandb}]
-    JobCreate.model_validate(found.job)
+def test_attributes_that_a_function_sets_on_the_module_s_objects_are_read(tmp_path: Path) -> None:
+    script = script_of(tmp_path, SET_LATER)
+    expected = {
+        "epsilon": 0.3, "epsilon_high": 0.4, "beta": 0.1, "learning_rate": 1e-4, "lora_r": 32,
+        "lora_alpha": 64,
+    }  # fmt: skip
+    assert {name: script.fields[name] for name in expected} == expected
+    assert refused(script.lines) == {
+        "max_steps": "line 19: max_steps is set in the function shorten",
+    }
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        'model = AutoModelForCausalLM.from_pretrained("tiny", torch_dtype="auto").to("cuda")',
-        'loaded = AutoModelForCausalLM.from_pretrained("tiny")\nmodel = loaded.cuda().train()',
-    ],
-)
-def test_a_model_that_the_script_moves_to_a_device_is_named(tmp_path: Path, before: str) -> None:
-    before = f"from transformers import AutoModelForCausalLM\n{before}"
-    script = script_of(tmp_path, script_with(before=before, model="model"))
-    assert refused(script.lines) == {}
-    assert script.fields["model_name_or_path"] == "tiny"
+def test_attributes_that_are_set_on_the_trainer_s_arguments_are_read(tmp_path: Path) -> None:
+    changes = "trainer.args.max_steps = 500\ntrainer.args.beta = float(input())\ntrainer.train()"
+    script = script_of(tmp_path, QUICK.replace("trainer.train()", changes))
+    line = script.text.splitlines().index("trainer.args.beta = float(input())") + 1
+    assert script.fields["max_steps"] == 500
+    assert refused(script.lines)["beta"].startswith(f"line {line}: ")
 
 
 def test_a_reward_function_has_only_what_it_uses(tmp_path: Path) -> None:
@@ -128,20 +107,6 @@ def test_a_reward_function_has_only_what_it_uses(tmp_path: Path) -> None:
     assert grader["graders"]["get_soft_overlong_punishment"] == {"type": "length", **limits}
     item = {"messages": [], "answer": "4"}
     assert run(grader["graders"]["correct"]["source"], "<answer>5</answer><answer> 4</answer>", item) == 2.0
-
-
-def script_with(arguments: str = "", before: str = "", **trainer: str) -> str:
-    given = {"model": '"tiny"', "reward_funcs": '"some/reward-model"', "train_dataset": "rows"} | trainer
-    passed = ", ".join(f"{name}={value}" for name, value in given.items())
-    return f"""
-import os
-from datasets import load_dataset
-from trl import GRPOConfig, GRPOTrainer
-rows = load_dataset("json", data_files="rows.jsonl", split="train")
-{before}
-args = GRPOConfig({arguments})
-GRPOTrainer({passed}, args=args).train()
-"""
 
 
 def test_a_local_file_of_rows_is_the_training_file(tmp_path: Path) -> None:
@@ -194,6 +159,17 @@ def test_trainer_arguments_that_the_service_lacks_are_refused(
 ) -> None:
     script = script_of(tmp_path, script_with(before=before, **trainer))
     assert why in refused(script.lines)[field]
+
+
+@pytest.mark.parametrize(
+    ("passed", "added"), [({"callbacks": "[Stop()]"}, ""), ({}, "trainer.add_callback(Stop())\n")]
+)
+def test_callbacks_are_reported_as_a_difference(tmp_path: Path, passed: dict[str, str], added: str) -> None:
+    text = script_with(**passed).replace("GRPOTrainer(model", "trainer = GRPOTrainer(model")
+    script = script_of(tmp_path, text.replace(".train()\n", f"\n{added}trainer.train()\n"))
+    (line,) = (line for line in script.lines if line.fields == ("callbacks",))
+    assert line.verdict == "differs"
+    assert "guards stop a job" in line.why
 
 
 def test_a_form_feed_does_not_shift_the_source_of_a_reward_function(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from trl.scripts.grpo import GRPOScriptArguments
 from bench.trl.equivalence_cases import CASES, Case
 from service.importing import trl
 from service.importing.convert import Imported, imported
-from service.importing.rules import UNSET, Options
+from service.importing.rules import UNSET, Options, shown_value
 from service.jobs.model.schemas import JobCreate
 
 MINIMAL = {"model_name_or_path": "tiny", "dataset_name": "rows.jsonl", "reward_funcs": ["accuracy_reward"]}
@@ -219,8 +219,9 @@ def test_an_adapter_has_peft_s_defaults() -> None:
     lora = {"rank": 32, "alpha": 64.0, "dropout": 0.05, "target_modules": ["q_proj", "v_proj"]}
     assert hyperparameters(found)["lora"] == lora
     assert verdicts(found, "lora_target_modules") == {"differs"}
-    given = hyperparameters(of(use_peft=True, lora_target_modules="all-linear"))
-    assert given["lora"]["target_modules"] == "all-linear"
+    for every in ("all-linear", ["all-linear"]):
+        given = hyperparameters(of(use_peft=True, lora_target_modules=every))
+        assert given["lora"]["target_modules"] == "all-linear"
 
 
 def test_vllm_s_probabilities_are_corrected_as_in_trl() -> None:
@@ -233,6 +234,12 @@ def test_secrets_are_not_in_the_report() -> None:
     found = of(hub_token="hf_very_secret", push_to_hub=True, env={"HF_TOKEN": "hf_very_secret"})
     assert verdicts(found, "hub_token") == {"not needed"}
     assert "hf_very_secret" not in str([line.document() for line in found.lines])
+
+
+def test_the_report_shows_special_tokens() -> None:
+    given = {"special_tokens": {"pad_token": "<pad>"}, "tokenizer_type": "AutoTokenizer"}
+    assert {name: shown_value(name, value) for name, value in given.items()} == given
+    assert shown_value("env", {"HF_TOKEN": "hf_1", "api_token": "2"}) == {"HF_TOKEN": "…", "api_token": "…"}
 
 
 @pytest.mark.parametrize(

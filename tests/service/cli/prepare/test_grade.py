@@ -2,9 +2,13 @@
 
 import json
 import re
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from service.cli.terminal.histogram import bars, bins_of
@@ -50,6 +54,16 @@ def test_an_answer_may_insert_the_row_s_fields(grpo: Grpo, rows: str, tmp_path: 
     assert lines[0].split() == ["row", "reward", "parts", "answer"]
     assert lines[1].split() == ["1", "1", "It", "is", "2."]
     assert lines[-2:] == ["4 rewards, mean 1", "1  " + "█" * 40 + " 4"]
+
+
+def test_rows_of_parquet_are_graded_as_an_upload_stores_them(grpo: Grpo, tmp_path: Path) -> None:
+    """Dates and decimals have no JSON form of their own."""
+    grader = written(tmp_path / "grader.json", NUMERIC)
+    table = pa.table({"prompt": ["Price?"], "answer": [Decimal("1.50")], "day": [date(2024, 1, 2)]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    given = ("--rows", str(tmp_path / "rows.parquet"), "--answer", "{{item.day}}: {{item.answer}}", "--json")
+    (found,) = json.loads(grpo("grade", grader, *given))["data"]
+    assert (found["answer"], found["reward"]) == ("2024-01-02: 1.5", 1.0)
 
 
 def test_answers_of_a_file_belong_to_the_rows_in_order(grpo: Grpo, rows: str, tmp_path: Path) -> None:
