@@ -3,7 +3,6 @@
 Boundary: the service validates the changed request.
 """
 
-import json
 import types
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
@@ -110,7 +109,9 @@ def _listed(fields: Sequence[Field]) -> str:
 
 
 def _value(text: str) -> Any:
+    from grpo_engine.graders.untrusted_json import parse_json  # here, because it loads all graders
+
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return text

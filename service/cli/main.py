@@ -31,6 +31,7 @@ from service.cli.operate import doctor, integrity, keys, settings, up
 from service.cli.prepare import grade, import_trl, probe
 from service.cli.terminal.errors import CommandError
 from service.cli.terminal.output import json_line, plain
+from service.cli.terminal.streams import prepare_streams
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -118,6 +119,7 @@ def run() -> None:
 
     Invalid options and arguments exit with 2.
     """
+    prepare_streams()
     as_json = "--json" in sys.argv[1:]
     try:
         # standalone, typer draws a box around an invalid option, which programs cannot parse
@@ -137,6 +139,9 @@ def run() -> None:
         # `grpo events … | head`: keep the interpreter from flushing into the closed pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except UnicodeEncodeError as error:  # an argument or the name of a file has bytes of another encoding
+        text = error.object[max(0, error.start - 20) : error.end + 20]
+        _end(CommandError(f"not valid UTF-8: {text}"), as_json=as_json)
     except OSError as error:  # a full disk, or an output file in a folder that does not exist
         place = f"{error.filename}: " if error.filename else ""
         _end(CommandError(place + (error.strerror or str(error))), as_json=as_json)

@@ -1,6 +1,5 @@
 """`grpo submit`, `status`, `events`, `checkpoints`, `cancel`, `pause`, `resume`: jobs over the API."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,8 +78,10 @@ def body_of(
 
 def read_job(path: Path) -> dict[str, Any]:
     """The job file. Raises CommandError if it is not a JSON object."""
+    from grpo_engine.graders.untrusted_json import parse_json  # here, because it loads all graders
+
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
+        body = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CommandError(f"{path} is not JSON: {error}") from error
     if not isinstance(body, dict):

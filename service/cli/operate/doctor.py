@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.operate.settings import private_settings
+from service.cli.operate.settings import explained_home, private_settings
 from service.cli.terminal.errors import CommandError
 from service.cli.terminal.output import JsonFlag, console, literal, print_json
 from service.ops.doctor.findings import Finding, Level, failure
@@ -35,10 +35,11 @@ def _findings(model: str | None) -> Iterable[Finding]:
 
     try:
         settings = private_settings()
+        with explained_home(settings.home):
+            settings.home.mkdir(parents=True, exist_ok=True)
     except CommandError as error:
         advice = f"Correct {error.param or 'the environment'}; docs/reference/configuration.md lists all."
         return [*packages(), failure("settings", error.message, advice)]
-    settings.home.mkdir(parents=True, exist_ok=True)
     return examine(settings, model_name=model)
 
 

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,6 +48,19 @@ def private_settings() -> Settings:
 
 
 @contextmanager
+def explained_home(home: Path) -> Iterator[None]:
+    """Raises CommandError for an error of the block, which creates the home or writes to it."""
+    try:
+        yield
+    except OSError as error:
+        message, hint = (
+            f"cannot write to {home}: {error.strerror}",
+            "use a folder that this user can write to",
+        )
+        raise CommandError(message, param="GRPO_HOME", hint=hint) from error
+
+
+@contextmanager
 def database_of(settings: Settings) -> Iterator[Database]:
     """The deployment's database. Raises CommandError for its errors."""
     # importing SQLAlchemy takes a quarter of a second, which HTTP commands save
@@ -54,7 +68,8 @@ def database_of(settings: Settings) -> Iterator[Database]:
 
     from service.platform.db import connect, is_disk_full
 
-    database = connect(settings)
+    with explained_home(settings.home):
+        database = connect(settings)
     try:
         yield database
     except DBAPIError as error:
@@ -116,7 +131,8 @@ def migrate_database(settings: Settings) -> str:
     from service.platform.migrate import head_revision, upgrade
 
     try:
-        upgrade(settings)
+        with explained_home(settings.home):
+            upgrade(settings)
     except DBAPIError as error:
         raise CommandError(f"the database refused: {error.orig}", param="GRPO_DATABASE_URL") from error
     except UnknownRevision as error:

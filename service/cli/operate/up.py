@@ -29,6 +29,7 @@ from service.cli.operate import log_writer
 from service.cli.operate.settings import (
     api_command,
     database_of,
+    explained_home,
     migrate_database,
     private_settings,
     worker_command,
@@ -203,17 +204,12 @@ def only_one(home: Path) -> Iterator[None]:
 
 def opened_lock(home: Path) -> IO[str]:
     """The file for the lock, in a home that is created if missing. Raises CommandError."""
-    try:
+    with explained_home(home):
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         if home.stat().st_uid == os.geteuid():
             # an existing one may be open to all users
             home.chmod(0o700)
         return (home / "up.lock").open("a+")
-    except OSError as error:
-        hint = "use a folder that this user can write to"
-        raise CommandError(
-            f"cannot write to {home}: {error.strerror}", param="GRPO_HOME", hint=hint
-        ) from error
 
 
 def usable_port(host: str, port: int) -> int:

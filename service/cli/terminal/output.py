@@ -18,7 +18,8 @@ from rich.text import Text
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 # a pipe has no width; this one keeps each row of a table on one line
-console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else 240)
+_is_terminal = sys.stdout is not None and sys.stdout.isatty()
+console = Console(highlight=False, markup=False, emoji=False, width=None if _is_terminal else 240)
 stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 # control characters except line feed and tab, marks that change the direction of text, lone surrogates

@@ -13,6 +13,7 @@ CHECK_SECONDS = 10.0
 SERVERS = ("database", "broker", "storage", "model servers")
 OF_A_SERVER = "It accepts connections but does not respond: check that server, and the network."
 OF_THIS_MACHINE = "Check this machine's load, free memory and file systems, and run `grpo doctor` again."
+OF_ITS_THREADS = "Raise this user's limit of processes (ulimit -u), or its container's limit of pids."
 Check = Callable[[], Iterable[Finding]]
 
 
@@ -23,7 +24,10 @@ class _Examined(threading.Thread):
         super().__init__(name=name, daemon=True)
         self.findings: list[Finding] = []
         self._check = check
-        self.start()
+        try:
+            self.start()
+        except RuntimeError as error:
+            self.findings.append(failure(name, f"the check was not started: {error}", OF_ITS_THREADS))
 
     def run(self) -> None:
         try:
@@ -59,7 +63,8 @@ def examine(
     examined = [_Examined(name, check) for name, check in checks.items()]
     for each in examined:
         limit = limits.get(each.name, seconds)
-        each.join(max(0.0, started + limit - time.monotonic()))
+        if each.ident is not None:
+            each.join(max(0.0, started + limit - time.monotonic()))
         findings = list(each.findings)
         if each.is_alive():
             advice = OF_A_SERVER if each.name in SERVERS else OF_THIS_MACHINE

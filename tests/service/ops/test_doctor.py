@@ -206,3 +206,20 @@ def test_a_check_that_hangs_or_fails_is_a_finding_beside_the_others(
     assert found[1].found == found[3].found == "no answer within 3 s"
     assert ("that server" in found[1].advice, "this machine" in found[3].advice) == (True, True)
     assert found[2].found == "the check failed: RuntimeError: redis://:***@host broke"
+
+
+@on_sqlite
+def test_checks_that_get_no_thread_are_findings(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "disk":
+            raise RuntimeError("can't start new thread")
+        started(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    found = {each.check: each for each in examine(settings, 3.0)}
+    assert found["disk"].found == "the check was not started: can't start new thread"
+    assert found["disk"].level is Level.FAILURE
+    assert "limit of processes" in found["disk"].advice
+    assert found["packages"].level is Level.OK

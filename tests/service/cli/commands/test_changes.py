@@ -34,6 +34,11 @@ def test_a_retried_job_differs_only_in_what_was_set(
     assert (again["suffix"], again["metadata"], again["seed"]) == ("second", None, first["seed"])
 
 
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", "[" * 10**5])
+def test_a_value_that_is_not_json_is_text(value: str) -> None:
+    assert patch_of([f"name={value}"]) == {"name": value}
+
+
 @pytest.mark.parametrize("change", ["beta", "=1", "a..b=1", "a=1,a.b=2"])
 def test_a_change_without_a_field_is_one_clear_error(change: str) -> None:
     with pytest.raises(CommandError, match="--set "):

@@ -1,9 +1,12 @@
 """Errors of the deployment's settings, as the commands show them."""
 
+from pathlib import Path
+
 import pytest
 
 from service.cli.operate.settings import settings_here
 from service.cli.terminal.errors import CommandError
+from tests.service.embedded import call_grpo, environment
 
 
 def _unknown(_uid: int) -> None:
@@ -18,3 +21,20 @@ def test_a_user_without_a_home_is_asked_to_name_a_folder(monkeypatch: pytest.Mon
     with pytest.raises(CommandError) as error:
         settings_here()
     assert error.value.line().startswith("this user has no home directory [param=GRPO_HOME] Hint: set it")
+
+
+@pytest.mark.parametrize("command", [("migrate",), ("keys", "list")])
+def test_a_home_that_cannot_be_created_is_an_error_that_names_its_variable(command: tuple[str, ...]) -> None:
+    done = call_grpo(*command, environment=environment(Path("/proc/home")))
+    assert (done.returncode, done.stdout) == (1, "")
+    expected = "Error: cannot write to /proc/home: No such file or directory [param=GRPO_HOME]"
+    assert done.stderr.startswith(f"{expected} Hint: use a folder that this user can write to")
+
+
+def test_the_doctor_s_finding_about_a_home_that_cannot_be_created_names_its_variable() -> None:
+    done = call_grpo("doctor", environment=environment(Path("/proc/home")))
+    packages, settings, advice = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (1, "")
+    assert packages.startswith("ok       packages")
+    assert settings == "failure  settings     cannot write to /proc/home: No such file or directory"
+    assert advice.split(maxsplit=1)[1].startswith("Correct GRPO_HOME;")
