@@ -25,6 +25,7 @@ SCREENSHOTS = os.environ.get("GRPO_SCREENSHOTS")
 """Read before `clean_environment` takes the variable away."""
 DESKTOP: ViewportSize = {"width": 1280, "height": 800}
 PHONE: ViewportSize = {"width": 360, "height": 740}
+TABLETS: tuple[ViewportSize, ...] = ({"width": 768, "height": 1024}, {"width": 1024, "height": 768})
 VIEWS: tuple[tuple[str, Literal["light", "dark"], ViewportSize, dict[str, Any]], ...] = (
     ("light", "light", DESKTOP, ALL),
     ("dark", "dark", DESKTOP, BY_COLOUR),
@@ -36,8 +37,10 @@ NOWHERE = "/#/nowhere"
 """An address of no page, which needs no request."""
 TOO_WIDE = """Math.max(document.documentElement.scrollWidth - innerWidth,
   ...[...document.querySelectorAll("table.cards")]
-    .map((one) => (innerWidth < 640 ? one.scrollWidth - one.parentNode.clientWidth : 0)))"""
-"""Pixels that a page exceeds its window, or a list of cards its panel on a phone."""
+    .map((one) => (innerWidth < 640 ? one.scrollWidth - one.parentNode.clientWidth : 0)),
+  ...[...document.querySelectorAll(".panel.flush:not(.scroll)")]
+    .map((one) => one.scrollWidth - one.clientWidth))"""
+"""Pixels that a page exceeds its window, a list its panel without scrolling, or cards theirs on a phone."""
 SETTLED = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 150)))"
 """Charts follow a change of the window's size a moment later."""
 
@@ -202,5 +205,10 @@ def shots() -> Callable[[Page, str], None]:
             assert wide <= 0, f"{name} is {wide} px wider than the {view} window"
             found = "\n".join(violations(page, rules))
             assert not found, f"{name}, {view}:\n{found}"
+        for size in TABLETS:
+            page.set_viewport_size(size)
+            page.evaluate(SETTLED)
+            wide = page.evaluate(TOO_WIDE)
+            assert wide <= 0, f"{name} is {wide} px wider than a window of {size['width']} px"
 
     return take

@@ -50,6 +50,14 @@ def test_several_metrics_are_drawn_and_kept_in_the_address(page: Page, deploymen
     expect(figure(page, "KL divergence to the reference")).to_have_count(0)
 
 
+def test_a_held_out_curve_begins_before_training(page: Page, deployment: Deployment) -> None:
+    open_comparison(page, deployment, "first", "faster", more="&metrics=eval/reward")
+    lines = drawn(page, "Held-out reward")
+    for name, title in (("first", "first-try"), ("faster", "higher-rate")):
+        before = (0, deployment.job(name)["eval"]["baseline"]["reward"])
+        assert points(lines[title]) == [before, *measured(deployment, name, "eval/reward")]
+
+
 def test_at_most_six_metrics_are_drawn(page: Page, deployment: Deployment) -> None:
     open_comparison(page, deployment, "first", "faster", more="&metrics=reward,kl,loss,learning_rate,entropy")
     drawn(page, "Reward")

@@ -159,6 +159,20 @@ def test_a_csv_file_becomes_the_same_rows_as_with_the_command(
         assert rows_of(deployment, file) == [json.loads(line) for line in expected.read_text().splitlines()]
 
 
+def test_the_index_column_of_pandas_is_kept_as_with_the_command(
+    page: Page, deployment: Deployment, tmp_path: Path
+) -> None:
+    path = written(tmp_path / "sums.csv", b",sum,total\n0,1+1,2\n1,2+2,4\n")
+    page.goto("/#/files")
+    page.get_by_label("Upload a file").set_input_files(path)
+    expect(page.get_by_label("Prompt column")).to_have_value("sum")
+    page.get_by_role("dialog").get_by_role("button", name="Upload").click()
+    expect(page.get_by_text("sums.jsonl uploaded. 2 rows.")).to_be_visible()
+    (file,) = files(deployment)
+    with as_jsonl(str(path), columns={"sum": "prompt"}) as expected:
+        assert rows_of(deployment, file) == [json.loads(line) for line in expected.read_text().splitlines()]
+
+
 def test_an_instruction_precedes_the_prompt_of_every_row_of_a_csv_file(page: Page, tmp_path: Path) -> None:
     page.goto("/#/files")
     page.get_by_label("Upload a file").set_input_files(

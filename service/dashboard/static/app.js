@@ -31,7 +31,7 @@ How a page is made
 */
 
 import { access, can, loadAccess } from "./access.js";
-import { key, unanswered } from "./api.js";
+import { key, unloaded } from "./api.js";
 import { installBanner } from "./connection.js";
 import { el, failed, heading, loading, moment } from "./dom.js";
 import { loginForm } from "./login.js";
@@ -123,12 +123,6 @@ async function moduleOf(found) {
   if (!found) throw Object.assign(new Error("No page at this address."), { status: 404 });
   loading(root);
   return import(`./pages/${found.page}/page.js`).catch(unloaded);
-}
-
-// Browsers remember a module that could not be loaded, so that only a reload of the page helps.
-function unloaded(error) {
-  if (error instanceof TypeError && /module/i.test(error.message)) throw Object.assign(unanswered(), { isModule: true });
-  throw error;
 }
 
 // Focuses the title as soon as the page has one, except on the first page, where focus starts at the top.

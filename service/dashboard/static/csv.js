@@ -30,8 +30,8 @@ export function parsedCsv(bytes) {
 
 function refuseColumns(names) {
   if (names.length === 1 && /[;\t]/.test(names[0])) throw new Error("line 1 has no commas. Save it with commas between its cells.");
-  const place = names.findIndex((name, at) => name === "" || names.indexOf(name) !== at);
-  if (place >= 0) throw new Error(`line 1: column ${place + 1} ${names[place] ? `repeats the name ${names[place]}` : "has no name"}.`);
+  const place = names.findIndex((name, at) => names.indexOf(name) !== at);
+  if (place >= 0) throw new Error(`line 1: column ${place + 1} ${names[place] ? `repeats the name ${names[place]}` : "has no name either"}.`);
 }
 
 // [{cells, line}] of all lines that are not empty; a cell in quotes may contain line breaks.

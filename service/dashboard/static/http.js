@@ -38,6 +38,13 @@ export function unanswered() {
   return new ApiError({ status: 0, code: "unanswered", message: "The service does not respond. Is it running?" });
 }
 
+// For `import(…).catch(unloaded)`. Browsers remember a module that could not be loaded, so that only a reload of the
+// page helps.
+export function unloaded(error) {
+  if (error instanceof TypeError && /module/i.test(error.message)) throw Object.assign(unanswered(), { isModule: true });
+  throw error;
+}
+
 export function url(path, query = {}) {
   const target = new URL(path.replace(/^\//, ""), BASE);
   for (const [name, value] of Object.entries(query)) {

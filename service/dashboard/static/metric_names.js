@@ -23,12 +23,24 @@ const lines = (pattern, label) => (rows, names) =>
 const one = (name, more) => (rows, names) => (names.has(name) ? [seriesOf(rows, name, more)] : []);
 const middle = (name) => name.split("/").slice(1, -1).join("/");
 
+const HELD_OUT = "eval/";
+
 // The held-out rows' values, preceded by the evaluation before training, which belongs to no step.
-function heldOut(rows, names, name, { baseline, last }) {
-  if (!names.has(`eval/${name}`)) return [];
-  const line = seriesOf(rows, `eval/${name}`, { name: heldOutName(last), markers: true, color: 2 });
-  if (baseline?.[name] === undefined || line.x[0] === 0) return [line];
-  return [{ ...line, x: [0, ...line.x], y: [baseline[name], ...line.y] }];
+function heldOutSeries(rows, name, { baseline }, more) {
+  const line = seriesOf(rows, HELD_OUT + name, { markers: true, ...more });
+  if (baseline?.[name] === undefined || line.x[0] === 0) return line;
+  return { ...line, x: [0, ...line.x], y: [baseline[name], ...line.y] };
+}
+
+// A job's values of any metric.
+export function valuesOf(job, rows, name, more) {
+  if (!name.startsWith(HELD_OUT)) return seriesOf(rows, name, more);
+  return heldOutSeries(rows, name.slice(HELD_OUT.length), job.eval, more);
+}
+
+function heldOut(rows, names, name, evaluated) {
+  if (!names.has(HELD_OUT + name)) return [];
+  return [heldOutSeries(rows, name, evaluated, { name: heldOutName(evaluated.last), color: 2 })];
 }
 
 // "Held-out (greedy)": how the rows of an evaluation were sampled, if known.
@@ -52,7 +64,7 @@ function band(means, deviations, count) {
 // One part alone is the reward, drawn already.
 function parts(rows, names, evaluated) {
   const found = lines(/^rewards\/.+\/mean$/, middle)(rows, names);
-  const held = matching(names, /^eval\/rewards\/.+\/mean$/).map((name) => name.slice("eval/".length)).flatMap((name) =>
+  const held = matching(names, /^eval\/rewards\/.+\/mean$/).map((name) => name.slice(HELD_OUT.length)).flatMap((name) =>
     heldOut(rows, names, name, evaluated).map((line) => ({ ...line, name: `${middle(name)}, held-out`, color: undefined })));
   return found.length > 1 ? [...found, ...held] : [];
 }

@@ -85,13 +85,14 @@ async function converted(file, imitates) {
 // null: cancelled.
 function askedForColumns(name, { columns, rows }, imitates) {
   const likely = (names) => names.map((each) => columns.find((column) => column.toLowerCase() === each)).find(Boolean);
+  const named = columns.filter(Boolean); // the index of a table that pandas wrote has no name
   const column = (id, initial) => {
-    const choice = el("select", { id, onchange: () => draw() }, columns.map((each) => el("option", { value: each }, each)));
+    const choice = el("select", { id, onchange: () => draw() }, columns.map((each) => el("option", { value: each }, each || "(no name)")));
     choice.value = initial;
     return choice;
   };
-  const prompt = column("csv-prompt", likely(PROMPT_NAMES) ?? columns[0]);
-  const reply = imitates && column("csv-answer", likely(ANSWER_NAMES) ?? columns.find((each) => each !== prompt.value) ?? columns[0]);
+  const prompt = column("csv-prompt", likely(PROMPT_NAMES) ?? named[0] ?? columns[0]);
+  const reply = imitates && column("csv-answer", likely(ANSWER_NAMES) ?? named.find((each) => each !== prompt.value) ?? columns[0]);
   const first = el("pre", { class: "code", tabindex: 0, "aria-label": "First row as JSON" });
   const instruction = el("input", { id: "csv-instruction", placeholder: "Answer in one word:", autocomplete: "off" });
   const chosen = () => ({ prompt: prompt.value, instruction: instruction.value.trim(), ...(reply && { answer: reply.value }) });

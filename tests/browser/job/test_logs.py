@@ -106,3 +106,20 @@ def test_environments_are_listed_with_their_newest_sessions(
     ]
     drawn(page, "Reward")
     shots(page, "job-environments")
+
+
+def test_a_tab_opened_during_an_outage_is_shown_when_the_service_is_back(
+    own_page: Page, deployment: Deployment, expected_errors: list[str]
+) -> None:
+    expected_errors.append("Failed to load resource")
+    path = f"/#/jobs/{deployment.jobs['first']}"
+    own_page.goto(path)
+    own_page.get_by_role("link", name="Logs", exact=True).wait_for()
+    for request in ("**/job/logs.js", f"**{JOBS}?limit=1"):
+        own_page.route(request, lambda route: route.abort())
+    own_page.get_by_role("link", name="Logs", exact=True).click()
+    expect(own_page.get_by_role("alert").get_by_text("No connection to the service")).to_be_visible()
+    own_page.unroute_all()
+    expect(own_page.get_by_role("log", name="Engine's log")).to_be_visible()
+    expect(own_page.locator("#banner")).to_be_hidden()
+    assert own_page.url.endswith(f"{path}/logs")

@@ -7,7 +7,7 @@ import { lineChart } from "../../charts.js";
 import { announce, el, empty, failed, heading, loading, section } from "../../dom.js";
 import { isOver, jobName } from "../../job_parts.js";
 import { metricLabel } from "../../labels.js";
-import { formatOf, seriesOf } from "../../metric_names.js";
+import { formatOf, valuesOf } from "../../metric_names.js";
 import { differences, outcomes } from "./tables.js";
 
 const POINTS = 500;
@@ -141,9 +141,8 @@ class Comparison {
       this.charts.set(name, chart);
       this.grid.append(chart.root);
     }
-    const markers = name.startsWith("eval/");
     await this.charts.get(name).update(runs.map((run) =>
-      seriesOf(run.rows, name, { name: jobName(run.job), color: run.color, markers })));
+      valuesOf(run.job, run.rows, name, { name: jobName(run.job), color: run.color })));
   }
 
   without(id) {

@@ -14,7 +14,7 @@ export class History {
     this.hasMore = true;
     this.withSteps = el("input", { type: "checkbox", id: "steps", onchange: () => this.show() });
     this.list = el("ol", { class: "events" });
-    this.more = button("Load older events", () => this.older());
+    this.more = button("Load older events", () => this.older(), { hidden: true });
     this.box = el("div");
     this.root = section("History",
       el("div", { class: "row" }, this.withSteps, el("label", { for: "steps" }, "Show every step")), this.box, this.more);
@@ -33,7 +33,10 @@ export class History {
 
   async reload() {
     if (!this.isLoaded) loading(this.box, "Loading events");
-    const page = await this.page();
+    const page = await this.page().catch((error) => {
+      if (!this.isLoaded) this.box.replaceChildren(); // the tab shows the error
+      throw error;
+    });
     this.isLoaded = true;
     this.all = page.data;
     this.hasMore = page.has_more;

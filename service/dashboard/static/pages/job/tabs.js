@@ -1,5 +1,6 @@
 // The tabs inside a job's page: links, of which the address names one. A tab is loaded when it is first shown.
 
+import { unloaded } from "../../api.js";
 import { el, failed } from "../../dom.js";
 
 const BESIDE_PX = 60; // of the tab before the current one
@@ -9,7 +10,7 @@ export function lazily(name, make) {
   const view = { root: el("div") };
   view.load = async (job) => {
     if (!view.shown) {
-      view.shown = make(await import(`./${name}.js`));
+      view.shown = make(await import(`./${name}.js`).catch(unloaded));
       view.root.replaceChildren(view.shown.root);
     }
     await view.shown.load(job);
@@ -48,7 +49,7 @@ export class Tabs {
     } catch (error) {
       if (this.signal.aborted) return;
       if (error.status === undefined) console.error(error);
-      if (name === this.name) failed(this.trouble, error, () => this.show(name, job));
+      if (name === this.name) failed(this.trouble, error, error.isModule ? () => location.reload() : () => this.show(name, job));
     }
   }
 }

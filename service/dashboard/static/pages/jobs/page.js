@@ -2,7 +2,7 @@
 
 import { styled } from "../../address.js";
 import { can } from "../../access.js";
-import { get, JOBS, jobPath, paged, patch, pause } from "../../api.js";
+import { JOBS, jobPath, paged, patch, pause } from "../../api.js";
 import { announce, button, confirmed, el, empty, failed, heading, loading } from "../../dom.js";
 import { isOver } from "../../job_parts.js";
 import { deleteJobs, editJob } from "../job/edit.js";
@@ -82,11 +82,15 @@ class JobList {
   }
 
   async loadMore() {
+    const number = this.number;
     this.more.disabled = true;
     try {
       const jobs = await this.pages.next();
-      this.take(jobs);
-      announce(`${jobs.length} more jobs`);
+      if (number === this.number) {
+        this.number += 1; // a refresh that has begun would take these jobs away again
+        this.take(jobs);
+        announce(`${jobs.length} more jobs`);
+      }
     } catch (error) {
       if (!this.signal.aborted) failed(this.none, error);
     }
@@ -139,7 +143,7 @@ class JobList {
     this.heads = COLUMNS.map(([name, sort]) => el("th", { scope: "col", role: "columnheader" },
       sort ? button(name, () => this.sortBy(sort), { kind: "sort" }) : name));
     this.sorting();
-    return el("div", { class: "panel flush" }, el("table", { class: "list jobs", role: "table" },
+    return el("div", { class: "panel flush scroll" }, el("table", { class: "list jobs", role: "table" },
       el("caption", { class: "unseen" }, "Jobs"),
       el("thead", { role: "rowgroup" }, el("tr", { role: "row" },
         el("th", { scope: "col", role: "columnheader" }, el("span", { class: "unseen" }, "Select")),
@@ -172,19 +176,19 @@ class JobList {
     }
   }
 
-  // What is shown, read again, up to the length of one request; jobs after that stay as they were.
+  // As many jobs as are shown, read again.
   async refresh() {
     const number = this.number;
-    const limit = Math.min(MOST, Math.max(PAGE, this.order.length));
+    const wanted = Math.max(PAGE, this.order.length);
     try {
-      const page = await get(JOBS, { query: { limit, ...this.filters.query() }, signal: this.signal });
+      const pages = paged(JOBS, { limit: Math.min(MOST, wanted), ...this.filters.query() }, { signal: this.signal });
+      const read = await pages.next();
+      while (pages.hasMore && read.length < wanted) read.push(...await pages.next());
       if (number !== this.number) return;
-      const ids = new Set(page.data.map((job) => job.id));
-      const later = this.order.slice(limit).filter((id) => !ids.has(id));
+      const jobs = read.slice(0, wanted);
       this.order = [];
-      this.take(page.data);
-      this.order.push(...later);
-      if (!later.length) Object.assign(this.pages, { after: page.last_id, hasMore: page.has_more });
+      this.take(jobs);
+      Object.assign(this.pages, { after: jobs.at(-1)?.id, hasMore: pages.hasMore || read.length > wanted });
       this.none.replaceChildren();
       this.arrange();
     } catch (error) {

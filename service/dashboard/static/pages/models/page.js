@@ -41,7 +41,7 @@ function none(title, hint) {
 
 // The roles keep the table a table for screen readers when a phone shows its rows as blocks.
 function list(caption, models, names) {
-  return el("div", { class: "panel flush" }, el("table", { class: "list models", role: "table" },
+  return el("div", { class: "panel flush scroll" }, el("table", { class: "list models", role: "table" },
     el("caption", { class: "unseen" }, caption),
     el("thead", { role: "rowgroup" }, el("tr", { role: "row" },
       COLUMNS.map((name) => el("th", { scope: "col", role: "columnheader" }, name)))),

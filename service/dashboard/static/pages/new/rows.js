@@ -6,7 +6,7 @@ import { ANSWER_NAMES, asked, IMITATE, imitated, MAX_BYTES } from "../../csv.js"
 import { button, el, failed, field } from "../../dom.js";
 import { suit } from "./grader.js";
 
-const NOT_FIELDS = ["messages", "prompt", "tools"];
+const NOT_FIELDS = ["", "messages", "prompt", "tools"];
 const ASK = "-ask.jsonl"; // end of the name of a file without answers at the end of its rows
 
 // `known(id)`: the file object; `use(file)` makes an uploaded file the training file.

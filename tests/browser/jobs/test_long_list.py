@@ -1,0 +1,50 @@
+"""The list of more jobs than one request returns."""
+
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from playwright.sync_api import Page, Route, expect
+
+from tests.browser.deployment import JOBS, Deployment
+
+NAMES = "tbody .name > a"
+
+
+class ManyJobs:
+    """The service's list, made up of copies of one job: `page.route(…, jobs.answer)`."""
+
+    def __init__(self, template: dict[str, Any], number: int) -> None:
+        self.listed = [
+            {**template, "id": f"ftjob-{index:03}", "suffix": f"job-{index:03}"} for index in range(number)
+        ]
+
+    @property
+    def names(self) -> list[str]:
+        return [job["suffix"] for job in self.listed]
+
+    def answer(self, route: Route) -> None:
+        query = parse_qs(urlsplit(route.request.url).query)
+        ids = [job["id"] for job in self.listed]
+        start = ids.index(query["after"][0]) + 1 if "after" in query else 0
+        end = start + int(query["limit"][0])
+        found = self.listed[start:end]
+        last_id = found[-1]["id"] if found else None
+        route.fulfill(json={"data": found, "has_more": end < len(ids), "last_id": last_id})
+
+
+def test_deleted_jobs_leave_a_list_of_more_than_a_hundred(page: Page, deployment: Deployment) -> None:
+    jobs = ManyJobs(deployment.job("failed"), 145)
+    page.route(f"**{JOBS}?*", jobs.answer)
+    page.route("**/ftjob-*/*", lambda route: route.fulfill(json={"data": [], "findings": []}))
+    page.goto("/#/jobs")
+    more = page.get_by_role("button", name="Load more")
+    for shown in (40, 60, 80, 100, 120):
+        more.click()
+        expect(page.locator(NAMES)).to_have_count(shown)
+    del jobs.listed[119], jobs.listed[109]
+    expect(page.locator(NAMES)).to_have_text(jobs.names[:120])
+    more.click()
+    expect(page.locator(NAMES)).to_have_text(jobs.names[:140])
+    more.click()
+    expect(page.locator(NAMES)).to_have_text(jobs.names)
+    expect(more).to_be_hidden()
