@@ -14,18 +14,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from grpo_engine.models.fast import native
-from grpo_engine.models.fast.products import has_onednn, onednn_product, prefers_onednn
+from grpo_engine.models.fast.products import ROWS, has_onednn, rowwise_product
 
-ROWS = 64
-"""Number of rows that the order is optimised for; any number works."""
 MOST_COMPILED = 2**16
 """Entries of A up to which the compiled product is faster than two calls of libraries."""
 
 
 def packs(weight: Tensor) -> bool:
-    """Whether a copy of the weight for oneDNN is worth its memory."""
-    is_bfloat16 = weight.dtype is torch.bfloat16 and has_onednn(weight.dtype, weight.device)
-    return is_bfloat16 or prefers_onednn(weight)
+    """Whether oneDNN can read a copy of the weight. In MKL's products a row may depend on the other rows."""
+    return has_onednn(weight.dtype, weight.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +30,7 @@ class Packed:
     """One layer [O, I], with an adapter of rank r or without."""
 
     weight: Tensor
-    """[O, I + r], reordered: only `onednn_product` reads it."""
+    """[O, I + r], reordered: only oneDNN reads it."""
     bias: Tensor | None
     append: Callable[[Tensor], Tensor] | None
     """x [B, I] → [x | x Aᵀ] [B, I + r]."""
@@ -49,7 +46,7 @@ class Packed:
         """x [B, I] → [B, O]."""
         if self.append is not None:
             x = self.append(x)
-        return (onednn_product(x, self.weight, self.bias),)
+        return (rowwise_product(x, self.weight, self.bias),)
 
 
 def _appending(down: Tensor) -> Callable[[Tensor], Tensor]:
@@ -59,7 +56,7 @@ def _appending(down: Tensor) -> Callable[[Tensor], Tensor]:
         columns = pad(down.float().t(), (0, -len(down) % native.LANES)).contiguous()
         return lambda x: native.append_product(x, columns, len(down))
     reordered = _reordered(down)
-    return lambda x: torch.cat([x, onednn_product(x, reordered)], 1)
+    return lambda x: torch.cat([x, rowwise_product(x, reordered)], 1)
 
 
 def _reordered(weight: Tensor) -> Tensor:

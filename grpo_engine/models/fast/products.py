@@ -1,6 +1,7 @@
 """Products of rows with a matrix on a CPU, by oneDNN if it is faster than torch's choice.
 
-torch uses MKL for float32, which on processors that are not Intel's reaches half of oneDNN's speed.
+torch uses MKL for float32, which on processors that are not Intel's reaches half of oneDNN's speed, and on
+Intel's divides a row's sum according to the number of rows.
 Boundary: values only, no gradient; the same precision, but sums in another order.
 """
 
@@ -13,9 +14,10 @@ from torch import Tensor
 MIN_ONEDNN_ELEMENTS = 2**15
 """Number of weights from which oneDNN's products are faster than MKL's."""
 MIN_ROWS = 4
-"""Fewest rows of a product. Libraries use other kernels for fewer rows, whose sums differ in the last bits;
-with at least this many, a row's result does not depend on the number of rows. MKL divides rows among its
-threads, so there each product has a multiple of this number."""
+"""Fewest rows of a product. Libraries use other kernels for fewer rows, whose sums differ in the last bits.
+MKL divides rows among its threads, so there each product has a multiple of this number."""
+ROWS = 64
+"""Number of rows that the order of a packed weight is optimised for, and of `rowwise_product`'s blocks."""
 
 
 @cache
@@ -59,6 +61,20 @@ def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     rows = _padded(x, MIN_ROWS - len(x))
     made = cast(Tensor, torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], ""))
     return made if rows is x else made[: len(x)]
+
+
+def rowwise_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`onednn_product` in which a row's result does not depend on the other rows or on their number."""
+    if len(x) == ROWS or not _sums_by_count(x.dtype):
+        return onednn_product(x, weight, bias)
+    blocks = _padded(x, -len(x) % ROWS).split(ROWS)
+    return torch.cat([onednn_product(block, weight, bias) for block in blocks])[: len(x)]
+
+
+@cache
+def _sums_by_count(dtype: torch.dtype) -> bool:
+    """Whether oneDNN divides a row's sum according to the number of rows, as it does with Intel's AMX."""
+    return dtype is torch.bfloat16 and torch.cpu._is_amx_tile_supported()
 
 
 def _padded(x: Tensor, missing: int) -> Tensor:

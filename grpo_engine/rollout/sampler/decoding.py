@@ -20,7 +20,7 @@ from grpo_engine.models.device_memory import free_bytes, weight_bytes
 from grpo_engine.models.fast.attention import attention_for
 from grpo_engine.models.fast.model import FastModel, reads_at_once
 from grpo_engine.models.fast.packed import Packed, packs
-from grpo_engine.models.fast.products import product
+from grpo_engine.models.fast.products import product, rowwise_product
 from grpo_engine.models.forward import compute_dtype, output_head, own_states
 from grpo_engine.models.shared_prompt_attention import Attention, using
 from grpo_engine.objective.types import GroupSpan
@@ -61,10 +61,12 @@ def _output_layer(model: PreTrainedModel, dtype: torch.dtype, *, packed: bool) -
     if type(head) is not torch.nn.Linear:
         return head
     weight, bias = head.weight.to(dtype), None if head.bias is None else head.bias.to(dtype)
-    if packed and packs(weight) and weight.nbytes <= LARGEST_COPY:
-        layer = Packed.of(weight, bias, None, None)
-        return lambda hidden: layer(hidden)[0]
-    return lambda hidden: product(hidden.to(dtype), weight, bias)
+    if not packed or not packs(weight):
+        return lambda hidden: product(hidden.to(dtype), weight, bias)
+    if weight.nbytes > LARGEST_COPY:
+        return lambda hidden: rowwise_product(hidden, weight, bias)
+    layer = Packed.of(weight, bias, None, None)
+    return lambda hidden: layer(hidden)[0]
 
 
 COPY_SHARE = 0.25
