@@ -67,8 +67,8 @@ def rowwise_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
     """`onednn_product` in which a row's result does not depend on the other rows or on their number."""
     if len(x) == ROWS or not _sums_by_count(x.dtype):
         return onednn_product(x, weight, bias)
-    blocks = _padded(x, -len(x) % ROWS).split(ROWS)
-    return torch.cat([onednn_product(block, weight, bias) for block in blocks])[: len(x)]
+    made = [onednn_product(block, weight, bias) for block in _padded(x, -len(x) % ROWS).split(ROWS)]
+    return (made[0] if len(made) == 1 else torch.cat(made))[: len(x)]
 
 
 @cache
