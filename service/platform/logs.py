@@ -9,8 +9,9 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, Processor
@@ -33,6 +34,22 @@ _MASKS = (
 )
 
 
+class _Lines:
+    """Writes to the current `sys.stderr`. A line that it refuses is lost: a full disk must end no attempt."""
+
+    def write(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
+
+
+_LINES = cast(TextIO, _Lines())
+"""One for all loggers, because structlog keeps a lock for each file."""
+
+
 class _Stderr(logging.StreamHandler[TextIO]):
     """Writes to the current `sys.stderr`, which tests replace."""
 
@@ -51,7 +68,7 @@ def configure(level: str = "INFO") -> None:
         processors=[*_beginning(), *_ending()],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         # one write per line, so that lines of several processes do not mix
-        logger_factory=lambda *_names: structlog.WriteLogger(sys.stderr),
+        logger_factory=lambda *_names: structlog.WriteLogger(_LINES),
         cache_logger_on_first_use=False,
     )
     root = logging.getLogger()

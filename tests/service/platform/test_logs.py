@@ -161,3 +161,15 @@ def test_settings_that_do_not_fit_together_are_refused_without_their_passwords(
     with pytest.raises(ValueError, match=message) as raised:
         settings_for(tmp_path, "postgresql://u:hidden@h/db", **given)
     assert "hidden" not in str(raised.value)
+
+
+def test_a_line_that_a_full_disk_refuses_ends_nothing() -> None:
+    script = (
+        "import logging, structlog; from service.platform import logs; logs.own_process('INFO'); "
+        "structlog.get_logger().info('ours'); logging.getLogger('service').info('theirs'); print('the end')"
+    )
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=full, check=False
+        )
+    assert (done.returncode, done.stdout) == (0, b"the end\n")
