@@ -20,6 +20,8 @@ from grpo_engine.models.fast.products import (
 
 SHAPES = {"small": (5, 24, 40), "large": (96, 320, 160)}
 """Rows, outputs, inputs: below and above the limit for oneDNN."""
+COUNTS = (*range(1, MIN_ROWS + 2), 9, 15, 33, ROWS, ROWS + 1, 200)
+"""Numbers of rows at which libraries change their way."""
 
 
 def normal(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
@@ -66,7 +68,7 @@ def test_a_row_of_a_product_does_not_depend_on_the_rows_beside_it(inputs: int, d
             layers += [packed(weight, rank) for rank in (0, 20, MOST_COMPILED // inputs + 1)]
         for layer in layers:
             together = layer(x)
-            for count in (*range(1, 4 * MIN_ROWS), 33, ROWS, ROWS + 1, 200):
+            for count in COUNTS:
                 assert torch.equal(layer(x[:count]), together[:count])
                 assert torch.equal(layer(x[5 : 5 + count]), together[5 : 5 + count])
 
