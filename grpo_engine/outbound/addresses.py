@@ -180,9 +180,9 @@ def is_public(address: Address) -> bool:
         inner = _inner_address(address)
         if inner is not None:
             return is_public(inner)
-        if address not in _UNICAST or address.scope_id:
+        if address not in _UNICAST:
             return False
-    if any(address in network for network in _REFUSED if network.version == address.version):
+    if any(address in network for network in _REFUSED):
         return False
     return address.is_global and not address.is_multicast and not address.is_reserved
 
@@ -204,8 +204,7 @@ def resolve(host: str, port: int) -> list[str]:
 
 def addresses_of(target: Target, resolver: Resolver) -> list[str]:
     """Addresses to connect to: one look-up; all must be public. Raises RefusedUrl, OSError."""
-    literal = as_address(target.host)
-    found = [target.host] if literal is not None else list(resolver(target.host, target.port))
+    found = list(resolver(target.host, target.port))
     if not found:
         raise OSError(f"{target.host} has no address")
     if not target.trusted:
