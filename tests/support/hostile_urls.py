@@ -3,6 +3,8 @@
 # PORT belongs to a socket that listens on every local address and must receive no connection.
 REFUSED = [
     "http://example.com/",
+    "http://example.com:443/",
+    "http://example.com:8443/",
     "http://127.0.0.1:PORT/",
     "https://127.0.0.1:PORT/",
     "https://127.0.0.1/",
@@ -55,6 +57,7 @@ REFUSED = [
     "https://[ff0e::1]/",
     "https://[::1/",
     "https://[127.0.0.1]/",
+    "https://[2606:4700:4700::1111]evil.example/",
     "https://localhost:8443/",
     "https://LOCALHOST:8443/",
     "https://localhost.:8443/",
@@ -91,6 +94,7 @@ REFUSED = [
     "https://-example.com/",
     "https://example..com/",
     "https://" + "a" * 64 + ".com/",
+    "https://" + "a." * 125 + "coms/",
     "https:///path",
     "https:example.com",
     "//example.com/",
@@ -112,4 +116,5 @@ ACCEPTED = [
     "https://8.8.8.8/",
     "https://[2606:4700:4700::1111]/",
     "https://3com.example/",
+    "https://" + "a." * 125 + "com/",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from grpo_engine.outbound.addresses import AllowedHosts, RefusedUrl, as_address, check_url, is_public
+from grpo_engine.outbound.addresses import AllowedHosts, RefusedUrl, as_address, check_url, is_public, parse
 from grpo_engine.outbound.web import check_headers, post
 from tests.support.hostile_urls import ACCEPTED, REFUSED
 
@@ -85,6 +85,24 @@ def test_the_operator_may_allow_a_host_or_one_of_its_ports(monkeypatch: pytest.M
         check_url("")
     with pytest.raises(RefusedUrl, match="contains credentials"):
         check_url("http://me@judge.example/")
+
+
+@pytest.mark.parametrize(
+    ("url", "authority", "path"),
+    [
+        ("https://judge.example", "judge.example", "/"),
+        ("https://judge.example:443/v1?a=b", "judge.example", "/v1?a=b"),
+        ("https://judge.example:80/?", "judge.example:80", "/"),
+        ("http://judge.example:80/?a", "judge.example", "/?a"),
+        ("http://judge.example:443/", "judge.example:443", "/"),
+        ("https://[2606:4700::0]:8443/", "[2606:4700::]:8443", "/"),
+    ],
+)
+def test_a_request_names_the_port_unless_it_is_the_scheme_s_default(
+    url: str, authority: str, path: str
+) -> None:
+    target = parse(url, AllowedHosts(frozenset({"judge.example"})))
+    assert (target.authority, target.path) == (authority, path)
 
 
 @pytest.mark.parametrize(

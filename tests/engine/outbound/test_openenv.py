@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import ssl
 import threading
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,3 +121,36 @@ def test_a_public_name_that_leads_to_a_private_address_is_refused() -> None:
                 resolver=lambda host, port: ["169.254.169.254"],
             )
         )
+
+
+def test_over_tls_the_name_is_checked_while_the_connection_goes_to_the_address(
+    certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+    monkeypatch.setenv("GRPO_ALLOWED_HOSTS", "judge.example,other.example")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+
+    async def received_headers(host: str, url: str) -> tuple[str, str | None]:
+        port = url.rpartition(":")[2]
+        opened = await connect(
+            f"https://{host}:{port}/ws",
+            timeout_seconds=60.0,
+            max_bytes=1000,
+            resolver=lambda host, port: ["127.0.0.9", "127.0.0.1"],  # nothing listens on the first
+        )
+        async with opened:
+            name, offered = json.loads(await opened.recv())
+            return name.removesuffix(f":{port}"), offered
+
+    async def greet(connection: ServerConnection) -> None:
+        assert connection.request is not None
+        headers = connection.request.headers
+        await connection.send(json.dumps([headers["Host"], headers.get("Sec-WebSocket-Extensions")]))
+
+    assert against(greet, lambda url: received_headers("judge.example", url), ssl=context) == (
+        "judge.example",
+        None,
+    )
+    with pytest.raises(ssl.SSLCertVerificationError, match=r"other\.example"):
+        against(greet, lambda url: received_headers("other.example", url), ssl=context)
