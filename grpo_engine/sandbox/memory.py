@@ -26,7 +26,7 @@ def family(pid: int) -> Iterator[int]:
 
 def _own_bytes(pid: int) -> int:
     rows = (line.split() for line in _read(f"/proc/{pid}/status").splitlines())
-    return sum(int(row[1]) * 1024 for row in rows if row and row[0] in _HELD)
+    return sum(int(row[1]) * 1024 for row in rows if row[0] in _HELD)
 
 
 def _entries(folder: str) -> list[str]:
