@@ -9,10 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from grpo_engine.sandbox import Capability, Limits, Outcome, PythonServer, SandboxUnavailable, self_test
+from grpo_engine.sandbox import (
+    Capability,
+    Limits,
+    Outcome,
+    PythonServer,
+    SandboxUnavailable,
+    launch,
+    self_test,
+)
 from grpo_engine.sandbox.launch import Interpreter, interpreters
 from grpo_engine.sandbox.probe import _attack
-from grpo_engine.sandbox.process import Sandbox
+from grpo_engine.sandbox.process import Sandbox, _outcome
 from tests.engine.sandbox.hostile_graders import ENDLESS_GRADERS, GRADERS
 from tests.engine.sandbox.patience import PATIENCE
 
@@ -58,6 +66,38 @@ def test_without_a_sandbox_nothing_runs() -> None:
 def test_a_missing_interpreter_is_reported() -> None:
     with pytest.raises(SandboxUnavailable, match="does not start"):
         Sandbox(Interpreter("/usr/bin/python0", "/usr", "0"), "", "<code>", Limits())
+
+
+def test_a_sandbox_that_cannot_start_leaves_no_descriptor_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreter, before = self_test().require(), os.listdir("/proc/self/fd")
+    monkeypatch.setattr(launch, "_MAX_USER_NAMESPACES", "/proc/sys/user/none")
+    with pytest.raises(SandboxUnavailable, match="no user namespaces"):
+        Sandbox(interpreter, "", "<code>", Limits())
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_reply_without_value_and_error_is_an_error() -> None:
+    assert _outcome({}) == Outcome(error="no answer", reusable=False)
+
+
+def test_a_sandbox_that_died_between_two_calls_is_replaced(server: PythonServer) -> None:
+    first = server.call({}, {}, PATIENCE)
+    assert server._sandbox is not None
+    server._sandbox._process.kill()
+    server._sandbox._process.wait()
+    second = server.call({}, {}, PATIENCE)
+    assert (second.value, second.error) == (first.value, "")
+
+
+def test_a_sandbox_is_replaced_after_its_number_of_calls(
+    server: PythonServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grpo_engine.sandbox.server.CALLS_PER_SANDBOX", 2)
+    used = []
+    for _ in range(5):
+        assert server.call({}, {}, PATIENCE).value is not None
+        used.append(server._sandbox)
+    assert [used.index(each) for each in used] == [0, 0, 2, 2, 4]
 
 
 def test_a_call_returns_json_and_sees_nothing_of_the_previous_call(server: PythonServer) -> None:
