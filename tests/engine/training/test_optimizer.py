@@ -23,6 +23,15 @@ def test_warm_up_rises_to_the_peak() -> None:
     assert rates(5, warmup_steps=4) == [0.25, 0.5, 0.75, 1.0, 1.0]
 
 
+def test_a_constant_rate_stays_at_the_peak() -> None:
+    assert rates(3, lr_schedule="constant") == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_decay_starts_from_the_peak_after_the_warm_up(schedule: str) -> None:
+    assert rates(4, warmup_steps=2, lr_schedule=schedule) == pytest.approx([0.5, 1.0, 1.0, 0.5])
+
+
 def test_linear_and_cosine_decay_from_the_peak() -> None:
     assert rates(4, lr_schedule="linear") == [1.0, 0.75, 0.5, 0.25]
     assert rates(4, lr_schedule="cosine") == pytest.approx(
@@ -40,12 +49,14 @@ def test_the_gradient_norm_is_clipped_and_reported_unclipped() -> None:
     assert weight.grad is None
 
 
-@pytest.mark.parametrize(("gradient", "loss"), [(float("inf"), 0.0), (1.0, float("nan"))])
-def test_a_non_finite_loss_or_gradient_is_refused(gradient: float, loss: float) -> None:
+@pytest.mark.parametrize(
+    ("gradient", "loss", "cause"), [(float("inf"), 0.0, "gradient"), (1.0, float("nan"), "loss")]
+)
+def test_a_non_finite_loss_or_gradient_is_refused(gradient: float, loss: float, cause: str) -> None:
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = Optimizer({"w": weight}, settings())
     weight.grad = torch.tensor([gradient])
-    with pytest.raises(NonFiniteError, match="step 4"):
+    with pytest.raises(NonFiniteError, match=f"step 4: the {cause} is not finite"):
         optimizer.step(0.1, loss, step=4)
     assert weight.item() == 0.0
 
