@@ -5,8 +5,9 @@ process if it loses the cluster, and all actors of this process when it ends.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from time import monotonic
 from typing import Any
@@ -23,6 +24,8 @@ from worker.cluster.sampler import Sampler, SamplerGroup
 
 TOO_SMALL_SECONDS = 20.0
 """How long a cluster may have fewer GPUs than the attempt needs before the attempt fails."""
+START_SECONDS = 300.0
+"""How long the processes of the ranks may take to start."""
 OBJECT_STORE_BYTES = 100_000_000
 CALLS_AT_ONCE = 8
 WAIT_SECONDS = 0.5
@@ -40,34 +43,38 @@ USED_BY_AN_ACTOR: dict[str, dict[str, Any]] = {
 class Driver:
     """The reserved part of the cluster, and the ranks in it."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, report_waiting: Callable[[], None]) -> None:
+        self._plan, self._report_waiting = plan, report_waiting
         self._group = reserve(plan)
         self._actors: list[Any] = []
         self._ranks: Ranks | None = None
         self._samplers = SamplerGroup()
-        self._enough_at = monotonic()
+        self._enough_at = self._reserved_at = monotonic()
 
     def waiting_for(self) -> str | None:
-        """The missing resources; None: the ranks' processes run. Raises ClusterLost: the cluster is too
-        small."""
+        """The missing resources; None: the ranks' processes run. Raises ClusterLost if the cluster is too
+        small, or a rank does not start."""
         if self._ranks is not None:
             return None
         if not self._actors:
             if not self._group.wait(WAIT_SECONDS):
                 return self._missing()
+            self._reserved_at = monotonic()
             self._actors = [self._rank(number) for number in range(self._plan.num_ranks)]
             self._samplers = SamplerGroup([self._sampler(each) for each in range(self._plan.num_samplers)])
             self._samplers.keep_alive()
         try:
             locations = ray.get([actor.locate.remote() for actor in self._actors], timeout=WAIT_SECONDS)
         except GetTimeoutError:
+            if monotonic() - self._reserved_at > START_SECONDS:
+                raise ClusterLost(f"A rank did not start within {START_SECONDS:.0f} s.") from None
             return f"{len(self._actors)} ranks to start"
         nodes = [location.node for location in locations]
         # make the ranks of each host consecutive
         order = sorted(range(len(nodes)), key=lambda number: nodes.index(nodes[number]))
         actors = [self._actors[number] for number in order]
-        self._ranks = Ranks(self._plan, actors, [locations[number] for number in order])
+        locations = [locations[number] for number in order]
+        self._ranks = Ranks(self._plan, actors, locations, self._report_waiting)
         return None
 
     def files(self, method: str, *arguments: Any) -> Any:
@@ -184,7 +191,7 @@ def main(arguments: Sequence[str]) -> None:
     connection = Connection(int(arguments[0]))
     plan: Plan = connection.recv()
     with joined_cluster(plan):
-        driver = Driver(plan)
+        driver = Driver(plan, partial(connection.send, Reply(is_last=False)))
         connection.send(Reply())
         while True:
             try:

@@ -28,7 +28,8 @@ PREFIX = "grpo-ray-"
 """Prefix of the names of temporary folders."""
 POLL_SECONDS = 0.05
 ANSWER_SECONDS = 120.0
-"""Maximum time for the driver's answer to a call that transfers no files."""
+"""Maximum time until the driver has joined the cluster, and then until it answers a call or reports that the
+call is still running."""
 LEAVE_SECONDS = 20.0
 """Maximum time for the driver to end the ranks and delete their directories."""
 KEPT_FROM_DRIVER = ("GRPO_DATABASE_URL", "GRPO_BROKER_URL", "GRPO_MODE")
@@ -78,6 +79,7 @@ class ClusterPlace:
     def __init__(self, process: EngineProcess, connection: Connection) -> None:
         self._process, self._connection = process, connection
         self._has_joined = False
+        self._join_by = time.monotonic() + ANSWER_SECONDS
 
     @property
     def files(self) -> RunFiles:
@@ -87,7 +89,9 @@ class ClusterPlace:
         """The missing resources, or None. Raises ClusterLost."""
         if not self._has_joined:
             if not self._connection.poll() and self._process.poll() is None:
-                return "the Ray cluster"
+                if time.monotonic() < self._join_by:
+                    return "the Ray cluster"
+                self._process.kill()
             self._receive()
             self._has_joined = True
         missing: str | None = self.call("waiting_for")
@@ -101,8 +105,6 @@ class ClusterPlace:
         """Call the driver. Raises ClusterLost, or the error that the operation raised on its host."""
         with self._lost_if_closed():
             self._connection.send(Call(method, arguments))
-            if not method.startswith("files") and not self._connection.poll(ANSWER_SECONDS):
-                self._process.kill()  # a late answer would be taken for that to the next call
         return self._receive()
 
     def leave(self) -> None:
@@ -114,8 +116,12 @@ class ClusterPlace:
                     self._receive()
 
     def _receive(self) -> Any:
+        reply = Reply(is_last=False)
         with self._lost_if_closed():
-            reply: Reply = self._connection.recv()
+            while not reply.is_last:
+                if not self._connection.poll(ANSWER_SECONDS):
+                    self._process.kill()  # a late answer would be taken for that to the next call
+                reply = self._connection.recv()
         if reply.error is not None:
             raise reply.error
         return reply.result

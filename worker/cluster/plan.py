@@ -50,7 +50,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Call:
-    """A request to the driver, which answers with a `Reply`."""
+    """A request to the driver, which answers with one or more replies."""
 
     method: str
     arguments: tuple[Any, ...] = ()
@@ -60,6 +60,8 @@ class Call:
 class Reply:
     result: Any = None
     error: Exception | None = None
+    is_last: bool = True
+    """False: the call is still running, and another reply follows."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ the others are killed, because SIGTERM has no effect on a process that is blocke
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
@@ -28,8 +28,16 @@ from worker.launchers.local import append
 class Ranks:
     """All ranks of a plan. Closing it ends their engines."""
 
-    def __init__(self, plan: Plan, actors: Sequence[Any], locations: Sequence[Location]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        actors: Sequence[Any],
+        locations: Sequence[Location],
+        report_waiting: Callable[[], None],
+    ) -> None:
+        """`report_waiting` is called about once a second while a call waits for the ranks."""
         self.status = Status()
+        self._report_waiting = report_waiting
         self._plan, self._actors, self._locations = plan, actors, locations
         self._copied = 0
         """Bytes of the events that have been copied to the worker's run directory."""
@@ -83,6 +91,7 @@ class Ranks:
             running = {rank: call for rank, call in running.items() if call not in ended}
             if running and running.keys() <= self._lost.keys():
                 raise ClusterLost(next(self._lost[rank] for rank in running))
+            self._report_waiting()
         results: list[Any] = ray.get([*calls.values()])
         return results
 

@@ -3,9 +3,11 @@
 import os
 import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,27 +70,67 @@ def test_two_ranks_train_and_leave_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stopped", ["ray::Rank", "worker.cluster.driver"])
+@pytest.mark.parametrize(
+    ("stopped", "before"),
+    [
+        ("ray::Rank", "prepare"),
+        ("worker.cluster.driver", "prepare"),
+        ("worker.cluster.driver", "await_place"),
+    ],
+)
 def test_a_job_continues_when_a_process_of_its_cluster_stops_answering_before_the_engines_start(
-    two_gpus: Worker, submit: Submit, database: Database, monkeypatch: pytest.MonkeyPatch, stopped: str
+    two_gpus: Worker,
+    submit: Submit,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    stopped: str,
+    before: str,
 ) -> None:
     """Such as a rank whose host is frozen, or a driver that waits for Ray forever."""
     frozen: list[int] = []
+    step = getattr(runner, before)
 
-    def freeze(point: str) -> None:
-        if point == "job.prepared" and not frozen:
+    def freeze_first(*arguments: Any) -> Any:
+        if not frozen:
             frozen.append(max(descendants(os.getpid(), stopped.encode())))
             os.kill(frozen[0], signal.SIGSTOP)
+        return step(*arguments)
 
-    monkeypatch.setattr(runner, "fault_point", freeze)
+    monkeypatch.setattr(runner, before, freeze_first)
     monkeypatch.setattr(place, "ANSWER_SECONDS", 40.0)
     job_id = submit(required_gpus=2)
     run_until_idle(two_gpus, database)
+    assert_continued(two_gpus, database, job_id, frozen[0])
+
+
+@pytest.mark.slow
+def test_a_job_continues_when_a_rank_never_starts(
+    two_gpus: Worker, submit: Submit, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, "DRIVER", "tests.worker.launchers.impatient_driver")
+    frozen: list[int] = []
+
+    def freeze_first() -> None:
+        found = wait_until(lambda: descendants(os.getpid(), b"ray::IDLE"), what="a process for a rank")
+        frozen.append(found[0])
+        os.kill(frozen[0], signal.SIGSTOP)
+
+    freezing = threading.Thread(target=freeze_first)
+    freezing.start()
+    job_id = submit(required_gpus=2)
+    run_until_idle(two_gpus, database)
+    freezing.join()
+    assert_continued(two_gpus, database, job_id, frozen[0])
+    assert "A rank did not start within 30 s." in messages(database, job_id)
+
+
+def assert_continued(worker: Worker, database: Database, job_id: str, frozen: int) -> None:
+    """The second attempt has succeeded, and nothing is left of the first one."""
     job = read_job(database, job_id)
     assert (job.state, job.attempt) == ("succeeded", 2), messages(database, job_id)
-    assert any("lost" in message for message in messages(database, job_id))
-    wait_until(lambda: not Path(f"/proc/{frozen[0]}").exists())
-    assert not engine_pids(two_gpus.settings)
+    assert any("lost" in message or "did not start" in message for message in messages(database, job_id))
+    wait_until(lambda: not Path(f"/proc/{frozen}").exists())
+    assert not engine_pids(worker.settings)
 
 
 @pytest.mark.slow
