@@ -1,7 +1,7 @@
 """Passes the requests of a rank's engine to the samplers, and the replies back to the engine.
 
 The first rank puts each policy into Ray's object store, from which every sampler's host fetches it once. If
-a sampler does not respond for `SILENCE_SECONDS`, its requests go to the next sampler.
+a sampler does not respond for `SILENCE_SECONDS`, its requests go to the next sampler until it responds again.
 """
 
 import threading
@@ -42,6 +42,8 @@ class Relay:
         self._policies: dict[int, Sequence[Any]] = {}
         self._arrived = threading.Condition()
         self._sending = threading.Lock()
+        self._pings: dict[int, Any] = {}
+        """Number of a sampler → the last call that checked whether it responds."""
         self._askers = ThreadPoolExecutor(len(samplers.actors), thread_name_prefix="ask")
 
     def listen(self) -> None:
@@ -86,10 +88,11 @@ class Relay:
     def _ask(self, order: SamplingOrder) -> tuple[str, int]:
         """The first reply. Raises ClusterLost if no sampler gives one."""
         policy, num_failed, problem = self._policy(order.version), 0, "none responds"
-        for actor in self._candidates(order.sampler):
+        for number in self._candidates(order.sampler):
+            actor = self._samplers.actors[number]
             call = actor.sample.remote(self._samplers.files, order.version, policy, order.request)
             try:
-                if self._is_answered(actor, call):
+                if self._is_answered(number, call):
                     reply: tuple[str, int] = ray.get(call)
                     return reply
                 ray.cancel(call)
@@ -100,21 +103,31 @@ class Relay:
                 break
         raise ClusterLost(problem)
 
-    def _candidates(self, first: int) -> Iterator[Any]:
-        """Each sampler in turn, beginning with number `first`, again and again for `PATIENCE_SECONDS`."""
-        actors = [*self._samplers.actors[first:], *self._samplers.actors[:first]]
-        yield from actors
+    def _candidates(self, first: int) -> Iterator[int]:
+        """Each sampler in turn, beginning with number `first`, again and again for `PATIENCE_SECONDS`.
+
+        Those that have stopped responding are last.
+        """
+        count = len(self._samplers.actors)
+        numbers = sorted([*range(first, count), *range(first)], key=self._is_silent)
+        yield from numbers
         deadline = time.monotonic() + PATIENCE_SECONDS
-        for actor in cycle(actors):
+        for number in cycle(numbers):
             if time.monotonic() > deadline:
                 return
             time.sleep(1)
-            yield actor
+            yield number
 
-    def _is_answered(self, actor: Any, call: Any) -> bool:
+    def _is_silent(self, number: int) -> bool:
+        """Whether the sampler has not responded since it was last checked."""
+        ping = self._pings.get(number)
+        return ping is not None and not ray.wait([ping], timeout=0)[0]
+
+    def _is_answered(self, number: int, call: Any) -> bool:
         """Wait for the answer as long as the sampler responds; False if it stops responding."""
         while not ray.wait([call], timeout=SILENCE_SECONDS)[0]:
-            if not ray.wait([actor.keep_alive.remote()], timeout=SILENCE_SECONDS)[0]:
+            self._pings[number] = ping = self._samplers.actors[number].keep_alive.remote()
+            if not ray.wait([ping], timeout=SILENCE_SECONDS)[0]:
                 return False
         return True
 

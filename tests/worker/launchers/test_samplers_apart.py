@@ -24,6 +24,7 @@ from tests.worker.jobs import insert_dataset, insert_job, method, read_job
 from tests.worker.outcomes import in_background, messages, metric_steps, weights
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
+from worker.cluster.plan import SILENCE_SECONDS
 from worker.launchers.gpu_reservation import HostGpus
 
 STEPS = 6
@@ -111,6 +112,22 @@ def test_killed_samplers_are_replaced_and_repeat_their_prompts(
     assert replaced(database, killed[0]) == 1
 
 
+def test_a_sampler_that_stops_responding_delays_only_one_step(
+    run: Callable[..., dict[str, Tensor]], four_gpus: Worker, database: Database
+) -> None:
+    stopped: list[str] = []
+
+    def stop_actor(job_id: str) -> None:
+        stopped.append(job_id)
+        wait_until(lambda: 1 in metric_steps(database, job_id), 120, "a step is trained")
+        os.kill(parent(sampler_pids(four_gpus.settings)[0]), signal.SIGSTOP)
+
+    found = run({"gpus": 1, "sampler_gpus": 2}, stop_actor)
+    assert_equal(run({"gpus": 1}), found)
+    seconds = values_of(database, stopped[0], "timing/sample_seconds")
+    assert sum(each > SILENCE_SECONDS for each in seconds) == 1, seconds
+
+
 def sampler_pids(settings: Settings) -> list[int]:
     """Engines that only sample."""
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in engine_pids(settings)}
@@ -123,6 +140,11 @@ def parent(pid: int) -> int:
 
 def replaced(database: Database, job_id: str) -> float:
     """Largest number of restarts in the metrics of the job's steps."""
+    return max(values_of(database, job_id, "sampling/replaced_samplers"))
+
+
+def values_of(database: Database, job_id: str, metric: str) -> list[float]:
+    """The metric's value of each step that has one."""
     with database.reading() as session:
         rows = session.scalars(select(Metric.values).where(Metric.job_id == job_id)).all()
-    return max(row.get("sampling/replaced_samplers", 0.0) for row in rows)
+    return [row[metric] for row in rows if metric in row]
