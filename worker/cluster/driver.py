@@ -23,7 +23,7 @@ from worker.cluster.ranks import Ranks
 from worker.cluster.sampler import Sampler, SamplerGroup
 
 TOO_SMALL_SECONDS = 20.0
-"""How long a cluster may have fewer GPUs than the attempt needs before the attempt fails."""
+"""How long a cluster may have fewer GPUs or hosts than the attempt needs before the attempt fails."""
 START_SECONDS = 300.0
 """How long the processes of the ranks may take to start."""
 OBJECT_STORE_BYTES = 100_000_000
@@ -133,15 +133,26 @@ class Driver:
 
     def _missing(self) -> str:
         resource, wanted = self._plan.resource, self._plan.num_gpus
-        total = int(ray.cluster_resources().get(resource, 0))
-        if total >= wanted or self._plan.may_grow:
+        shortage = self._shortage()
+        if shortage is None or self._plan.may_grow:
             self._enough_at = monotonic()
         elif monotonic() - self._enough_at > TOO_SMALL_SECONDS:
-            raise ClusterLost(
-                f"The attempt needs {wanted} {resource}s, but the cluster has only {total} left."
-            )
+            raise ClusterLost(shortage)
         free = int(ray.available_resources().get(resource, 0))
         return f"{max(1, wanted - free)} of {wanted} {resource}s"
+
+    def _shortage(self) -> str | None:
+        """Why the cluster could not run the attempt even if nothing else used it; None if it could."""
+        resource, wanted, hosts = self._plan.resource, self._plan.num_gpus, self._plan.hosts
+        sizes = [int(node["Resources"].get(resource, 0)) for node in ray.nodes() if node["Alive"]]
+        if not hosts:
+            reason = f"The attempt needs {wanted} {resource}s, but the cluster has only {sum(sizes)} left."
+            return reason if sum(sizes) < wanted else None
+        each = wanted // hosts
+        suitable = sum(size >= each for size in sizes)
+        needed = f"{hosts} host(s) with {each} {resource}(s) each"
+        reason = f"The attempt needs {needed}, but the cluster has only {suitable} left."
+        return reason if suitable < hosts else None
 
 
 def reserve(plan: Plan) -> PlacementGroup:

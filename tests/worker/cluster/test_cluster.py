@@ -115,3 +115,23 @@ def test_a_job_continues_with_fewer_gpus_after_a_host_is_lost_for_good(
     wait_for(job_id, 300, state="succeeded")
     assert "The attempt has 2 of the job's 4 GPUs." in messages(database, job_id)
     assert has_ended_well(job_id)
+
+
+@several_hosts
+def test_a_job_whose_hosts_are_lost_returns_to_the_queue_even_if_enough_gpus_are_left(
+    cluster: Cluster,
+    settings: Settings,
+    submit: Submit,
+    wait_for: WaitFor,
+    database: Database,
+    has_ended_well: Check,
+) -> None:
+    job_id = submit({"1": BLOCKED}, required_gpus=2, resources={"gpus": 2, "hosts": 2})
+    cluster.start_worker(settings)
+    wait_for(job_id, 120, checkpoint_step=5)
+    cluster.nodes[2].kill()
+    reason = "The attempt needs 2 host(s) with 1 GPU(s) each, but the cluster has only 1 left."
+    wait_until(lambda: reason in messages(database, job_id), 180, "it returns to the queue")
+    cluster.repair()
+    wait_for(job_id, 120, state="succeeded")
+    assert has_ended_well(job_id)
