@@ -42,6 +42,7 @@ class Ranks:
         self._copied = 0
         """Bytes of the events that have been copied to the worker's run directory."""
         self._ended: dict[int, Report] = {}
+        """Number of each ended rank → its last report, in the order in which they have ended."""
         self._killed: set[int] = set()
         self._lost: dict[int, str] = {}
         """Number of each lost rank → a sentence about it."""
@@ -144,7 +145,7 @@ class Ranks:
             self._conclude()
 
     def _conclude(self) -> None:
-        ended = [self._ended[rank] for rank in sorted(self._ended)]
+        ended = list(self._ended.values())  # the first one may be why the others have ended
         codes = [report.exit_code or 0 for report in ended]
         code = min(codes) if min(codes) < 0 else max(codes)
         failure = next((report.failure for report in ended if report.failure), None)

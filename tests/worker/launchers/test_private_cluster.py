@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from service.jobs.progress import logs
+from service.jobs.store import history
 from service.platform.db import Database
 from service.platform.storage import Storage
 from tests.support.servers import wait_until
@@ -131,6 +132,20 @@ def assert_continued(worker: Worker, database: Database, job_id: str, frozen: in
     assert any("lost" in message or "did not start" in message for message in messages(database, job_id))
     wait_until(lambda: not Path(f"/proc/{frozen}").exists())
     assert not engine_pids(worker.settings)
+
+
+@pytest.mark.slow
+def test_the_job_shows_the_log_of_the_rank_that_ended_first(
+    two_gpus: Worker, submit: Submit, database: Database
+) -> None:
+    consequence = {"die_at": 4, "step_seconds": 1.0, "prints": "a consequence\n"}
+    cause = {"die_at": 1, "prints": "the cause\n"}
+    job_id = submit({"rank-0": consequence, "rank-1": cause}, required_gpus=2)
+    assert run_job(two_gpus)
+    with database.reading() as session:
+        failure = history.newest_failure(session, job_id)
+    assert failure is not None
+    assert failure.data["evidence"] == ["fake engine starts", "the cause"]
 
 
 @pytest.mark.slow
