@@ -20,6 +20,7 @@ from service.ops.helper_heartbeats import CHAT, CLUSTER, SINKS, SWEEPER, WEBHOOK
 from service.platform import logs
 from service.platform.db import Database, connect
 from service.settings import Settings
+from worker.clock_jumps import ClockJumps
 from worker.cluster.capacity import cluster_hosts, cluster_machine
 from worker.sinks.keeper import Keeper
 from worker.supervision import Flag, Helper, run_rounds, stop_flag, supervised
@@ -29,15 +30,22 @@ logger = structlog.get_logger()
 
 
 def sweep_once(
-    database: Database, wakeups: Wakeups, settings: Settings, *, has_worker: bool = True
+    database: Database,
+    wakeups: Wakeups,
+    settings: Settings,
+    *,
+    jumps: ClockJumps | None = None,
+    has_worker: bool = True,
 ) -> list[sweeping.Swept]:
-    """Sweep once. Raises SQLAlchemyError if the database is unavailable."""
+    """Sweep once; spare leases after a recent jump of the clock. Raises SQLAlchemyError."""
+    swept: list[sweeping.Swept] = []
     with database.transaction() as session:
-        swept = sweeping.sweep(
-            session,
-            backoff_seconds=settings.retry_backoff_seconds,
-            max_failures=settings.max_attempts_without_checkpoint,
-        )
+        if jumps is None or not jumps.is_recent(session):
+            swept = sweeping.sweep(
+                session,
+                backoff_seconds=settings.retry_backoff_seconds,
+                max_failures=settings.max_attempts_without_checkpoint,
+            )
     fault_point("sweep.committed")
     with database.transaction() as session:
         if has_worker:
@@ -76,9 +84,10 @@ def sweep_until(
 ) -> None:
     """Sweep every `sweep_seconds`, and record whether the worker's cluster is available."""
     cluster = Heartbeat(database, settings, CLUSTER) if has_worker and settings.launcher == "ray" else None
+    jumps = ClockJumps(settings)
 
     def sweep() -> None:
-        sweep_once(database, wakeups, settings, has_worker=has_worker)
+        sweep_once(database, wakeups, settings, jumps=jumps, has_worker=has_worker)
         if cluster is not None and cluster_machine(settings) is not None:
             cluster.beat()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sqlalchemy import delete, text
+from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
 from grpo_engine.contract import events as engine
@@ -20,6 +20,7 @@ from service.platform.db import Database
 from service.platform.tables.core import Checkpoint, Job, JobEvent, Metric
 from tests.service.jobs.store.queue_model import KEPT_CHECKPOINTS, MAX_FAILURES, Model, ModelJob, Refused
 from tests.service.jobs.store.queue_rows import Rows, check_history, check_rows, read_rows
+from tests.service.jobs.store.virtual_clock import set_clock
 from tests.worker.jobs import insert_job
 
 MAX_JOBS = 4
@@ -55,7 +56,7 @@ class QueueMachine(RuleBasedStateMachine):
     def set_clock(self, now: float) -> None:
         self.model.now = now
         with self.database.transaction() as session:
-            session.execute(text("UPDATE virtual_clock SET seconds = :now"), {"now": now})
+            set_clock(session, now)
 
     @rule(seconds=st.sampled_from([1.0, 10.0, 30.0, 31.0, 301.0, -1.0, -40.0, -3600.0]))
     def the_clock_jumps(self, seconds: float) -> None:

@@ -5,36 +5,22 @@
 
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
-from sqlalchemy import text
-from sqlalchemy.ext.compiler import compiles
 
-from service.platform import clock
 from service.platform.db import Database
 from tests.service.jobs.store.queue_machine import QueueMachine
+from tests.service.jobs.store.virtual_clock import virtual_clock
 
 SCHEDULES = int(os.environ.get("QUEUE_MODEL_SCHEDULES", "0"))
 
 
 @pytest.fixture
 def clocked(database: Database) -> Iterator[Database]:
-    """The database's clock is a row that the test sets."""
-
-    def read(_element: clock.db_now, _compiler: Any, **_kwargs: Any) -> str:
-        return "(SELECT seconds FROM virtual_clock)"
-
-    with database.transaction() as session:
-        session.execute(text("CREATE TABLE virtual_clock (seconds double precision NOT NULL)"))
-        session.execute(text("INSERT INTO virtual_clock VALUES (0)"))
-    for dialect in ("sqlite", "postgresql"):
-        compiles(clock.db_now, dialect)(read)
-    yield database
-    compiles(clock.db_now, "sqlite")(clock._sqlite)
-    compiles(clock.db_now, "postgresql")(clock._postgresql)
+    with virtual_clock(database):
+        yield database
 
 
 def test_every_schedule_behaves_like_the_model(clocked: Database) -> None:
