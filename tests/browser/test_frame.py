@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
@@ -241,3 +242,11 @@ def test_the_key_form_looks_right(blank: Page, shots: Callable[[Page, str], None
     blank.goto("/")
     heading(blank, "Your key")
     shots(blank, "key")
+
+
+def test_ages_do_not_depend_on_the_browser_s_clock(own_page: Page, deployment: Deployment) -> None:
+    own_page.clock.set_system_time(datetime.now(UTC) + timedelta(days=3))
+    own_page.goto(f"/#/jobs/{deployment.jobs['first']}")
+    results = own_page.get_by_role("region", name="Results")
+    expect(results).to_contain_text("Finished")
+    expect(results).not_to_contain_text("3 days")

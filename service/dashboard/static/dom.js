@@ -1,6 +1,7 @@
 // Elements, the states of every page (loading, empty, failed), and the format of numbers and times.
 // Boundary: data becomes a text node or an attribute, never markup.
 
+import { now } from "./http.js";
 import { inWords, settingLabel } from "./labels.js";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -184,13 +185,13 @@ export function duration(seconds) {
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.round(hours / 24)} days`;
 }
 
-// Seconds from a job's start to its end or, while it runs, to now. Not negative: clocks differ and are set back.
-export const secondsRun = ({ started_at: from, finished_at: to }) => Math.max(0, (to ?? Date.now() / 1000) - from);
+// Seconds from a job's start to its end or, while it runs, to now. Not negative: the database's clock may be set back.
+export const secondsRun = ({ started_at: from, finished_at: to }) => Math.max(0, (to ?? now()) - from);
 
 // Unix seconds → a <time> with the relative time, and the full date as its title.
 export function ago(unix) {
   if (!unix) return "–";
-  const past = Date.now() / 1000 - unix;
+  const past = now() - unix;
   const words = past < 45 ? "just now" : `${duration(past)} ago`;
   return el("time", { datetime: new Date(unix * 1000).toISOString(), title: moment(unix) }, words);
 }

@@ -6,6 +6,9 @@ const BASE = new URL("./", document.baseURI);
 export const SERVICE = BASE.href.replace(/\/$/, "");
 const BUSY_TRIES = 3;
 
+const CLOCK_TOLERANCE_SECONDS = 30; // a slow connection delays the service's time
+
+let aheadSeconds = 0; // the service's clock, compared with the browser's
 let shared = null; // the secret of a shared link while its page is open; never stored
 
 export const key = {
@@ -15,6 +18,14 @@ export const key = {
   share: (secret) => { shared = secret?.replace(/\W/g, "-") ?? null; },
   isShared: () => shared !== null,
 };
+
+// Unix seconds by the service's clock, because the browser's may be wrong.
+export const now = () => Date.now() / 1000 + aheadSeconds;
+
+function compareClocks(response) {
+  const seconds = (Date.parse(response.headers.get("date")) - Date.now()) / 1000;
+  aheadSeconds = Math.abs(seconds) > CLOCK_TOLERANCE_SECONDS ? seconds : 0;
+}
 
 // Errors in OpenAI's shape. `status` 0: the service did not respond.
 // `problems`: a list of {param, message} if a response has several.
@@ -83,6 +94,7 @@ export async function request(path, { method = "GET", query, headers = {}, body,
   } catch (error) {
     throw error.name === "AbortError" ? error : unanswered();
   }
+  compareClocks(response);
   if (response.ok) return response;
   const error = await errorOf(response);
   signal?.throwIfAborted(); // its body was not read, so that the error would have no message

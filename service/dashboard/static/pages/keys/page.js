@@ -4,6 +4,7 @@ import { styled } from "../../address.js";
 import { get, paged, post, remove } from "../../api.js";
 import { commands } from "../../copying.js";
 import { addRows, ago, announce, button, bytes, confirmed, el, failed, field, heading, loading, moment, number, optionsOf, section, table } from "../../dom.js";
+import { now } from "../../http.js";
 
 const KEYS = "/v1/keys";
 const PAGE = 50;
@@ -59,7 +60,7 @@ class KeysPage {
   }
 
   row(one) {
-    const isUsable = !one.revoked_at && !(one.expires_at && one.expires_at * 1000 <= Date.now());
+    const isUsable = !one.revoked_at && !(one.expires_at && one.expires_at <= now());
     const name = one.name || one.id;
     return el("tr", {},
       el("th", { scope: "row" }, el("code", {}, one.id)), el("td", {}, one.tenant), el("td", { class: "name" }, one.name || "–"),
@@ -135,5 +136,5 @@ function tenantRow(one) {
 function stateOf(one) {
   if (one.revoked_at) return ["revoked ", ago(one.revoked_at)];
   if (!one.expires_at) return "active";
-  return one.expires_at * 1000 <= Date.now() ? ["expired ", ago(one.expires_at)] : `until ${moment(one.expires_at)}`;
+  return one.expires_at <= now() ? ["expired ", ago(one.expires_at)] : `until ${moment(one.expires_at)}`;
 }
