@@ -92,7 +92,7 @@ export function leaves(value, path = "", found = new Map()) {
 export function inWords(text) {
   return String(text).replace(/`?(\b[a-z]\w*(?:[._/]\w+|\[\d+\])+)`?/g, (whole, name, at) => {
     const label = labelIn(name);
-    return !label ? whole : at === 0 || /[A-Zβ]/.test(label[1]) ? label : label[0].toLowerCase() + label.slice(1);
+    return !label ? whole : /(^|[.!?] )$/.test(text.slice(0, at)) || /[A-Zβ]/.test(label[1]) ? label : label[0].toLowerCase() + label.slice(1);
   });
 }
 

@@ -224,3 +224,12 @@ def test_a_supervised_job_s_held_out_loss_leads_to_grpo_from_its_model(
     made = page.get_by_label("Training file").input_value()
     first = deployment.client.get(f"/v1/files/{made}/content").text.splitlines()[0]
     assert json.loads(first) == {"messages": [{"role": "user", "content": "Hello 0"}], "answer": "Hi"}
+
+
+def test_a_setting_s_label_begins_a_sentence_with_a_capital(page: Page, deployment: Deployment) -> None:
+    cause = "The reward fell. learning_rate: 1 is too high. Lower learning_rate."
+    path = f"**{JOBS}/{deployment.jobs['first']}/diagnosis"
+    page.route(path, lambda route: route.fulfill(json={"findings": [repeated(cause=cause)]}))
+    page.goto(f"/#/jobs/{deployment.jobs['first']}")
+    line = page.get_by_role("region", name="Findings").locator("summary").filter(has_text="Lower")
+    expect(line).to_contain_text("The reward fell. Learning rate: 1 is too high. Lower learning rate.")
