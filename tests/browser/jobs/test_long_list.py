@@ -1,8 +1,10 @@
-"""The list of more jobs than one request returns."""
+"""The list of more jobs than one request returns, and of jobs with long texts."""
 
+import re
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.browser.deployment import JOBS, Deployment
@@ -48,3 +50,19 @@ def test_deleted_jobs_leave_a_list_of_more_than_a_hundred(page: Page, deployment
     more.click()
     expect(page.locator(NAMES)).to_have_text(jobs.names)
     expect(more).to_be_hidden()
+
+
+@pytest.mark.parametrize("width", [1280, 1024])
+def test_long_names_tags_and_metadata_leave_every_column_in_view(
+    page: Page, deployment: Deployment, width: int
+) -> None:
+    jobs = ManyJobs(deployment.job("failed"), 2)
+    jobs.listed[0] |= {"tags": ["x" * 40], "metadata": {"k" * 60: "v" * 500}}
+    jobs.listed[1] |= {"name": "W" * 128}
+    page.route(f"**{JOBS}?*", jobs.answer)
+    page.route("**/ftjob-*/*", lambda route: route.fulfill(json={"data": [], "findings": []}))
+    page.set_viewport_size({"width": width, "height": 800})
+    page.goto("/#/jobs")
+    expect(page.locator(NAMES)).to_have_count(2)
+    for edit in page.get_by_role("button", name=re.compile("^Edit ")).all():
+        expect(edit).to_be_in_viewport(ratio=1)
