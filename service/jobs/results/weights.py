@@ -126,7 +126,7 @@ def _best(job: Job, available: list[StoredWeights], param: str) -> StoredWeights
         if weights.step == step:
             return weights
     if step is None:
-        message = f"{job.id} has no evaluation: it has no validation_file, or is not evaluated yet"
+        message = f"{job.id} has no evaluation: it has no held-out rows, or is not evaluated yet"
     elif step == 0:
         message = f"{job.id} was best before training: no evaluated step did better on the held-out rows"
     else:
