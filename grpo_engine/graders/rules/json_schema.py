@@ -226,8 +226,8 @@ def resolved(ref: str, root: Any) -> Any:
     target: Any = root
     for step in unquote(ref[2:]).split("/") if ref != "#" else ():
         step = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(target, list) and step.isdecimal() and int(step) < len(target):
-            target = target[int(step)]
+        if isinstance(target, list):
+            target = next((each for place, each in enumerate(target) if str(place) == step), None)
         elif isinstance(target, dict) and step in target:
             target = target[step]
         else:

@@ -28,25 +28,29 @@ def with_types(tool: Mapping[str, Any]) -> dict[str, Any]:
     properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
     if not isinstance(properties, Mapping):
         return dict(tool)
-    types = {name: {"type": _types(schema, parameters, set())} for name, schema in properties.items()}
+    types = {name: {"type": _types(schema, parameters)} for name, schema in properties.items()}
     return {"function": {**function, "parameters": {"properties": types}}}
 
 
-def _types(schema: Any, root: Any, seen: set[str]) -> list[str]:
-    """Types that a schema allows, in its order. `seen`: references that were followed."""
-    if not isinstance(schema, Mapping):
-        return []
-    declared = schema.get("type")
-    found = [declared] if isinstance(declared, str) else _listed(declared)
-    choices = [choice for union in _UNIONS for choice in _listed(schema.get(union))]
-    ref = schema.get("$ref")
-    if isinstance(ref, str) and ref not in seen:
-        seen.add(ref)
-        choices.append(resolved(ref, root))
-    found = [*found, *(each for choice in choices for each in _types(choice, root, seen))]
-    values = [schema["const"]] if "const" in schema else _listed(schema.get("enum"))
-    found = found or [_TYPES[type(value)] for value in values]
-    return [*found, "null"] if schema.get("nullable") else found
+def _types(schema: Any, root: Any) -> list[str]:
+    """Types that a schema allows, in its order; references are followed once, however many there are."""
+    found: list[str] = []
+    seen: set[str] = set()
+    waiting = [schema]
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, Mapping):
+            continue
+        declared, ref = each.get("type"), each.get("$ref")
+        choices = [choice for union in _UNIONS for choice in _listed(each.get(union))]
+        if isinstance(ref, str) and ref not in seen:
+            seen.add(ref)
+            choices.append(resolved(ref, root))
+        values = [each["const"]] if "const" in each else _listed(each.get("enum"))
+        own = [declared] if isinstance(declared, str) else _listed(declared)
+        found += own or [_TYPES[type(value)] for value in values if not choices]
+        waiting += reversed([*choices, *([{"type": "null"}] if each.get("nullable") else [])])
+    return found
 
 
 def _listed(value: Any) -> list[Any]:

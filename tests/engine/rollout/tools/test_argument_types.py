@@ -9,6 +9,8 @@ from grpo_engine.rollout.tools.calls import CallReader, ToolCall
 from tests.engine.rollout.tools.families import FAMILIES
 
 XML = next(each for each in FORMATS if each.name == "xml")
+LONG_CHAIN = 2000
+"""References, each of which leads to the next one; more than Python's functions may call each other."""
 
 
 @pytest.mark.parametrize(
@@ -19,6 +21,9 @@ XML = next(each for each in FORMATS if each.name == "xml")
         ({"anyOf": [{"$ref": "#/$defs/Place"}, {"type": "null"}]}, "null", None),
         ({"allOf": [{"$ref": "#/$defs/Level"}], "default": 1}, "2", 2),
         ({"$ref": "#/$defs/Endless"}, "[1]", [1]),
+        ({"$ref": "#/$defs/0"}, "2", 2),
+        ({"$ref": "#/$defs/Places/1"}, "2", 2),
+        ({"$ref": f"#/$defs/Places/{'9' * 5000}"}, "2", "2"),
         ({"enum": [1, 2]}, "2", 2),
         ({"enum": ["1", "2"]}, "2", "2"),
         ({"const": True}, "true", True),
@@ -36,6 +41,9 @@ def test_the_type_of_an_argument_may_be_given_by_a_reference_or_its_values(
         "Place": {"type": "object", "properties": {"town": {"type": "string"}}},
         "Level": {"enum": [1, 2]},
         "Endless": {"anyOf": [{"$ref": "#/$defs/Endless"}, {"type": "array"}]},
+        "Places": [{"type": "string"}, {"type": "integer"}],
+        **{str(number): {"$ref": f"#/$defs/{number + 1}"} for number in range(LONG_CHAIN)},
+        str(LONG_CHAIN): {"type": "integer"},
     }
     parameters = {"type": "object", "properties": {"a": schema}, "$defs": definitions}
     tool = {"type": "function", "function": {"name": "add", "parameters": parameters}}
