@@ -206,12 +206,15 @@ def with_zero_advantages(graded: GradedGroup) -> ScoredGroup:
 
 
 def prompt_outcomes(scored: Sequence[ScoredGroup]) -> dict[int, PromptOutcome]:
-    return {each.group.prompt.row: PromptOutcome(each.has_signal, _pass_rate(each.scores)) for each in scored}
-
-
-def _pass_rate(scores: Sequence[Score]) -> float:
-    rewards = [score.reward for score in scores if score.reward is not None]
-    return sum(reward >= PASS_REWARD for reward in rewards) / max(1, len(rewards))
+    """Outcome of each prompt by row. Groups without any reward are left out: they do not show how difficult
+    their prompts are."""
+    found: dict[int, PromptOutcome] = {}
+    for each in scored:
+        rewards = [score.reward for score in each.scores if score.reward is not None]
+        if rewards:
+            pass_rate = sum(reward >= PASS_REWARD for reward in rewards) / len(rewards)
+            found[each.group.prompt.row] = PromptOutcome(each.has_signal, pass_rate)
+    return found
 
 
 def group_rewards(

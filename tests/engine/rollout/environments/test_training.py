@@ -8,7 +8,7 @@ import pytest
 
 from grpo_engine.config.job import ProbeSize, RunConfig
 from grpo_engine.contract.errors import DatasetError
-from grpo_engine.contract.events import Evaluated, Probed, RolloutsRecorded
+from grpo_engine.contract.events import Evaluated, Probed, RolloutsRecorded, StepFinished, StepSkipped
 from grpo_engine.run.build import build_loop
 from tests.engine.conftest import write_rows
 from tests.support.openenv.server import OpenEnvServer
@@ -87,6 +87,21 @@ def test_a_probe_counts_the_turns_of_its_episodes(job: MakeJob, tmp_path: Path) 
     assert isinstance(events[-1], Probed)
     assert events[-1].completions == len(episodes) == 8
     assert events[-1].turns == sum(len(each.turns) for each in episodes if each is not None)
+
+
+def test_a_prompt_whose_sessions_fail_does_not_rest_as_hopeless(job: MakeJob, tmp_path: Path) -> None:
+    message = {"role": "user", "content": "Play."}
+    rows = [
+        {"messages": [message], "environment": "sevens", "reset": {"behave": behave}}
+        for behave in ("raise", "")
+    ]
+    config = job(rows, n_steps=1, prompts_per_step=8, group_size=2, curriculum="rest")
+    events = list(build_loop(config, tmp_path / "run").run(lambda: False))
+    (finished,) = [each for each in events if isinstance(each, StepFinished | StepSkipped)]
+    recorded = [each for each in events if isinstance(each, RolloutsRecorded) and each.split == "train"]
+    rewards = [{one.reward for one in group.completions} for each in recorded for group in each.groups]
+    assert rewards.count({None}) == 4
+    assert finished.metrics["curriculum/hopeless"] == rewards.count({0.0})
 
 
 def test_a_row_of_an_unknown_environment_is_refused_before_training(job: MakeJob, tmp_path: Path) -> None:
