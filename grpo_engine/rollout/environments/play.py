@@ -162,8 +162,9 @@ class Play:
             self._fail(episode, reason)
             return False
         if observation.text and self.prompts[place] is conversation.prompt:
+            plain = partial(self.servers.use.renderer.beginning, room=conversation.limit)
             self.prompts[place] = self.servers.reader.with_observation(
-                conversation.prompt, observation.text, self.servers.use.renderer.plain
+                conversation.prompt, observation.text, plain
             )
         conversation.prompt = self.prompts[place]
         conversation.limit -= len(conversation.prompt.token_ids) - before

@@ -37,6 +37,9 @@ ESCAPED_MARKER = json.dumps(MARKER)[1:-1]
 SPOKEN = "spokenqzxxzq"
 UNKNOWN_TOOL = "unknown"
 """Name of an unknown tool for templates, because text that the model wrote is never rendered."""
+MARGIN_TOKENS, CHARACTERS_OF_ONE = 256, 8
+"""How much of a long text is tokenised: this many tokens more than twice the kept ones, and as many
+characters for each of them at first."""
 OPENING, CLOSING = "\n<tool_response>\n", "\n</tool_response>"
 
 
@@ -93,7 +96,7 @@ class AnswerRenderer:
         frame = self._message_frame
         if frame.is_json:
             text = json.dumps(text, ensure_ascii=False)[1:-1]
-        return frame.around([self.plain(text)], ended=last_token in self.stop_ids, room=room)
+        return frame.around([self.beginning(text, room)], ended=last_token in self.stop_ids, room=room)
 
     @cached_property
     def _message_frame(self) -> Frame:
@@ -159,6 +162,18 @@ class AnswerRenderer:
         """Token ids of a text that never becomes a special token, without tokens that the model lacks."""
         ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
         return self.policy.known(ids)
+
+    def beginning(self, text: str, room: int) -> tuple[int, ...]:
+        """The first tokens of `plain(text)`: at least `room` of them, if the text has as many.
+
+        A text that is much longer is not tokenised to its end, because text far behind these tokens does not
+        change them.
+        """
+        wanted = 2 * max(0, room) + MARGIN_TOKENS
+        size = CHARACTERS_OF_ONE * wanted
+        while len(ids := self.plain(text[:size])) < wanted and size < len(text):
+            size *= 4
+        return ids
 
 
 def tool_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat:

@@ -113,3 +113,25 @@ def test_long_answers_are_cut_to_equal_shares_and_short_ones_stay_whole(
     text = rendered(policy, answers, policy.tokenizer.chat_template, room=frame)
     assert text == "<|system|><|system|><|system|><|assistant|>"
     assert rendered(policy, answers, policy.tokenizer.chat_template, room=frame - 1) is None
+
+
+@pytest.mark.parametrize("text", ["8" * 2**20, "8 7\n" * 2**18, "9" * 40])
+def test_a_text_that_is_much_longer_than_its_room_is_not_tokenised_to_its_end(
+    make_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    policy, room, lengths = make_policy(), 60, list[int]()
+    renderer = AnswerRenderer(policy)
+    whole = encoded(policy, text)
+    shown = renderer.render_message(text, last_token=1, room=room)
+    assert shown is not None
+    before, after = renderer._message_frame.pieces
+    assert shown == (*before, *whole[: room - len(before) - len(after)], *after)
+    tokenizer = renderer.tokenizer
+
+    def counting(given: str, **options: object) -> object:
+        lengths.append(len(given))
+        return tokenizer(given, **options)
+
+    monkeypatch.setattr(renderer, "tokenizer", counting)
+    assert renderer.render_message(text, last_token=1, room=room) == shown
+    assert sum(lengths) < 10_000
