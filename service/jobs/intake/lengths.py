@@ -1,6 +1,7 @@
 """Checks that every row fits the model: rendered with its chat template, counted with its tokenizer."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,8 @@ class LengthCheck:
     """Tools of the job, as function schemas."""
     counted: RowTokens = field(default_factory=RowTokens)
     """Counts of all rows so far."""
+    rows_without_calls: list[int] = field(default_factory=list)
+    """Lines of the rows whose prompts lack the tool calls of earlier turns."""
     _waiting: list[_Texts] = field(default_factory=list)
     _num_characters: int = 0
     """Number of characters in the waiting rows."""
@@ -79,15 +82,26 @@ class LengthCheck:
             return _Texts(row, row.prompt or "", row.completion)
         if not isinstance(self.method, Supervised):
             tools = shown_tools(self.tools, row.tools)
-            return _Texts(row, self.text.render(row.messages, tools, for_completion=True), None)
-        prompt = self.text.render(row.messages[:-1], row.tools, for_completion=True)
+            return _Texts(row, self._prompt(row, row.messages, tools), None)
+        prompt = self._prompt(row, row.messages[:-1], row.tools)
         last = row.messages[-1]
         target = self._learned(row, prompt, last)
-        silent = {key: value for key, value in last.items() if key != "tool_calls"}
-        if last.get("tool_calls") and target == self._learned(row, prompt, silent):
+        if last.get("tool_calls") and target == self._learned(row, prompt, _without_calls(last)):
             reason = "the model's chat template leaves out the last message's tool_calls"
             raise RenderError(f"{reason}. Write them in its content, or remove them")
         return _Texts(row, prompt, target)
+
+    def _prompt(
+        self, row: Row, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> str:
+        """The rendered messages; remembers a row whose tool calls the template leaves out."""
+        prompt = self.text.render(messages, tools, for_completion=True)
+        if any(each.get("tool_calls") for each in messages):
+            with suppress(RenderError):
+                silent = self.text.render(list(map(_without_calls, messages)), tools, for_completion=True)
+                if silent == prompt:
+                    self.rows_without_calls.append(row.line)
+        return prompt
 
     def _learned(self, row: Row, prompt: str, last: Mapping[str, Any]) -> str:
         """What supervised training learns of a row if its last message is `last`."""
@@ -155,3 +169,7 @@ class LengthCheck:
         )
         if all(problem.param != where for problem in self.problems.found):
             self.problems.add(where, reason, code="invalid_value")
+
+
+def _without_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if key != "tool_calls"}

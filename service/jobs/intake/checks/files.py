@@ -146,6 +146,11 @@ class FileCheck:
         lengths = LengthCheck(self.text, method, self.context_tokens, use.param, problems, tools)
         num_rows = sum(1 for _ in self._graded(lengths.watch(rows), use))
         self.row_tokens[use.name] = lengths.counted
+        if silent := lengths.rows_without_calls:
+            first, count = f"{use.param}[{silent[0]}].messages", len(silent)
+            more = f" (and {count - 1:,} more like it)" if count > 1 else ""
+            text = f"{first}: the model's chat template leaves out the tool_calls of earlier turns{more}."
+            self.report.warn("tool_calls_not_shown", f"{text} Write them in the content of those turns.")
         return num_rows
 
     def _check_level(self, row: Row, use: DatasetUse) -> None:

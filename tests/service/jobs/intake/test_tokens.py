@@ -4,8 +4,10 @@ import json
 import os
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
@@ -20,7 +22,18 @@ from service.platform.token_counting import (
     RenderError,
     load_model_text,
 )
-from tests.service.job_samples import CONTEXT_TOKENS, METHOD, chat, make_model, reinforcement
+from service.settings import Settings
+from tests.conftest import on_sqlite
+from tests.service.job_samples import (
+    CONTEXT_TOKENS,
+    METHOD,
+    chat,
+    jsonl,
+    make_model,
+    reinforcement,
+    request,
+    upload,
+)
 
 MESSAGES = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "What is 2+2?"}]
 
@@ -133,6 +146,35 @@ def test_tool_calls_that_the_template_would_leave_out_of_a_demonstration_are_ref
         found.append([each.message for each in problems.found])
     reason = "training_file[3].messages: the model's chat template leaves out the last message's tool_calls"
     assert found == [[f"{reason}. Write them in its content, or remove them"], []]
+
+
+@on_sqlite
+@pytest.mark.parametrize("method", [{"type": "supervised"}, reinforcement()])
+def test_earlier_tool_calls_that_the_template_leaves_out_cause_a_warning(
+    client: TestClient, settings: Settings, method: dict[str, Any]
+) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+    answer = {"role": "tool", "tool_call_id": "a", "content": "4"}
+    question, turn = {"role": "user", "content": "four"}, {"role": "assistant", "content": "one"}
+    last = turn if method["type"] == "supervised" else question
+    said = [[question, turn, question, last], *([question, calling, answer, last],) * 2]
+    rows = jsonl(*({"messages": [*messages], "answer": "4"} for messages in said))
+    content = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    calls = "{% for message in messages if message.tool_calls %}{{ message.tool_calls | length }}{% endfor %}"
+    found = []
+    for name, template in (("tiny", content), ("showing", content + calls)):
+        make_model(settings.home, name, template=template)
+        body = request(upload(client, rows), method=method, model=name)
+        report = client.post("/v1/fine_tuning/jobs/validate", json=body).json()
+        assert report["valid"] is True
+        warnings = [each for each in report["warnings"] if each["code"] == "tool_calls_not_shown"]
+        found.append([each["message"] for each in warnings])
+    reason = (
+        "training_file[2].messages: the model's chat template leaves out the tool_calls of earlier turns "
+        "(and 1 more like it). Write them in the content of those turns."
+    )
+    assert found == [[reason], []]
 
 
 def test_text_parts_are_joined(tmp_path: Path) -> None:
