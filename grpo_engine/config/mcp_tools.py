@@ -20,6 +20,7 @@ MAX_TOOLS, MAX_CHARACTERS = 128, 131_072
 """Maximum number of one server's tools that a model is shown, and of their characters as JSON."""
 MAX_DEPTH = 64
 LISTING_SECONDS = 15.0
+NO_TOOLS = "the model could call none of the server's tools: list at least one, or remove the server"
 _name: TypeAdapter[str] = TypeAdapter(ToolName)
 
 
@@ -77,7 +78,7 @@ def _chosen(
         reason = f"the server has no tool {', '.join(missing)}; it has {excerpt(', '.join(sorted(names)))}"
         return [], [ToolProblem(f"tools[{index}].allowed_tools", reason)]
     chosen = [each for each in listed if allowed is None or each["name"] in allowed]
-    tools, reasons = list[ListedTool](), list[str]()
+    tools, reasons = list[ListedTool](), list[str]() if chosen else [NO_TOOLS]
     size = len(json.dumps(chosen, ensure_ascii=False))
     if len(chosen) > MAX_TOOLS or size > MAX_CHARACTERS:
         limits = f"at most {MAX_TOOLS} with {MAX_CHARACTERS} are shown to a model: set allowed_tools"

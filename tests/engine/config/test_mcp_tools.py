@@ -52,6 +52,13 @@ def lists(*tools: dict[str, Any]) -> HostileServer:
     return HostileServer(answer)
 
 
+def test_a_server_without_a_tool_that_the_model_may_call_is_a_problem(shop: str) -> None:
+    reason = "the model could call none of the server's tools: list at least one, or remove the server"
+    assert problems(shop, allowed_tools=[]) == [("tools[0].server_url", reason)]
+    with served(lists()) as url:
+        assert problems(url) == [("tools[0].server_url", reason)]
+
+
 def nested(depth: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "object"}
     for _ in range(depth):
