@@ -16,7 +16,7 @@ from service.hub.child_process import find_model
 from service.hub.models import HubError, is_hub_id
 from service.jobs.intake.adapter_shape import with_adapter_shape
 from service.jobs.intake.checks.duplicates import DuplicateCheck
-from service.jobs.intake.checks.environments import check_environments, environments_of
+from service.jobs.intake.checks.environments import Resets, check_environments, environments_of
 from service.jobs.intake.checks.files import CheckedRows, FileCheck
 from service.jobs.intake.checks.grader import check_grader, check_speakers
 from service.jobs.intake.checks.idle_options import warn_of_idle_options
@@ -96,7 +96,8 @@ class Preflight:
             check_tools(job.method, report.tools, text, report.problems, report.warn)
         check_quantization(report.method, parent, report.shape, report.warn)
         self._check_deployment(job, machines, report)
-        self._check_rows(uses, files, self._file_check(job, report, entry, text))
+        resets = self._check_rows(uses, files, self._file_check(job, report, entry, text))
+        check_environments(job.method, resets, report.problems)
         return report
 
     def _is_on_hub(self, name: str) -> bool:
@@ -115,17 +116,16 @@ class Preflight:
         return self.catalog.place_of(name, report.hub_model)
 
     def _check_deployment(self, job: JobCreate, machines: list[Machine], report: Report) -> None:
-        """Machines, endpoints, reward models, environments and packages that the job needs."""
+        """Machines, endpoints, reward models and packages that the job needs."""
         check_capabilities(job.method, machines, report.problems, report.warn)
         check_gpus(job.resources, job.method, machines, report.problems, report.warn)
         for where, grader in graders_of(job.method):
             check_grader(where, grader, self.catalog, report.problems)
         check_speakers(job.method, report.problems)
-        check_environments(job.method, report.problems)
         warn_of_missing_sinks([*(job.integrations or ()), *self.settings.integrations], machines, report.warn)
 
-    def _check_rows(self, uses: list[DatasetUse], stored: Mapping[str, File], check: FileCheck) -> None:
-        """Check every row of every file, or reuse the result of an earlier request."""
+    def _check_rows(self, uses: list[DatasetUse], stored: Mapping[str, File], check: FileCheck) -> Resets:
+        """Check every row of every file, or reuse the result of an earlier request. Returns rows' resets."""
         report, files = check.report, [stored.get(use.file_id) for use in uses]
         key, num_warnings = check.key(uses), len(report.warnings)
         found = None if report.problems.found else self.checked_files.get(key)
@@ -133,7 +133,8 @@ class Preflight:
             report.warnings += found.warnings
         else:
             counts = {use.name: check.num_rows(use, file) for use, file in zip(uses, files, strict=True)}
-            found = CheckedRows(counts, check.row_tokens, report.warnings[num_warnings:], check.text)
+            warnings = report.warnings[num_warnings:]
+            found = CheckedRows(counts, check.row_tokens, check.resets, warnings, check.text)
             if not report.problems.found:
                 self.checked_files.put(key, found)
         report.training_tokens = found.row_tokens.get("training_file")
@@ -141,6 +142,7 @@ class Preflight:
         held_out = ("validation_file", "validation_split")
         report.num_validation_rows = sum(found.num_rows.get(name, 0) for name in held_out)
         _warn_of_no_held_out_rows(report)
+        return found.resets
 
     def _file_check(
         self, job: JobCreate, report: Report, entry: CatalogEntry | None, text: ModelText | None

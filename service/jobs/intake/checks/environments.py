@@ -1,12 +1,13 @@
 """Checks a job's environments: that rows and environments name each other, and that each server works.
 
-Each OpenEnv server must return its health and its schema, and one session is reset and closed. An agent
-must only answer.
+Each OpenEnv server must return its health and its schema, and one session is reset with the
+arguments of the first row that names it, and closed. An agent must only answer.
 """
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from grpo_engine.config.environments import AgentEnvironment, Environment, OpenEnvEnvironment
 from grpo_engine.config.job import Method, Reinforcement
@@ -24,33 +25,36 @@ from service.jobs.model.dataset import Problems, Row
 TRIAL_SECONDS = 10.0
 """Maximum seconds of each request of the trial."""
 TRIAL_SEED = 7
+Resets = dict[str, dict[str, Any]]
+"""Environment → `reset` of the first row that names it."""
 
 
 def environments_of(method: Method) -> Mapping[str, Environment]:
     return method.reinforcement.environments if isinstance(method, Reinforcement) else {}
 
 
-def check_environments(method: Method, problems: Problems) -> None:
+def check_environments(method: Method, resets: Resets, problems: Problems) -> None:
     """Adds a problem for each environment whose server cannot be used."""
     environments = environments_of(method)
     if not environments:
         return
     with ThreadPoolExecutor(len(environments), thread_name_prefix="environment") as pool:
-        for name, reason in zip(environments, pool.map(_fault, environments.values()), strict=True):
+        reasons = pool.map(_fault, environments.values(), [resets.get(name, {}) for name in environments])
+        for name, reason in zip(environments, reasons, strict=True):
             if reason:
                 where = f"method.{method.type}.environments.{name}.url"
                 problems.add(where, reason, code="environment_unreachable")
 
 
-def _fault(options: Environment) -> str:
-    """Why the server cannot be used; empty if it can."""
+def _fault(options: Environment, reset: Mapping[str, Any]) -> str:
+    """Why the server cannot be used; empty if it can. `reset`: arguments of a row."""
     seconds = min(options.timeout_seconds, TRIAL_SECONDS)
     if isinstance(options, AgentEnvironment):
         return _silent(options.url, seconds)
     try:
         check_health(options.url, timeout_seconds=seconds)
         action_schema(options.url, timeout_seconds=seconds)
-        first = asyncio.run(_first_observation(options, seconds))
+        first = asyncio.run(_first_observation(options, reset, seconds))
     except (EnvironmentFailure, RefusedUrl) as error:
         return str(error)
     return "reset ends the episode, before the model can act" if first.done else ""
@@ -65,24 +69,34 @@ def _silent(url: str, seconds: float) -> str:
     return ""
 
 
-async def _first_observation(options: OpenEnvEnvironment, seconds: float) -> Observation:
-    arguments = {"seed": TRIAL_SEED, **options.reset}
+async def _first_observation(
+    options: OpenEnvEnvironment, reset: Mapping[str, Any], seconds: float
+) -> Observation:
+    arguments = {"seed": TRIAL_SEED, **options.reset, **reset}
     session, first = await open_session(options.url, arguments, timeout_seconds=seconds)
     await session.close()
     return first
 
 
 def watch_environments(
-    rows: Iterable[Row], method: Method, file: str, problems: Problems, *, is_training: bool
+    rows: Iterable[Row],
+    method: Method,
+    file: str,
+    problems: Problems,
+    resets: Resets,
+    *,
+    is_training: bool,
 ) -> Iterator[Row]:
     """Yields the rows unchanged. Adds a problem for each row without an environment of the job, and for
-    each environment that no training row names."""
+    each environment that no training row names; adds to `resets`."""
     environments = environments_of(method)
     unused = set(environments)
     for row in rows:
         if environments:
             _check_row(row, environments, f"{file}[{row.line}]", problems)
-            unused.discard(str(row.item.get("environment")))
+            name, reset = str(row.item.get("environment")), row.item.get("reset")
+            unused.discard(name)
+            resets.setdefault(name, reset if isinstance(reset, dict) else {})
         yield row
     for name in sorted(unused) if is_training else ():
         where = f"method.{method.type}.environments.{name}"

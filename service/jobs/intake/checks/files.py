@@ -14,7 +14,7 @@ from grpo_engine.config.tools import function_schemas
 from grpo_engine.config.validation_split import held_out_rows, prompt_digest
 from grpo_engine.graders import Grader
 from service.jobs.intake.checks.duplicates import DuplicateCheck
-from service.jobs.intake.checks.environments import environments_of, watch_environments
+from service.jobs.intake.checks.environments import Resets, environments_of, watch_environments
 from service.jobs.intake.checks.grader_trial import try_grader
 from service.jobs.intake.estimate import RowTokens
 from service.jobs.intake.lengths import LengthCheck
@@ -41,6 +41,7 @@ class CheckedRows:
     """Number of rows of each file, keyed by the field that names the file."""
     row_tokens: Mapping[str, RowTokens]
     """Lengths of each file's rows, with the same keys; empty if they were not counted."""
+    resets: Resets
     warnings: Sequence[dict[str, str]]
     text: ModelText | None
     """Counted the tokens. Kept here because the cache key contains its `id()`, which could be reused."""
@@ -62,6 +63,7 @@ class FileCheck:
     """Seed that draws the held-out rows. If it is not the request's, their number may differ slightly."""
     held_out_lines: set[int] = field(default_factory=set)
     """Lines of the training file that `validation_split` holds out, once that file is read."""
+    resets: Resets = field(default_factory=dict)
     row_tokens: dict[str, RowTokens] = field(default_factory=dict)
     """Lengths of each file's rows, keyed by the field that names the file, if they were counted."""
 
@@ -136,6 +138,7 @@ class FileCheck:
             method,
             use.param,
             problems,
+            self.resets,
             is_training=use.name == "training_file",
         )
         if not environments_of(method):  # with environments, equal rows are different tasks

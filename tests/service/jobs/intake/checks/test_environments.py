@@ -82,6 +82,16 @@ def test_a_server_that_cannot_be_used_is_refused_at_its_url(
     assert "reset ends the episode" in over["message"]
 
 
+def test_a_server_is_tried_with_the_arguments_of_its_first_row(
+    client: TestClient, server: OpenEnvServer
+) -> None:
+    rows = [row(environment="game", reset={"behave": behave}) for behave in ("", "over")]
+    game = {"url": server.url, "reset": {"behave": "over"}}
+    taken, refused = post(client, rows, game=game), post(client, rows[::-1], game=game)
+    assert taken.status_code == 200, taken.text
+    assert "reset ends the episode" in refused.json()["error"]["message"]
+
+
 def test_an_address_that_the_operator_does_not_allow_is_refused(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
