@@ -10,8 +10,8 @@ from grpo_engine.config.tools import McpTool, Tool
 from grpo_engine.contract.errors import ConfigError, EndpointDownError
 from grpo_engine.parallel.ranks import Ranks
 
-PAUSES_SECONDS = (1.0, 4.0, 0.0)
-"""Pauses after each attempt to list the tools of a server that does not answer."""
+PAUSES_SECONDS = (1.0, 4.0, 15.0, 30.0, 0.0)
+"""Pauses after each attempt to list the tools of a server that does not answer; it may be restarting."""
 
 SERVER_HINT = "Check that the MCP server runs and lists the tools, then submit the job again."
 
