@@ -191,6 +191,8 @@ def shown_value(name: str, value: Any) -> Any:
     """The value as the report shows it, without secrets."""
     if isinstance(value, Mapping):
         return {key: shown_value(str(key), part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [shown_value(name, part) for part in value]
     return "…" if value and _SECRET.search(name) and isinstance(value, str) else value
 
 

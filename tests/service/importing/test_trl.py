@@ -19,8 +19,6 @@ THEIRS = {
     for kind in (GRPOConfig, ModelConfig, GRPOScriptArguments)
     for field in dataclasses.fields(kind)
 }
-NOT_DEFAULTS_OF_TRL = {"bf16"}
-"""TRL sets them depending on the machine."""
 
 
 def of(options: Options | None = None, **fields: Any) -> Imported:
@@ -240,6 +238,14 @@ def test_the_report_shows_special_tokens() -> None:
     given = {"special_tokens": {"pad_token": "<pad>"}, "tokenizer_type": "AutoTokenizer"}
     assert {name: shown_value(name, value) for name, value in given.items()} == given
     assert shown_value("env", {"HF_TOKEN": "hf_1", "api_token": "2"}) == {"HF_TOKEN": "…", "api_token": "…"}
+
+
+def test_secrets_inside_lists_are_not_in_the_report() -> None:
+    found = of(servers=[{"url": "https://a", "api_key": "sk-1"}], env=({"HF_TOKEN": ["hf_1"]},))
+    report = str([line.document() for line in found.lines])
+    assert "https://a" in report
+    assert "sk-1" not in report
+    assert "hf_1" not in report
 
 
 @pytest.mark.parametrize(
