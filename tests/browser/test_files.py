@@ -23,7 +23,6 @@ CSV = (
     "\r\n"
     '"a, b",x y,1e5\r\n'
 )
-JOBS = "/v1/fine_tuning/jobs"
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,6 @@ from tests.engine.families.stored import make_stored
 from tests.engine.families.wrappers import make_wrapper
 from tests.service.job_samples import METHOD, reinforcement
 
-GIB = 2**30
 SHAPE = ModelShape(
     num_parameters=500_000_000,
     layers=24,
