@@ -211,7 +211,7 @@ function tableOf(series, options) {
 
 // ---- colours of the style sheet
 
-export const seriesColor = (at) => token(`--series-${((at - 1) % 8) + 1}`);
+const seriesColor = (at) => token(`--series-${((at - 1) % 8) + 1}`);
 
 const probe = el("span", { hidden: true });
 
@@ -222,7 +222,7 @@ export function token(name) {
   return getComputedStyle(probe).color;
 }
 
-export function faded(color, alpha) {
+function faded(color, alpha) {
   const [r, g, b] = color.match(/[\d.]+/g);
   return `rgba(${r}, ${g}, ${b}, ${alpha})`;
 }

@@ -15,7 +15,7 @@ const KINDS = { reinforcement: "GRPO", supervised: "Supervised", training_free: 
 
 // The tabs of one job, in order; `rollouts` has a page of its own, the others are `pages/job/<tab>.js` or part of
 // `pages/job/page.js`.
-export const JOB_TABS = {
+const JOB_TABS = {
   metrics: "Metrics",
   rollouts: "Rollouts",
   checkpoints: "Checkpoints",

@@ -124,7 +124,7 @@ export function forgetDraft() {
   sessionStorage.removeItem(KEPT);
 }
 
-export function isObject(value) {
+function isObject(value) {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 

@@ -66,7 +66,7 @@ export function showCheck(report) {
   ];
 }
 
-export function showEstimate(found) {
+function showEstimate(found) {
   const facts = [
     ["Time", expectedTime(found)],
     ["Memory", between(found.peak_memory_bytes, bytes)],
