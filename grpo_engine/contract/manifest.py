@@ -7,6 +7,8 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
+from grpo_engine.contract.strict_json import parse_document
+
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 2**20
 STATE, MOMENTS, SHARDS = "state.json", "optimizer.safetensors", "optimizer/"
@@ -84,8 +86,8 @@ def _read(folder: Path) -> dict[str, Any]:
     if not path.is_file() or path.stat().st_size > MAX_MANIFEST_BYTES:
         raise DamagedCheckpoint("it has no manifest")
     try:
-        manifest = json.loads(path.read_bytes(), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
+        manifest = parse_document(path.read_bytes())
+    except ValueError as error:
         raise DamagedCheckpoint("its manifest is not JSON") from error
     if not isinstance(manifest, dict) or manifest.get("format") != 1:
         raise DamagedCheckpoint("its manifest has an unknown format")
@@ -114,11 +116,3 @@ def _is_file_itself(folder: Path, path: Path) -> bool:
         return path.is_file() and path.resolve() == folder.resolve() / path.relative_to(folder)
     except OSError:  # the name is too long for a file
         return False
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse duplicate names: a reader would see only one of the entries."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("duplicate name")
-    return found

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from grpo_engine.contract.records import FinishReason, Sample, storable
-from grpo_engine.graders.untrusted_json import parse_json
+from grpo_engine.contract.strict_json import parse_json
 
 MAX_DEPTH = 200
 """Levels of a text's JSON; records with more than 255 could not be stored or sent to graders."""

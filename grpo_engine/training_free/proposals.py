@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from grpo_engine.config.tool_formats import THOUGHTS_END
 from grpo_engine.contract.records import first_problem
-from grpo_engine.graders.untrusted_json import parse_json
+from grpo_engine.contract.strict_json import parse_json
 from grpo_engine.training_free.library import Operation
 
 MAX_LISTED = 512

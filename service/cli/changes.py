@@ -10,6 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from grpo_engine.contract.strict_json import parse_json
 from service.cli.terminal.errors import CommandError
 
 SIMILAR = 5
@@ -109,8 +110,6 @@ def _listed(fields: Sequence[Field]) -> str:
 
 
 def _value(text: str) -> Any:
-    from grpo_engine.graders.untrusted_json import parse_json  # here, because it loads all graders
-
     try:
         return parse_json(text)
     except ValueError:

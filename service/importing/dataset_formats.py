@@ -19,7 +19,8 @@ from typing import Any
 
 import httpx
 
-from service.jobs.model.dataset import RowError, parse_line, unique_keys
+from grpo_engine.contract.strict_json import unique_keys
+from service.jobs.model.dataset import RowError, parse_line
 
 HUB = "hf://"
 PARQUET = b"PAR1"

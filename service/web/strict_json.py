@@ -4,21 +4,24 @@ Boundary: one check before every endpoint; schemas check the fields.
 """
 
 import json
-import math
 import re
-from collections import Counter
-from typing import Any, NoReturn
+from typing import Any
 
 from fastapi import Request
 
+from grpo_engine.contract.strict_json import (
+    TOO_LARGE,
+    UNSTORABLE,
+    NestingError,
+    StrictJsonError,
+    parse_document,
+)
 from service.platform.errors import InvalidRequest, PayloadTooLarge
 from service.web.validation import field_path, invalid_json, syntax_reason
 
 MAX_DEPTH = 100
 MAX_JSON_BYTES = 2**20
-TOO_LARGE = "a number is too large"
 _ESCAPE = re.compile(rb"\\u0000|\\u[dD][89a-fA-F]")
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _Place = tuple[Any, str | int] | None
 """The place of the outer value, and the name or index inside it; None: the root. They are shared, because a
 tuple of all steps for each value of a deep body would take 400 MB."""
@@ -36,13 +39,8 @@ async def refuse_odd_text(request: Request) -> None:
     body = await _limited_body(request)
     _refuse_other_encodings(body)
     try:
-        value = json.loads(
-            body or b"null",
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
-            object_pairs_hook=_unique,
-        )
-    except (ValueError, RecursionError) as error:
+        value = parse_document(body or b"null")
+    except ValueError as error:
         raise invalid_json(unreadable_reason(error)) from error
     is_nested = body.count(b"[") + body.count(b"{") > MAX_DEPTH
     if is_nested or _ESCAPE.search(body):
@@ -80,24 +78,18 @@ def compressed_body(request: Request) -> InvalidRequest | None:
 def unreadable_reason(error: BaseException | None) -> str:
     """Why Python's JSON parser failed."""
     match error:
-        case RecursionError():
+        case RecursionError() | NestingError():
             return f"it is nested too deep, more than {MAX_DEPTH} levels"
         case UnicodeDecodeError():
             return f"byte {error.start + 1} is not UTF-8"
+        case StrictJsonError():
+            return str(error)
         case json.JSONDecodeError():
             return syntax_reason(error.msg, error.pos)
         case ValueError() if "integer string conversion" in str(error):
             return TOO_LARGE
         case _:
             return "it cannot be parsed"
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(name for name, num in Counter(name for name, _ in pairs).items() if num > 1)
-        raise invalid_json(f"the key {twice[:64]!r} appears twice in one object")
-    return found
 
 
 def _refuse_other_encodings(body: bytes) -> None:
@@ -110,24 +102,13 @@ def _refuse_other_encodings(body: bytes) -> None:
         raise invalid_json("it contains NUL bytes")
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise invalid_json(f"{name} is not a JSON number")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise invalid_json(TOO_LARGE)
-    return number
-
-
 def _refuse_odd(root: Any) -> None:
     pending: list[tuple[Any, int, _Place]] = [(root, 0, None)]
     while pending:
         value, depth, place = pending.pop()
         if depth > MAX_DEPTH:
             raise invalid_json(f"it is nested more than {MAX_DEPTH} deep")
-        if isinstance(value, str) and _UNSTORABLE.search(value):
+        if isinstance(value, str) and UNSTORABLE.search(value):
             where = field_path(("body", *_steps(place)), root)
             raise InvalidRequest(f"{where}: NUL characters and lone surrogates are not allowed.", param=where)
         if isinstance(value, dict):

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 from pydantic import FailFast, Field, TypeAdapter, ValidationError
 
 from grpo_engine.contract.records import Input, first_problem
+from grpo_engine.contract.strict_json import parse_json
 from grpo_engine.graders.feedback import excerpt
-from grpo_engine.graders.untrusted_json import parse_json
 
 # possessive, so that a long line costs linear time
 _FENCE = re.compile(r"( {0,3})(`{3,}+|~{3,}+)[ \t]*+([A-Za-z0-9_+-]*+)[^`\n]*+")

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from grpo_engine.contract.records import Listed, Sample
+from grpo_engine.contract.strict_json import parse_json
 from grpo_engine.graders import pattern as patterns
 from grpo_engine.graders.base import Graded, RewardGrader, Template
 from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.template import render
-from grpo_engine.graders.untrusted_json import parse_json
 
 TagName = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_.:-]*$")]
 

@@ -17,8 +17,8 @@ from transformers.utils.chat_parsing.response_templates import load_response_tem
 
 from grpo_engine.config.tool_formats import ToolFormat
 from grpo_engine.contract.records import storable
+from grpo_engine.contract.strict_json import parse_json
 from grpo_engine.graders.samples import MAX_DEPTH, is_deep
-from grpo_engine.graders.untrusted_json import parse_json
 from grpo_engine.rollout.tools.argument_types import with_types
 
 PYTHON_TAG = "<|python_tag|>"

@@ -22,7 +22,7 @@ from pydantic import SecretStr
 from grpo_engine.config.tools import HttpTool, ListedTool, NamedTool, PythonTool, Tool, named
 from grpo_engine.contract.errors import ConfigError
 from grpo_engine.contract.records import storable
-from grpo_engine.graders.untrusted_json import parse_json
+from grpo_engine.contract.strict_json import parse_json
 from grpo_engine.outbound.addresses import RefusedUrl
 from grpo_engine.outbound.signing import signature_headers
 from grpo_engine.outbound.web import NoAnswer, post

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from grpo_engine.contract.strict_json import parse_document
 from service.cli.commands.watch import watch_and_exit
 from service.cli.http.client import JOBS, Client
 from service.cli.http.upload import uploaded
@@ -78,10 +79,8 @@ def body_of(
 
 def read_job(path: Path) -> dict[str, Any]:
     """The job file. Raises CommandError if it is not a JSON object."""
-    from grpo_engine.graders.untrusted_json import parse_json  # here, because it loads all graders
-
     try:
-        body = parse_json(path.read_text(encoding="utf-8"))
+        body = parse_document(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CommandError(f"{path} is not JSON: {error}") from error
     if not isinstance(body, dict):

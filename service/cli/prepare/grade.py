@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from grpo_engine.contract.strict_json import parse_json
 from service.cli.commands.jobs import method_of, read_job
 from service.cli.http.client import Client
 from service.cli.options import client_of
@@ -130,8 +131,6 @@ def _filled(template: str, item: Row, number: int) -> str:
 
 
 def _answer_in(line: str, place: str) -> str:
-    from grpo_engine.graders.untrusted_json import parse_json
-
     try:
         value = parse_json(line)
     except ValueError as error:

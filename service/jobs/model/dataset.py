@@ -3,22 +3,21 @@
 Rows stream: a file of any size needs the memory of one row.
 """
 
-import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from json import JSONDecodeError
 from typing import Any, Literal
+
+from grpo_engine.contract.strict_json import UNSTORABLE, NestingError, parse_document
 
 MAX_PROBLEMS = 100
 MAX_LINE_BYTES = 8 * 2**20
 MAX_DEPTH = 64
 SHOWN_FIELDS, SHOWN_CHARACTERS = 6, 40
 """The part of a row's field names that a message quotes."""
-TOO_LARGE = "contains a number that is too large"
 _LINE, _NUMBER = re.compile(r"\[\d+\]"), re.compile(r"\b\d[\d,.]*\b")
-_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 ENDS = {"user": "reinforcement", "assistant": "supervised"}
 """Role of a row's last message → the method that trains on such rows."""
 ROLES = ("developer", "system", "user", "assistant", "tool")
@@ -143,10 +142,10 @@ def parse_line(line: bytes) -> dict[str, Any]:
     if len(line) > MAX_LINE_BYTES:
         raise RowError("", f"is longer than {MAX_LINE_BYTES} bytes")
     try:
-        value = json.loads(line.decode(), object_pairs_hook=unique_keys, parse_constant=_refuse_constant)
+        value = parse_document(line.decode())
     except UnicodeDecodeError as error:
         raise RowError("", f"is not UTF-8 (byte {error.start + 1} of the line)") from error
-    except RecursionError as error:
+    except NestingError as error:
         raise RowError("", f"is nested deeper than {MAX_DEPTH} levels") from error
     except ValueError as error:
         raise RowError("", _syntax_fault(error)) from error
@@ -224,35 +223,17 @@ def _is_text_part(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The JSON object of these pairs. Raises ValueError for a key that appears twice."""
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {key[:SHOWN_CHARACTERS]!r} appears twice")
-        found[key] = value
-    return found
-
-
 def _syntax_fault(error: ValueError) -> str:
     """Why Python's JSON parser failed."""
-    if isinstance(error, json.JSONDecodeError):
+    if isinstance(error, JSONDecodeError):
         return f"is not JSON: {error.msg.removesuffix(' at')} at character {error.colno}"
-    if "integer string conversion" in str(error):
-        return TOO_LARGE
     return f"is not JSON: {error}"
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def _unusable(value: Any, levels: int) -> str | None:
     """Why a value cannot be stored in a database or encoded as UTF-8; None if it can."""
-    if isinstance(value, str) and (odd := _UNSTORABLE.search(value)):
+    if isinstance(value, str) and (odd := UNSTORABLE.search(value)):
         return "contains a NUL character" if odd[0] == "\0" else "contains half of a surrogate pair"
-    if isinstance(value, float) and not math.isfinite(value):
-        return TOO_LARGE
     if not isinstance(value, list | dict):
         return None
     if levels == 0:

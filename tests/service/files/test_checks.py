@@ -42,7 +42,7 @@ from tests.service.files.file_samples import ROWS, expires_after, refusal, store
         (
             b'{"a": ' + b"9" * 5000 + b"}\n",
             "invalid_jsonl",
-            "line 1 contains a number that is too large; each",
+            "line 1 is not JSON: a number is too large; each",
         ),
         (
             b'{"a": 1}\n{"a": "b',

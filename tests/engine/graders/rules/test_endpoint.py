@@ -110,7 +110,7 @@ def test_a_refused_request_is_not_repeated() -> None:
         (b"\xff\xfe", "the response is not JSON"),
         (b'{"score": NaN}', "the response is not JSON: NaN is not a JSON number"),
         (b'{"score": -Infinity}', "the response is not JSON: -Infinity is not a JSON number"),
-        (b'{"score": 1e400}', "the response is not JSON: number out of range"),
+        (b'{"score": 1e400}', "the response is not JSON: a number is too large"),
         (b'{"score": 1' + b"0" * 400 + b"}", "the score is not a finite number"),
         (b"{}", "the response has no score"),
         (b'{"reward": 1}', "the response has no score"),

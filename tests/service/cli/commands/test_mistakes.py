@@ -13,6 +13,7 @@ GRADER = {"type": "numeric", "reference": "{{item.answer}}"}
 MISTAKES = {
     "a job of wrong types": (("sweep", "odd.json", "--set", "seed=1,2"), 1, "method must be an object"),
     "a job with NaN": (("submit", "nan.json"), 1, "nan.json is not JSON: NaN is not a JSON number"),
+    "a job with a key twice": (("submit", "twice.json"), 1, "the key 'seed' appears twice in one object"),
     "a job that is nested too deeply": (("submit", "deep.json"), 1, "deep.json is not JSON: nested too"),
     "a job with half a character": (("submit", "half.json"), 1, "not valid UTF-8: "),
     "answers that are no text": (
@@ -68,6 +69,7 @@ def test_a_mistake_is_explained(
     Path("rows.jsonl").write_text('{"prompt": "1+1", "answer": 2}\n')
     Path("empty.yaml").write_text("{}")
     Path("nan.json").write_text('{"seed": NaN}')
+    Path("twice.json").write_text('{"seed": 1, "seed": 2}')
     Path("deep.json").write_text('{"seed": ' + "[" * 10**5)
     Path("self.yaml").write_text("beta: &a [*a]")
     Path("half.json").write_text('{"name": "\\ud83d"}')

@@ -73,15 +73,15 @@ def test_a_supervised_prompt_row_has_a_completion() -> None:
         (
             b'{"prompt": "a", "prompt": "b"}',
             "training_file[1]",
-            "is not JSON: the key 'prompt' appears twice",
+            "is not JSON: the key 'prompt' appears twice in one object",
         ),
         (
             b'{"%b": 1, "%b": 2}' % (b"k" * 10**6, b"k" * 10**6),
             "training_file[1]",
-            f"is not JSON: the key '{'k' * 40}' appears twice",
+            f"is not JSON: the key '{'k' * 40}' appears twice in one object",
         ),
         (b'{"prompt": "a", "x": NaN}', "training_file[1]", "is not JSON: NaN is not a JSON number"),
-        (b'{"prompt": "a", "x": 1e999}', "training_file[1]", "contains a number that is too large"),
+        (b'{"prompt": "a", "x": 1e999}', "training_file[1]", "is not JSON: a number is too large"),
         (b'{"prompt": "\xff"}', "training_file[1]", "is not UTF-8 (byte 13 of the line)"),
         (b'{"prompt": "a\\u0000"}', "training_file[1]", "contains a NUL character"),
         (b'{"prompt": "a\\ud800"}', "training_file[1]", "contains half of a surrogate pair"),
