@@ -72,32 +72,41 @@ def weights_fields(script: Script, value: Located) -> None:
     if not isinstance(found.node, ast.Call) or not name:
         script.take("model_name_or_path", value)
     elif name.endswith("get_peft_model"):
-        given = script.arguments(found.node, found.scope, ("model", "peft_config"))
-        inner = given.pop("model", None)
-        if "peft_config" in given:
-            peft_fields(script, given.pop("peft_config"))
-        else:
-            _take_peft(script, given, {**PEFT_DEFAULTS, "lora_r": 16, "lora_alpha": 16})  # Unsloth's
-        if inner is not None:
-            weights_fields(script, inner)
+        _take_adapted(script, script.arguments(found.node, found.scope, ("model", "peft_config")))
     elif name.endswith("from_pretrained"):
-        given = script.arguments(found.node, found.scope, NAMES[:1])
-        if name.startswith("unsloth."):
-            four = not any(each in given for each in UNSLOTH_BITS)
-            script.fields |= {"load_in_4bit": four, "use_bnb_nested_quant": True}
-        for argument, expression in given.items():
-            if argument in NAMES:
-                script.take("model_name_or_path", expression)
-            elif argument == "quantization_config":
-                quantization_fields(script, expression)
-            elif argument in WEIGHTS_FIELDS:
-                script.take(WEIGHTS_FIELDS[argument], expression)
-            elif argument in WEIGHTS_LEFT:
-                script.leaves(argument, expression.node, LOADING)
-            else:
-                script.differs(argument, expression.node, LOADING)
+        is_unsloth = name.startswith("unsloth.")
+        _take_loaded(script, script.arguments(found.node, found.scope, NAMES[:1]), is_unsloth=is_unsloth)
     else:
         raise NotConstant(value.node, f"`{source_of(found.node)}` is not a model that the script names")
+
+
+def _take_adapted(script: Script, given: dict[str, Located]) -> None:
+    """The arguments of `get_peft_model(…)`, PEFT's or Unsloth's."""
+    inner = given.pop("model", None)
+    if "peft_config" in given:
+        peft_fields(script, given.pop("peft_config"))
+    else:
+        _take_peft(script, given, {**PEFT_DEFAULTS, "lora_r": 16, "lora_alpha": 16})  # Unsloth's
+    if inner is not None:
+        weights_fields(script, inner)
+
+
+def _take_loaded(script: Script, given: dict[str, Located], *, is_unsloth: bool) -> None:
+    """The arguments of `from_pretrained(…)`."""
+    if is_unsloth:
+        is_4bit = not any(each in given for each in UNSLOTH_BITS)
+        script.fields |= {"load_in_4bit": is_4bit, "use_bnb_nested_quant": True}
+    for argument, expression in given.items():
+        if argument in NAMES:
+            script.take("model_name_or_path", expression)
+        elif argument == "quantization_config":
+            quantization_fields(script, expression)
+        elif argument in WEIGHTS_FIELDS:
+            script.take(WEIGHTS_FIELDS[argument], expression)
+        elif argument in WEIGHTS_LEFT:
+            script.leaves(argument, expression.node, LOADING)
+        else:
+            script.differs(argument, expression.node, LOADING)
 
 
 def _moved(found: Located) -> Located | None:
