@@ -1,6 +1,7 @@
 """`grpo audit` and `grpo orphans`: compare the database with the storage, directly and not over HTTP."""
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import typer
 from rich.filesize import decimal
@@ -20,24 +21,7 @@ def audit(
 
     Exit code 1 if a check fails. Reads every archive of the jobs.
     """
-    from service.jobs.results import evidence
-    from service.platform.storage import StorageError, open_storage
-
-    settings = settings_here()
-    limit = settings.max_attempts_without_checkpoint
-    with database_of(settings) as database:
-        try:
-            storage = open_storage(settings.storage_location)
-            found = {}
-            for job_id in job_ids or evidence.job_ids(database):
-                try:
-                    broken = evidence.audit_job(database, storage, job_id, max_failures=limit)
-                    found[job_id] = [vars(each) for each in broken]
-                except LookupError as error:
-                    if job_ids:  # otherwise it was deleted after the list was read
-                        raise CommandError(str(error.args[0]), code="job_not_found") from error
-        except StorageError as error:
-            raise CommandError(error.public, hint=STORAGE_HINT) from error
+    found = dict(_audited(job_ids or []))
     if as_json:
         print_json({"num_jobs": len(found), "violations": found})
     else:
@@ -47,6 +31,28 @@ def audit(
                 say(f"  {each['rule']}: {each['message']}", "red")
     if any(found.values()):
         raise typer.Exit(1)
+
+
+def _audited(job_ids: list[str]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Each job with its violations; all jobs if none is named. Raises CommandError."""
+    from service.jobs.results import evidence
+    from service.platform.storage import StorageError, open_storage
+
+    settings = settings_here()
+    limit = settings.max_attempts_without_checkpoint
+    with database_of(settings) as database:
+        try:
+            storage = open_storage(settings.storage_location)
+            for job_id in job_ids or evidence.job_ids(database):
+                try:
+                    broken = evidence.audit_job(database, storage, job_id, max_failures=limit)
+                except LookupError as error:
+                    if not job_ids:
+                        continue  # it was deleted after the list was read
+                    raise CommandError(str(error.args[0]), code="job_not_found") from error
+                yield job_id, [vars(each) for each in broken]
+        except StorageError as error:
+            raise CommandError(error.public, hint=STORAGE_HINT) from error
 
 
 def orphans(
