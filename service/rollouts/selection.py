@@ -13,7 +13,7 @@ from grpo_engine.contract.records import FinishReason
 from service.platform.errors import InvalidRequest
 
 Property = Literal["no_signal", "truncated", "grader_error"]
-Filter = Literal["no_signal", "truncated", "grader_error", "best", "worst"]
+Filter = Literal[Property, "best", "worst"]
 """`best` and `worst` only sort by reward."""
 Completion = Mapping[str, Any]
 """A completion as stored: the fields of `grpo_engine.contract.records.CompletionRecord`."""
