@@ -127,14 +127,6 @@ def shape_of(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) 
     hidden = _largest(config.get("hidden_size") or config["n_embd"])
     heads = _largest(config.get("num_attention_heads") or config["n_head"])
     head_size = _largest(config.get("head_dim") or hidden // heads)
-    linear = [
-        (name, shape)
-        for name, shape in tensors.items()
-        if len(shape) == 2 and not name.endswith("_bias")  # of each expert
-    ]
-    experts = [(name, shape) for name, shape in tensors.items() if len(shape) == 3 and ".experts." in name]
-    # an adapter has a pair of matrices for each expert of the stack
-    linear += [(name, (each * rows, each * columns)) for name, (each, rows, columns) in experts]
     return ModelShape(
         num_parameters=num_parameters,
         layers=_largest(config.get("num_hidden_layers") or config["n_layer"]),
@@ -142,16 +134,29 @@ def shape_of(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) 
         intermediate=_largest(config.get("intermediate_size") or config.get("n_inner") or 4 * hidden),
         kv_width=_largest(config.get("num_key_value_heads") or heads) * head_size,
         vocabulary=_largest(config["vocab_size"]),
-        matrices=tuple(Matrix(name, *shape) for name, shape in linear if not _NOT_ADAPTED.search(name)),
-        modules=(
-            *(
-                name.removesuffix(".weight")
-                for name, shape in tensors.items()
-                if name.endswith(".weight") and len(shape) > 1
-            ),
-            *(name for name, _ in experts),
-        ),
+        matrices=tuple(each for each in _matrices(tensors) if not _NOT_ADAPTED.search(each.name)),
+        modules=tuple(_modules(tensors)),
     )
+
+
+def _matrices(tensors: Mapping[str, tuple[int, ...]]) -> Iterator[Matrix]:
+    for name, shape in tensors.items():
+        if len(shape) == 2 and not name.endswith("_bias"):  # of each expert
+            yield Matrix(name, *shape)
+    for name, (count, rows, columns) in _expert_stacks(tensors):
+        # an adapter has a pair of matrices for each expert of the stack
+        yield Matrix(name, count * rows, count * columns)
+
+
+def _modules(tensors: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    for name, shape in tensors.items():
+        if name.endswith(".weight") and len(shape) > 1:
+            yield name.removesuffix(".weight")
+    yield from (name for name, _ in _expert_stacks(tensors))
+
+
+def _expert_stacks(tensors: Mapping[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, shape) for name, shape in tensors.items() if len(shape) == 3 and ".experts." in name]
 
 
 def _largest(size: Any) -> int:
