@@ -39,14 +39,12 @@ def chat(
     client = client_of(context)
     names = [model] if against is None else [_second(client, model, against), model]
     first = [{"role": "system", "content": system}] if system else []
-    conversations = {name: [*first] for name in names}
     if as_json:
-        message = {"role": "user", "content": text if text is not None else sys.stdin.read()}
-        answers = [
-            client.post(CHAT, {**settings, "model": name, "messages": [*first, message]}) for name in names
-        ]
+        messages = [*first, {"role": "user", "content": text if text is not None else sys.stdin.read()}]
+        answers = [client.post(CHAT, {**settings, "model": name, "messages": messages}) for name in names]
         print_json(answers[0] if against is None else {"object": "list", "data": answers})
         return
+    conversations = {name: [*first] for name in names}
     for line in [text] if text is not None else _typed_lines():
         for name, messages in conversations.items():
             if against is not None:
