@@ -49,40 +49,16 @@ def import_trl(
     A script (.py) is read by its syntax tree and never run. Every field is reported: what it maps to, what
     differs, what is refused and why.
     """
-    from service.importing.convert import imported, reward_names
     from service.importing.dataset_formats import Unreadable
-    from service.importing.reading import as_rows, num_rows, read_config, read_sources
-    from service.importing.rules import Options
-    from service.importing.script.trainer import read_script
 
     kind = _kind(source)
     try:
-        rows, held_out = (
-            as_rows(given, out.with_name(f"{out.stem}.{name}.jsonl")) if given else None
-            for given, name in ((data, "rows"), (validation_data, "held_out"))
-        )
-        script = read_script(config) if config.suffix == ".py" else None
-        kind = "trl" if script else kind
-        fields = script.fields if script else read_config(config)
-        rewards = tuple(reward or ())
-        options = Options(
-            num_processes=num_processes,
-            model=model,
-            # a job file names its datasets from its own folder
-            data=os.path.relpath(rows, out.parent) if rows else None,
-            validation_data=os.path.relpath(held_out, out.parent) if held_out else None,
-            num_rows=num_rows(rows) if rows else None,
-            rewards=rewards,
-            sources=read_sources([*reward_names(fields, kind), *rewards], (config.parent, Path()))
-            | (script.sources if script else {}),
-        )
+        options = {"model": model, "num_processes": num_processes, **_datasets(data, validation_data, out)}
+        found = _imported(config, kind, tuple(reward or ()), **options)
     except UnicodeDecodeError as error:
         raise CommandError(f"{config} or a file that it names is not UTF-8: {error}") from error
     except (Unreadable, OSError) as error:
         raise CommandError(str(error)) from error
-    found = imported(fields, options, kind)
-    if script:
-        found = replace(found, lines=(*found.lines, *script.lines))
     is_written = found.is_whole or force
     if is_written:
         out.write_text(json.dumps(found.job, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -90,6 +66,38 @@ def import_trl(
     if not is_written:
         hint = "correct them, or write the job without them with --force"
         raise CommandError("no job: some fields are refused or unknown", code="not_imported", hint=hint)
+
+
+def _datasets(data: str | None, validation_data: str | None, out: Path) -> dict[str, Any]:
+    """The datasets' options: files of rows, which are written beside the job file if necessary."""
+    from service.importing.reading import as_rows, num_rows
+
+    rows, held_out = (
+        as_rows(given, out.with_name(f"{out.stem}.{name}.jsonl")) if given else None
+        for given, name in ((data, "rows"), (validation_data, "held_out"))
+    )
+    return {
+        # a job file names its datasets from its own folder
+        "data": os.path.relpath(rows, out.parent) if rows else None,
+        "validation_data": os.path.relpath(held_out, out.parent) if held_out else None,
+        "num_rows": num_rows(rows) if rows else None,
+    }
+
+
+def _imported(config: Path, kind: Source | None, rewards: tuple[str, ...], **options: Any) -> Imported:
+    """The job of a configuration or script. Raises Unreadable, OSError, UnicodeDecodeError."""
+    from service.importing.convert import imported, reward_names
+    from service.importing.reading import read_config, read_sources
+    from service.importing.rules import Options
+    from service.importing.script.trainer import read_script
+
+    script = read_script(config) if config.suffix == ".py" else None
+    kind = "trl" if script else kind
+    fields = script.fields if script else read_config(config)
+    sources = read_sources([*reward_names(fields, kind), *rewards], (config.parent, Path()))
+    sources |= script.sources if script else {}
+    found = imported(fields, Options(rewards=rewards, sources=sources, **options), kind)
+    return replace(found, lines=(*found.lines, *script.lines)) if script else found
 
 
 def _kind(source: str | None) -> Source | None:
