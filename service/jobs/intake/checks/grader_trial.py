@@ -60,14 +60,16 @@ def try_grader(grader: Grader, rows: Sequence[Row], problems: Problems, warn: Wa
         problems.add(where, str(broken), code="invalid_grader")
         return
     rewards = {score.reward for score in scores}
+    errors = [error for score in scores for error in score.errors.values()]
+    raised = [error for error in errors if error.code == RAISED]
     if rewards == {None}:
-        errors = [error for score in scores for error in score.errors.values()]
-        shown = f"could score no trial completion: {[*(error.message for error in errors), 'no reason'][0]}"
+        reason = errors[0].message if errors else "no reason"
+        shown = f"could score no trial completion: {reason}"
         if _is_broken(errors):
             problems.add(where, shown, code="invalid_grader")
         elif not (_wants_a_shape(grader) and {error.code for error in errors} <= SHAPELESS):
             warn("grader_unscorable", f"The grader {shown}")
-    elif raised := [error for score in scores for error in score.errors.values() if error.code == RAISED]:
+    elif raised:
         last_line = raised[0].message.strip().rpartition("\n")[2]
         message = f"The grader raised on {len(raised)} of {len(scores)} trial completions: {last_line}"
         consequence = "Such completions are not scored; the job fails if there are too many."

@@ -59,24 +59,12 @@ def check_gpus(
     resources: Resources, method: Method, machines: list[Machine], problems: Problems, warn: Warn
 ) -> None:
     """Adds a problem if no suitable machine has the GPUs; warns of limits that apply to each GPU."""
-    gpus, least = resources.gpus, resources.least_gpus
+    gpus = resources.gpus
     _check_division(resources, machines, problems)
     _check_samplers(resources, method, problems)
     required = frozenset(needed for _, needed in needs_of(method))
     able = [machine for machine in machines if required <= machine.capabilities] or machines
-    most = max((machine.gpus for machine in able), default=gpus)
-    if most < least:
-        reason = f"{least} GPUs are requested; the largest worker that can run the job has {most}"
-        problems.add("resources.gpus", reason, code="gpus_unavailable")
-    elif most < resources.all_gpus:
-        total = resources.all_gpus
-        warn("fewer_gpus", f"The job will run with at most {most} of its {total} GPUs: no worker has more.")
-    able = [machine for machine in able if machine.gpus >= least] or able
-    memory = max((machine.gpu_memory_gb for machine in able), default=resources.gpu_memory_gb)
-    if memory < resources.gpu_memory_gb:
-        wanted = f"GPUs with {resources.gpu_memory_gb} GB are requested"
-        reason = f"{wanted}; those of the largest worker that can run the job have {memory} GB"
-        problems.add("resources.gpu_memory_gb", reason, code="gpus_unavailable")
+    _check_largest(resources, able, problems, warn)
     if gpus > 1 and isinstance(method, TrainingFree):
         reason = "must be at most 1: a training-free job trains no weights"
         problems.add("resources.gpus", reason, code="invalid_value")
@@ -84,6 +72,24 @@ def check_gpus(
         if getattr(rule, "max_calls", None) or getattr(rule, "max_cost_usd", None):
             message = f"{where}: the limit of calls or cost applies to each of the {gpus} GPUs separately."
             warn("limit_on_each_gpu", message)
+
+
+def _check_largest(resources: Resources, able: list[Machine], problems: Problems, warn: Warn) -> None:
+    """Adds a problem if none of the machines has the GPUs, or GPUs with the memory."""
+    least = resources.least_gpus
+    most = max((machine.gpus for machine in able), default=resources.gpus)
+    if most < least:
+        reason = f"{least} GPUs are requested; the largest worker that can run the job has {most}"
+        problems.add("resources.gpus", reason, code="gpus_unavailable")
+    elif most < resources.all_gpus:
+        total = resources.all_gpus
+        warn("fewer_gpus", f"The job will run with at most {most} of its {total} GPUs: no worker has more.")
+    enough = [machine for machine in able if machine.gpus >= least] or able
+    memory = max((machine.gpu_memory_gb for machine in enough), default=resources.gpu_memory_gb)
+    if memory < resources.gpu_memory_gb:
+        wanted = f"GPUs with {resources.gpu_memory_gb} GB are requested"
+        reason = f"{wanted}; those of the largest worker that can run the job have {memory} GB"
+        problems.add("resources.gpu_memory_gb", reason, code="gpus_unavailable")
 
 
 def _check_samplers(resources: Resources, method: Method, problems: Problems) -> None:
