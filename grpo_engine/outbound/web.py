@@ -139,7 +139,7 @@ def post(
 ) -> WebAnswer:
     """POST a body and read the response. Raises RefusedUrl before any connection, NoAnswer after.
 
-    With `kept_bytes` no more than that is read, and a longer response is not an error.
+    With `kept_bytes` no more than that is read, and a longer, cut or slow body is not an error.
     """
     from grpo_engine.outbound.pinned import Deadline
 
@@ -215,14 +215,20 @@ def _send(
 
 
 def _read(response: httpcore.Response, kept_bytes: int | None) -> WebAnswer:
+    import httpcore
+
     parts: list[bytes] = []
     room = MAX_ANSWER_BYTES if kept_bytes is None else kept_bytes
-    for part in response.iter_stream():
-        if len(part) > room and kept_bytes is None:
-            raise AnswerTooLong(f"the response is longer than {MAX_ANSWER_BYTES} bytes")
-        parts.append(part[:room])
-        room -= len(part)
-        if room < 0:
-            break
+    try:
+        for part in response.iter_stream():
+            if len(part) > room and kept_bytes is None:
+                raise AnswerTooLong(f"the response is longer than {MAX_ANSWER_BYTES} bytes")
+            parts.append(part[:room])
+            room -= len(part)
+            if room < 0:
+                break
+    except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError):
+        if kept_bytes is None:
+            raise
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
     return WebAnswer(response.status, headers, b"".join(parts))

@@ -124,6 +124,26 @@ def test_with_kept_bytes_no_more_is_read() -> None:
         assert ask(server, kept_bytes=5).body == b"short"  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("ending", ["cut", "silence"])
+def test_with_kept_bytes_the_status_counts_even_if_the_body_does_not_end(ending: str) -> None:
+    over = threading.Event()
+
+    def begin(connection: socket.socket) -> None:
+        connection.recv(65_536)
+        connection.send(b"HTTP/1.1 410 Gone\r\nContent-Length: 100\r\n\r\nbegun")
+        if ending == "silence":
+            over.wait()
+
+    with raw_server(begin) as host:
+        allowed = AllowedHosts(frozenset({host}))
+        seconds = SECONDS if ending == "cut" else 1.0
+        answer = post(
+            f"http://{host}/", b"", {}, timeout_seconds=seconds, allowed_hosts=allowed, kept_bytes=9
+        )
+        over.set()
+    assert (answer.status, answer.body) == (410, b"begun")
+
+
 @pytest.mark.parametrize("reply", [Reply(stall=True), Reply(body=b"x" * 10_000, drip_seconds=0.02)])
 def test_silence_and_dripping_end_at_the_time_limit(reply: Reply) -> None:
     with ScriptedServer(lambda recorded: reply) as server:
