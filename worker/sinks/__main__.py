@@ -68,6 +68,8 @@ def follow(database: Database, claim: outbox.Claim, sink: Sink, stopping: Flag) 
     step, num_idle = sink.last_step, 0
     while True:
         with database.reading() as session:
+            if not outbox.is_held(session, claim):  # this process was frozen, or the job is deleted
+                return None
             found = outbox.new_metrics(session, claim.job_id, step)
         for row in found.rows:
             step = row["step"]

@@ -1,5 +1,8 @@
 """Due sinks, claims and failures, on both databases."""
 
+import threading
+from typing import cast
+
 import pytest
 from sqlalchemy import select
 
@@ -21,6 +24,8 @@ from tests.worker.sinks.samples import (
     row_of,
     warnings_of,
 )
+from worker.sinks.__main__ import follow
+from worker.sinks.base import Sink
 
 
 def failed(database: Database, found: outbox.Claim, reason: str = "It is away.") -> bool:
@@ -67,6 +72,20 @@ def test_an_expired_claim_can_be_taken_over_and_its_holder_writes_nothing(databa
         assert not outbox.is_held(session, first)
         assert outbox.target(session, first) is None
         assert outbox.is_held(session, second)
+
+
+def test_a_process_that_was_frozen_until_another_took_its_claim_writes_nothing(database: Database) -> None:
+    class Written:
+        last_step = -1
+
+        def write(self, step: int, values: dict[str, float]) -> None:
+            raise AssertionError(f"step {step} is written twice")
+
+    job_id = add_job(database, TENSORBOARD, steps=2)
+    frozen = taken(database)
+    make_due(database, job_id)
+    taken(database)
+    assert follow(database, frozen, cast(Sink, Written()), threading.Event()) is None
 
 
 def test_the_newest_step_of_a_running_job_is_withheld(database: Database) -> None:
