@@ -93,7 +93,8 @@ def test_a_job_continues_when_a_process_of_its_cluster_stops_answering_before_th
 
     def freeze_first(*arguments: Any) -> Any:
         if not frozen:
-            frozen.append(max(descendants(os.getpid(), stopped.encode())))
+            found = wait_until(lambda: descendants(os.getpid(), stopped.encode()), what="the process runs")
+            frozen.append(max(found))
             os.kill(frozen[0], signal.SIGSTOP)
         return step(*arguments)
 
