@@ -14,7 +14,7 @@ from service.jobs.store import claiming
 from service.jobs.store.claiming import ClaimedJob
 from service.platform.db import Database
 from service.platform.storage import Storage
-from service.platform.tables.core import File, Job, JobEvent
+from service.platform.tables.core import Checkpoint, File, Job, JobEvent
 
 _numbers = itertools.count(1)
 
@@ -67,6 +67,21 @@ def insert_file(
             )
         )
     return file_id
+
+
+def checkpoint(job_id: str, step: int, fence: int = 1) -> Checkpoint:
+    """A new checkpoint's row."""
+    return Checkpoint(
+        id=f"ftckpt_{job_id}-{step}",
+        job_id=job_id,
+        step=step,
+        fence=fence,
+        state_key=f"s-{step}",
+        state_sha256="0" * 64,
+        adapter_key=f"a-{step}",
+        adapter_sha256="1" * 64,
+        adapter_bytes=5,
+    )
 
 
 def insert_job(database: Database, training_file: str = "file-none", **values: Any) -> str:

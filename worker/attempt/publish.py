@@ -27,7 +27,7 @@ from service.jobs.store import queue
 from service.jobs.store.transitions import lock_held
 from service.platform.ids import new_id
 from service.platform.storage import StorageError
-from service.platform.tables.core import Artifact, File, Job
+from service.platform.tables.core import Artifact, Checkpoint, File, Job
 from worker.attempt.attempt import Attempt
 from worker.launchers.run_files import OUTBOX, Stored, VerifiedCheckpoint
 
@@ -65,18 +65,22 @@ def _publish(attempt: Attempt, event: CheckpointSaved) -> None:
         logger.warning("checkpoint not published", step=event.step, error=str(error))
         return
     fault_point("checkpoint.uploaded")
-    archives = publishing.Archives(
-        state.key, state.sha256, weights.key, weights.sha256, weights.num_bytes, shards
-    )
     attempt.write(
         lambda session: publishing.publish_checkpoint(
             session,
-            attempt.job.id,
-            attempt.job.fence,
-            checkpoint_id=new_id("ftckpt", "_"),
-            step=event.step,
-            archives=archives,
-            metrics=dict(event.metrics),
+            Checkpoint(
+                id=new_id("ftckpt", "_"),
+                job_id=attempt.job.id,
+                step=event.step,
+                fence=attempt.job.fence,
+                state_key=state.key,
+                state_sha256=state.sha256,
+                shards=shards,
+                adapter_key=weights.key,
+                adapter_sha256=weights.sha256,
+                adapter_bytes=weights.num_bytes,
+                metrics=dict(event.metrics),
+            ),
         )
     )
     fault_point("checkpoint.published")

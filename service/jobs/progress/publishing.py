@@ -3,9 +3,6 @@
 The worker uploads archives before their row is written, and deletes them after it is deleted.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
-
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
@@ -16,29 +13,12 @@ from service.platform.db import lock_tenant
 from service.platform.tables.core import Checkpoint, Job
 
 
-@dataclass(frozen=True)
-class Archives:
-    """Storage keys and digests of a checkpoint's two archives, and of shards beside them."""
+def publish_checkpoint(session: Session, row: Checkpoint) -> bool:
+    """Make a checkpoint visible; a new step clears the failures. False: the row's fence is stale.
 
-    state_key: str
-    state_sha256: str
-    adapter_key: str
-    adapter_sha256: str
-    adapter_bytes: int
-    shards: dict[str, str] = field(default_factory=dict)
-
-
-def publish_checkpoint(
-    session: Session,
-    job_id: str,
-    fence: int,
-    *,
-    checkpoint_id: str,
-    step: int,
-    archives: Archives,
-    metrics: dict[str, Any],
-) -> bool:
-    """Make a checkpoint visible; a new step clears the failures. False: the fence is stale."""
+    It replaces an earlier one of the same step, whose id it keeps.
+    """
+    job_id, step, fence = row.job_id, row.step, row.fence
     if lock_held(session, job_id, fence) is None:
         return False
     session.execute(
@@ -46,14 +26,9 @@ def publish_checkpoint(
         .where(holds(job_id, fence), JOBS.c.checkpoint_step < step)
         .values(checkpoint_step=step, failures=0)
     )
-    found = select(Checkpoint).where(Checkpoint.job_id == job_id, Checkpoint.step == step)
-    row = session.scalars(found).one_or_none()
-    if row is None:
-        row = Checkpoint(id=checkpoint_id, job_id=job_id, step=step)
-        session.add(row)
-    for name, value in vars(archives).items():
-        setattr(row, name, value)
-    row.fence, row.metrics = fence, metrics
+    known = select(Checkpoint.id).where(Checkpoint.job_id == job_id, Checkpoint.step == step)
+    row.id = session.scalar(known) or row.id
+    session.merge(row)
     data = {"step": step, "checkpoint": row.id}
     message = f"Checkpoint created at step {step}."
     history.append(session, job_id, history.HistoryEntry("message", message, data=data, fence=fence))

@@ -24,7 +24,7 @@ from service.jobs.progress.recording import record_events, rollout_rows
 from service.jobs.store import claiming, history, queue
 from service.platform.db import Database
 from service.platform.tables.core import Checkpoint, JobEvent, Metric, Rollout
-from tests.worker.jobs import insert_job, read_job
+from tests.worker.jobs import checkpoint, insert_job, read_job
 from worker.attempt.event_reader import EventReader
 
 
@@ -188,21 +188,9 @@ def test_an_event_with_nan_is_dropped() -> None:
         StepFinished(step=1, metrics={"reward": float("nan")})
 
 
-def archives(name: str) -> publishing.Archives:
-    return publishing.Archives(f"s-{name}", "0" * 64, f"a-{name}", "1" * 64, 5)
-
-
 def publish(database: Database, job_id: str, step: int, fence: int = 1) -> bool:
     with database.transaction() as session:
-        return publishing.publish_checkpoint(
-            session,
-            job_id,
-            fence,
-            checkpoint_id=f"ftckpt_{step}",
-            step=step,
-            archives=archives(str(step)),
-            metrics={},
-        )
+        return publishing.publish_checkpoint(session, checkpoint(job_id, step, fence))
 
 
 def test_a_new_checkpoint_clears_the_failures(database: Database) -> None:

@@ -9,15 +9,12 @@ from service.jobs.progress import publishing
 from service.jobs.store import claiming
 from service.platform.db import Database, lock_tenant
 from service.platform.tables.core import Checkpoint, Job
-from tests.worker.jobs import insert_job, method, read_job
+from tests.worker.jobs import checkpoint, insert_job, method, read_job
 
 
 def publish(database: Database, job_id: str, step: int) -> None:
     with database.transaction() as session:
-        archives = publishing.Archives(f"s-{step}", "0" * 64, f"a-{step}", "1" * 64, 5)
-        assert publishing.publish_checkpoint(
-            session, job_id, 1, checkpoint_id=f"ftckpt_{step}", step=step, archives=archives, metrics={}
-        )
+        assert publishing.publish_checkpoint(session, checkpoint(job_id, step))
 
 
 def retire(database: Database, job_id: str) -> list[str] | None:

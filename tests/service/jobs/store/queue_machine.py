@@ -21,7 +21,7 @@ from service.platform.tables.core import Checkpoint, Job, JobEvent, Metric
 from tests.service.jobs.store.queue_model import KEPT_CHECKPOINTS, MAX_FAILURES, Model, ModelJob, Refused
 from tests.service.jobs.store.queue_rows import Rows, check_history, check_rows, read_rows
 from tests.service.jobs.store.virtual_clock import set_clock
-from tests.worker.jobs import insert_job
+from tests.worker.jobs import checkpoint, insert_job
 
 MAX_JOBS = 4
 POOLS, TENANTS, WORKERS = ("cpu", "cpu", "gpu"), ("acme", "globex"), ("w1", "w2", "w3")
@@ -142,9 +142,7 @@ class QueueMachine(RuleBasedStateMachine):
                 return publishing.withdraw_checkpoint(session, job_id, fence, step, "damaged")
             if what == "retire":
                 return publishing.retire_checkpoints(session, job_id, fence, KEPT_CHECKPOINTS) is not None
-            archives = publishing.Archives("state", "", "adapter", "", 0)
-            given: dict[str, Any] = {"checkpoint_id": f"{job_id}-{step}", "step": step, "metrics": {}}
-            return publishing.publish_checkpoint(session, job_id, fence, archives=archives, **given)
+            return publishing.publish_checkpoint(session, checkpoint(job_id, step, fence))
 
         answer, fence = self.fenced(job_id, whose, write)
         assert answer == self.model.jobs[job_id].checkpoint(fence, what, step)
