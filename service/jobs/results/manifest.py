@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 FORMAT = 1
 HIDDEN = "…"
@@ -29,9 +29,21 @@ class DataFile:
     """A dataset of a job."""
 
     id: str
-    filename: str
     num_bytes: int
     sha256: str
+
+
+@dataclass(frozen=True)
+class PublicBase:
+    """The base model of a result, named so that users can find it."""
+
+    name: str
+    """A hub id, a catalogue name for a folder, or the folder name of another job's unpacked weights."""
+    place: Literal["hub", "folder", "job"]
+    revision: str | None = None
+    job: str | None = None
+    checkpoint: str | None = None
+    """Id of the checkpoint of `job`; None if the base is the job's result."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +51,7 @@ class Facts:
     """Everything about a job and its run that the manifest shows."""
 
     model: str
-    base: str
-    """The base model: its name on the hub, its catalogue name, or the folder of another job's weights."""
-    revision: str | None
+    base: PublicBase
     method: Mapping[str, Any]
     seed: int
     resources: Mapping[str, Any]
@@ -49,10 +59,6 @@ class Facts:
     """Files by the field that names them: `training_file`, `validation_file`, `retention.<name>`."""
     validation_split: float | None = None
     """Share or number of held-out rows; the seed then determines which rows they are."""
-    base_place: str = "hub"
-    """Where `base` is: `hub`, `folder` (of the catalogue), or `job` (the result of another job)."""
-    base_job: str | None = None
-    base_checkpoint: str | None = None
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
     """`versions`, `device`, `dtype`, `sampler`, `computation`, `adapter_rank`, `base_format` and
@@ -75,11 +81,11 @@ def document(facts: Facts) -> Document:
         "format": FORMAT,
         "model": {
             "name": facts.model,
-            "base": facts.base,
-            "base_place": facts.base_place,
-            "base_job": facts.base_job,
-            "base_checkpoint": facts.base_checkpoint,
-            "revision": facts.revision,
+            "base": facts.base.name,
+            "base_place": facts.base.place,
+            "base_job": facts.base.job,
+            "base_checkpoint": facts.base.checkpoint,
+            "revision": facts.base.revision,
             "fingerprint": facts.fingerprint,
         },
         "data": {

@@ -29,14 +29,9 @@ ENGINE = (
 def facts_of(session: Session, job: Job, catalog: Catalog) -> Facts:
     """The facts recorded so far."""
     lineage, started = lineage_of(session, job.tenant, job.model), _first_start(session, job.id)
-    base = public_base(lineage, catalog, is_whole=kind_of(job) == "model")
     return Facts(
         model=job.model,
-        base=base.name,
-        revision=base.revision,
-        base_place=base.place,
-        base_job=base.job,
-        base_checkpoint=base.checkpoint,
+        base=public_base(lineage, catalog, is_whole=kind_of(job) == "model"),
         method=job.method,
         seed=job.seed,
         validation_split=job.validation_split,
@@ -56,7 +51,7 @@ def _files(session: Session, job: Job) -> dict[str, DataFile]:
     rows = session.scalars(
         select(File).where(File.tenant == job.tenant, File.id.in_(filter(None, ids.values())))
     )
-    found = {row.id: DataFile(row.id, row.filename, row.num_bytes, row.sha256) for row in rows}
+    found = {row.id: DataFile(row.id, row.num_bytes, row.sha256) for row in rows}
     return {name: found[file_id] for name, file_id in ids.items() if file_id in found}
 
 

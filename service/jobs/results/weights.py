@@ -6,6 +6,7 @@ from typing import Literal
 from sqlalchemy.orm import Session
 
 from service.jobs.model.states import TERMINAL, JobState
+from service.jobs.results.manifest import PublicBase
 from service.jobs.store import repository
 from service.jobs.store.lineage import Lineage, StoredWeights, of_checkpoint, result_of
 from service.platform.catalog import Catalog, CatalogEntry
@@ -21,19 +22,6 @@ class WeightsMissing(Exception):
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
-
-
-@dataclass(frozen=True)
-class PublicBase:
-    """The base model of a result, named so that users can find it."""
-
-    name: str
-    """A hub id, a catalogue name for a folder, or the folder name of another job's unpacked weights."""
-    place: Literal["hub", "folder", "job"]
-    revision: str | None = None
-    job: str | None = None
-    checkpoint: str | None = None
-    """Id of the checkpoint of `job`; None if the base is the job's result."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.jobs.results.manifest import DataFile, Facts, differences, document, hides_secrets, request_of
+from service.jobs.results.manifest import (
+    DataFile,
+    Facts,
+    PublicBase,
+    differences,
+    document,
+    hides_secrets,
+    request_of,
+)
 from service.jobs.results.model_card import model_card
 from service.jobs.results.vllm_command import serve_line
 from service.platform.db import Database
@@ -26,8 +34,8 @@ Grpo = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def facts(**more: Any) -> Facts:
-    file = DataFile("file-1", "train.jsonl", 10, "a" * 64)
-    known = {"model": "tiny", "base": "org/tiny", "revision": None, "method": expanded(), "seed": 7}
+    file, base = DataFile("file-1", 10, "a" * 64), PublicBase("org/tiny", "hub")
+    known = {"model": "tiny", "base": base, "method": expanded(), "seed": 7}
     return Facts(**{**known, "resources": {"gpus": 0}, "files": {"training_file": file}, **more})
 
 
@@ -120,8 +128,8 @@ def test_a_tools_parameter_called_headers_is_not_hidden() -> None:
 def test_retention_rows_are_named_by_what_is_in_them() -> None:
     method = reinforcement()
     method["reinforcement"]["retention"] = [{"name": "other", "file": "file-2"}]
-    kept = DataFile("file-2", "other.jsonl", 5, "b" * 64)
-    training = DataFile("file-1", "train.jsonl", 10, "a" * 64)
+    kept = DataFile("file-2", 5, "b" * 64)
+    training = DataFile("file-1", 10, "a" * 64)
     found = document(facts(method=method, files={"training_file": training, "retention.other": kept}))
     assert found["method"]["reinforcement"]["retention"][0]["file"] == f"sha256:{'b' * 64}"
     again = request_of(found, {"a" * 64: "file-8", "b" * 64: "file-9"})
@@ -155,7 +163,7 @@ def test_the_card_loads_a_base_that_is_inside_a_vision_language_model_with_the_w
 
 
 def test_a_revision_and_whole_weights_are_served_as_what_they_are() -> None:
-    pinned = document(facts(revision="abc"))
+    pinned = document(facts(base=PublicBase("org/tiny", "hub", revision="abc")))
     assert serve_line(pinned, name="n", path="./p").startswith(
         "vllm serve org/tiny --revision abc --enable-lora"
     )
@@ -165,8 +173,8 @@ def test_a_revision_and_whole_weights_are_served_as_what_they_are() -> None:
 
 
 def test_a_base_that_is_another_jobs_checkpoint_is_expected_beside_the_adapter() -> None:
-    base = {"base_place": "job", "base_job": "ftjob-1", "base_checkpoint": "ftckpt_2"}
-    chained = document(facts(base="ftckpt_2", **base))
+    base = PublicBase("ftckpt_2", "job", job="ftjob-1", checkpoint="ftckpt_2")
+    chained = document(facts(base=base))
     for path, expected in (("./", "../ftckpt_2"), ("./ftjob-3", "ftckpt_2"), ("/a/ftjob-3", "/a/ftckpt_2")):
         assert serve_line(chained, name="n", path=path).startswith(f"vllm serve {expected} --enable-lora")
     card = model_card(chained)
