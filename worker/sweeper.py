@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from grpo_engine.process.fault_points import fault_point
 from service.jobs.store import sweeping
 from service.jobs.store.machines import announce, installed_sinks, log_sandbox_state, offered_to, this_machine
+from service.jobs.store.transitions import LockedJob
 from service.jobs.store.wakeups import Wakeups
 from service.ops import helper_heartbeats
 from service.ops.helper_heartbeats import CHAT, CLUSTER, SINKS, SWEEPER, WEBHOOKS, Heartbeat
@@ -36,9 +37,9 @@ def sweep_once(
     *,
     jumps: ClockJumps | None = None,
     has_worker: bool = True,
-) -> list[sweeping.Swept]:
+) -> list[LockedJob]:
     """Sweep once; spare leases after a recent jump of the clock. Raises SQLAlchemyError."""
-    swept: list[sweeping.Swept] = []
+    swept: list[LockedJob] = []
     with database.transaction() as session:
         if jumps is None or not jumps.is_recent(session):
             swept = sweeping.sweep(
@@ -57,7 +58,7 @@ def sweep_once(
         wakeups.send(pool)
     for found in swept:
         about = {"tenant": found.tenant, "attempt": found.attempt, "fence": found.fence}
-        logger.warning("lease expired", job=found.job_id, state=found.state, worker=found.worker, **about)
+        logger.warning("lease expired", job=found.id, state=found.state, worker=found.lease_owner, **about)
     return swept
 
 

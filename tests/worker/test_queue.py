@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from service.jobs.model.states import JobState
 from service.jobs.store import claiming, queue, sweeping
 from service.jobs.store.claiming import ClaimedJob
+from service.jobs.store.transitions import LockedJob
 from service.platform.clock import db_now, read_clock
 from service.platform.db import Database
 from service.platform.tables.core import Job
@@ -22,7 +23,7 @@ def expire_lease(database: Database, job_id: str) -> None:
         session.execute(update(Job).where(Job.id == job_id).values(lease_expires_at=db_now() - 1))
 
 
-def sweep(database: Database, backoff_seconds: float = 0, max_failures: int = 3) -> list[sweeping.Swept]:
+def sweep(database: Database, backoff_seconds: float = 0, max_failures: int = 3) -> list[LockedJob]:
     with database.transaction() as session:
         return sweeping.sweep(session, backoff_seconds=backoff_seconds, max_failures=max_failures)
 
@@ -164,7 +165,7 @@ def test_expired_leases_are_requeued_with_a_backoff_that_doubles_up_to_five_minu
         with database.transaction() as session:
             before = read_clock(session)
         (swept,) = sweep(database, backoff_seconds=160)
-        assert (swept.job_id, swept.state, swept.worker) == (job.id, JobState.QUEUED, "w")
+        assert (swept.id, swept.state, swept.lease_owner) == (job.id, JobState.QUEUED, "w")
         with database.transaction() as session:
             not_before = session.scalars(select(Job.not_before)).one()
             assert before + pause <= not_before <= read_clock(session) + pause
@@ -261,10 +262,10 @@ def test_two_sweepers_requeue_a_job_once(database: Database) -> None:
     jobs = [claimed(database) for _ in range(20)]
     for job in jobs:
         expire_lease(database, job.id)
-    found: list[sweeping.Swept] = []
+    found: list[LockedJob] = []
     threads = [threading.Thread(target=lambda: found.extend(sweep(database))) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(swept.job_id for swept in found) == sorted(job.id for job in jobs)
+    assert sorted(swept.id for swept in found) == sorted(job.id for job in jobs)

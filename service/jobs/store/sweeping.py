@@ -1,7 +1,5 @@
 """Requeues expired leases and finds lost wake-ups. Several processes may sweep at the same time."""
 
-from dataclasses import dataclass
-
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session, aliased
 
@@ -14,22 +12,11 @@ BATCH = 100
 REWAKE_SECONDS = 30.0
 
 
-@dataclass(frozen=True)
-class Swept:
-    """A job whose lease had expired, and its new state."""
+def sweep(session: Session, *, backoff_seconds: float, max_failures: int) -> list[LockedJob]:
+    """Expired leases → queued with backoff, or cancelled, paused, failed; each under a new fence.
 
-    job_id: str
-    state: JobState
-    tenant: str
-    attempt: int
-    fence: int
-    """The new fence; the lost worker has an older one."""
-    worker: str | None
-    """The worker that held the job."""
-
-
-def sweep(session: Session, *, backoff_seconds: float, max_failures: int) -> list[Swept]:
-    """Expired leases → queued with backoff, or cancelled, paused, failed; each under a new fence."""
+    Returns the jobs with their new states and fences, but with the owners of the leases: the lost workers.
+    """
     expired = locked(LEASES.has_expired).order_by(LEASES.expires_at).limit(BATCH)
     rows = session.execute(expired.with_for_update(skip_locked=True)).all()
     reason = "The worker was lost: its lease expired."
@@ -37,7 +24,7 @@ def sweep(session: Session, *, backoff_seconds: float, max_failures: int) -> lis
     for job in map(LockedJob._make, rows):
         fence = job.fence + 1
         state = end_attempt(session, job, reason, max_failures, backoff_seconds, fence)
-        swept.append(Swept(job.id, state, job.tenant, job.attempt, fence, job.lease_owner))
+        swept.append(job._replace(state=state.value, fence=fence))
     return swept
 
 

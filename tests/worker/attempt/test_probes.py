@@ -116,7 +116,7 @@ def test_a_probe_of_a_lost_worker_is_requeued(worker: Worker, database: Database
     expire_lease(database)
     with database.transaction() as session:
         (swept,) = sweeping.sweep(session, backoff_seconds=0, max_failures=3)
-    assert (swept.job_id, swept.state) == (probe_id, JobState.QUEUED)
+    assert (swept.id, swept.state) == (probe_id, JobState.QUEUED)
     assert run_job(worker) is True
     assert (read_job(database, probe_id).state, read_job(database, probe_id).attempt) == ("succeeded", 2)
 

@@ -191,7 +191,7 @@ class QueueMachine(RuleBasedStateMachine):
     def maintain(self, backoff: float) -> None:
         with self.database.transaction() as session:
             swept = sweeping.sweep(session, backoff_seconds=backoff, max_failures=MAX_FAILURES)
-        assert {(each.job_id, each.state) for each in swept} == self.model.sweep(backoff)
+        assert {(each.id, each.state) for each in swept} == self.model.sweep(backoff)
         with self.database.transaction() as session:
             assert sorted(sweeping.due_pools(session)) == self.model.due_pools()
 

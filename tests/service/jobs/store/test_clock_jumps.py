@@ -36,7 +36,7 @@ def test_a_live_worker_keeps_its_job_when_the_clock_jumps_and_a_lost_worker_does
     live, lost = claimed(clocked), claimed(clocked)
 
     def swept() -> list[str]:
-        return [found.job_id for found in sweep_once(clocked, Wakeups(quick), quick, jumps=jumps)]
+        return [found.id for found in sweep_once(clocked, Wakeups(quick), quick, jumps=jumps)]
 
     assert swept() == []
     set_to(clocked, 3600.0)
@@ -56,4 +56,4 @@ def test_a_lease_that_expires_while_the_clock_is_steady_is_swept_at_once(
     with clocked.transaction() as session:
         assert queue.renew(session, job.id, job.fence, lease_seconds=0) is JobState.RUNNING
     (found,) = sweep_once(clocked, Wakeups(settings), settings, jumps=jumps)
-    assert found.job_id == job.id
+    assert found.id == job.id
