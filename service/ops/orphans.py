@@ -4,7 +4,6 @@ Boundary: reads rows and lists objects; the `grpo orphans` command deletes them.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import select
@@ -18,20 +17,15 @@ YOUNGEST = timedelta(days=1)
 """Younger objects are ignored, because their row may not be written yet."""
 
 
-@dataclass(frozen=True)
-class Orphan:
-    """A stored object without a row."""
-
-    key: str
-    num_bytes: int
-
-
 class AnothersStorage(Exception):
     """No stored object has a row: the database probably belongs to another storage."""
 
 
-def find_orphans(database: Database, storage: Storage, older_than: timedelta = YOUNGEST) -> list[Orphan]:
-    """Old objects without a row, sorted by key. Raises AnothersStorage, StorageError."""
+def find_orphans(database: Database, storage: Storage, older_than: timedelta = YOUNGEST) -> dict[str, int]:
+    """Key and number of bytes of old objects without a row, sorted by key.
+
+    Raises AnothersStorage, StorageError.
+    """
     before = datetime.now(UTC) - older_than
     stored = list(storage.listed())
     old = {key: num_bytes for key, num_bytes, at in stored if at < before}
@@ -39,7 +33,7 @@ def find_orphans(database: Database, storage: Storage, older_than: timedelta = Y
         named = set(_named(session))
     if old and named.isdisjoint(key for key, _, _ in stored):
         raise AnothersStorage("no stored object has a row in the database: does it belong to this storage?")
-    return [Orphan(key, num_bytes) for key, num_bytes in sorted(old.items()) if key not in named]
+    return {key: num_bytes for key, num_bytes in sorted(old.items()) if key not in named}
 
 
 def _named(session: Session) -> Iterator[str]:

@@ -71,16 +71,16 @@ def orphans(
         try:
             storage = open_storage(settings.storage_location)
             found = find_orphans(database, storage)
-            for each in found if delete else ():
-                storage.delete(each.key)
+            for key in found if delete else ():
+                storage.delete(key)
         except AnothersStorage as error:
             raise CommandError(str(error)) from error
         except StorageError as error:
             raise CommandError(error.public, hint=STORAGE_HINT) from error
     if as_json:
-        print_json([vars(each) for each in found])
+        print_json([{"key": key, "num_bytes": num_bytes} for key, num_bytes in found.items()])
         return
-    for each in found:
-        say(f"{each.key} ({decimal(each.num_bytes)})")
-    total = decimal(sum(each.num_bytes for each in found))
+    for key, num_bytes in found.items():
+        say(f"{key} ({decimal(num_bytes)})")
+    total = decimal(sum(found.values()))
     say(f"{len(found)} orphans, {total}{', deleted' if delete else ''}")

@@ -206,7 +206,7 @@ def test_a_worker_that_dies_between_the_uploads_and_the_row_leaves_only_orphans(
     with pytest.raises(InjectedFault, match=r"checkpoint\.uploaded"):
         publish.publish_checkpoint(attempt, hosts.save(attempt.job.id, 4))
     assert [row.step for row in rows(database)] == [2]
-    orphans = {each.key for each in find_orphans(database, storage, timedelta(0))}
+    orphans = find_orphans(database, storage, timedelta(0)).keys()
     assert orphans == keys(storage) - before
     assert {shard_key(attempt, 4, number) for number in (1, 2)} < orphans
 
@@ -220,7 +220,7 @@ def test_a_retired_checkpoint_and_a_deleted_model_take_their_shards_along(
     assert [row.step for row in kept] == [4, 6]
     assert [len(row.storage_keys) for row in kept] == [4, 4]
     assert keys(storage) == {key for row in kept for key in row.storage_keys}
-    assert find_orphans(database, storage, timedelta(0)) == []
+    assert find_orphans(database, storage, timedelta(0)) == {}
     with database.transaction() as session:
         job = session.get_one(Job, attempt.job.id)
         assert set(forget_model(session, job.tenant, job)) == keys(storage)

@@ -279,4 +279,4 @@ def test_objects_that_a_crash_leaves_behind_are_orphans(
     with pytest.raises(InjectedFault, match=r"job\.deleted"):
         editing.delete_job(database, storage, Principal("tenant-a", "k"), finished)
     assert rows_naming(database, [finished]) == set()
-    assert [orphan.key for orphan in find_orphans(database, storage, timedelta(seconds=-1))] == left
+    assert list(find_orphans(database, storage, timedelta(seconds=-1))) == left
