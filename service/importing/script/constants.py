@@ -41,29 +41,23 @@ class Located:
 class Constants:
     bindings: Bindings
 
-    def followed(self, found: Located) -> Located:
-        """The node that a name is bound to; other nodes are returned unchanged. Raises NotConstant."""
+    def named(self, found: Located) -> tuple[list[tuple[str, Scope]], Located]:
+        """The names that lead to a node, and that node, which is no name. Raises NotConstant."""
+        names = []
         while isinstance(found.node, ast.Name):
+            names.append((found.node.id, found.scope))
             binding = self.bindings.find(found.node, found.scope)
             found = Located(binding.node, binding.scope, binding.index)
-        return found
+        return names, found
 
-    def last_name(self, found: Located) -> str:
-        """The last one of the names that `followed` goes through; empty without any. Raises NotConstant."""
-        name = ""
-        while isinstance(found.node, ast.Name):
-            name, binding = found.node.id, self.bindings.find(found.node, found.scope)
-            found = Located(binding.node, binding.scope, binding.index)
-        return name
+    def followed(self, found: Located) -> Located:
+        """The node that a name is bound to; other nodes are returned unchanged. Raises NotConstant."""
+        return self.named(found)[1]
 
     def set_on(self, found: Located) -> list[tuple[str, Binding]]:
         """Attributes set on an object, under all of its names, in running order. Raises NotConstant."""
-        settings: list[tuple[str, Binding]] = []
-        while isinstance(found.node, ast.Name):
-            settings = [*self.bindings.set_on(found.node.id, found.scope), *settings]
-            binding = self.bindings.find(found.node, found.scope)
-            found = Located(binding.node, binding.scope, binding.index)
-        return settings
+        names, _ = self.named(found)
+        return [setting for name in reversed(names) for setting in self.bindings.set_on(*name)]
 
     def value(self, found: Located) -> Any:
         """The expression's value, with lists for tuples. Raises NotConstant."""

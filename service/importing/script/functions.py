@@ -30,14 +30,14 @@ def reward_fields(script: Script, value: Located) -> None:
 
 def _reward(script: Script, value: Located) -> Iterator[str]:
     """The name under which `rewards.py` finds the reward function."""
-    found = script.constants.followed(value)
+    names, found = script.constants.named(value)
     node = found.node
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         if "reward_model_name_or_path" in script.fields:
             raise NotConstant(node, "one reward model per job: name others in graders of type reward_model")
         script.fields["reward_model_name_or_path"] = node.value
     elif isinstance(node, ast.ImportFrom):
-        imported = script.constants.last_name(value)
+        imported, _ = names[-1]
         original = next(a.name for a in node.names if (a.asname or a.name) == imported)
         yield original if (node.module or "").startswith("trl") else f"{node.module}.{original}"
     elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -45,9 +45,9 @@ def _reward(script: Script, value: Located) -> Iterator[str]:
         script.sources[name] = slice_of(script.text, script.constants.bindings, node.name, found.scope)
         yield name
     elif isinstance(node, ast.Call) and script.callee(found).endswith("get_soft_overlong_punishment"):
-        names = ("max_completion_len", "soft_punish_cache")
-        given = script.arguments(node, found.scope, names)
-        numbers = [script.constants.value(given[each]) for each in names if each in given]
+        limits = ("max_completion_len", "soft_punish_cache")
+        given = script.arguments(node, found.scope, limits)
+        numbers = [script.constants.value(given[each]) for each in limits if each in given]
         yield f"get_soft_overlong_punishment({','.join(map(str, numbers))})"
     else:
         why = f"`{source_of(node)}` is not a function of the script: write def name(completions, **kwargs)"
