@@ -7,13 +7,14 @@ survives the process that started it. Boundary: it imports only the standard lib
 
 import argparse
 import json
-import os
+import logging
 import signal
 import sys
 import time
 from contextlib import suppress
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 MAX_BYTES = 10_000_000
 """Size at which a file is rotated."""
@@ -23,35 +24,6 @@ JOB_EVENTS = {"job started", "job ended", "job requeued", "export ended"}
 SHOWN_LEVELS = {"warning", "error", "critical"}
 _IN_FILE_ONLY = {"timestamp", "level", "event", "exception", "tenant", "worker", "fence", "attempt", "job"}
 MAX_SHOWN = 300
-
-
-class LogFile:
-    """A file of lines that is renamed to FILE.1, FILE.2, … as it grows. A full disk loses lines."""
-
-    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
-        self._path, self._max_bytes = path, max_bytes
-        self._file: BinaryIO | None = None
-
-    def write(self, line: bytes) -> None:
-        with suppress(OSError):
-            if self._file is None:
-                self._file = self._path.open("ab")
-            self._file.write(line)
-            self._file.flush()
-            if self._file.tell() >= self._max_bytes:
-                self._file.close()
-                self._file = None
-                self._rotate()
-
-    def _rotate(self) -> None:
-        for number in range(KEPT, 0, -1):
-            older = self._path if number == 1 else _numbered(self._path, number - 1)
-            if older.exists():
-                os.replace(older, _numbered(self._path, number))
-
-
-def _numbered(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.name}.{number}")
 
 
 def parsed(line: bytes) -> tuple[dict[str, Any], bool]:
@@ -92,12 +64,15 @@ def main() -> None:
     # only the end of the input ends this process, so that no last lines are lost
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    file = LogFile(given.file)
+    logging.raiseExceptions = False  # a full disk loses lines
+    rotation: dict[str, Any] = {"maxBytes": MAX_BYTES, "backupCount": KEPT, "delay": True}
+    file = RotatingFileHandler(given.file, encoding="utf-8", **rotation)
     for line in sys.stdin.buffer:
         fields, is_ours = parsed(line)
-        file.write(line if is_ours else json.dumps(fields).encode() + b"\n")
+        whole = line.decode("utf-8", "replace").rstrip("\n")
+        file.emit(logging.makeLogRecord({"msg": whole if is_ours else json.dumps(fields)}))
         if given.all:
-            text = line.decode("utf-8", "replace").rstrip("\n")
+            text = whole
         elif is_ours:
             text = shown(fields)
         else:

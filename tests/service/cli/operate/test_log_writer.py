@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.cli.operate.log_writer import KEPT, LogFile, shown
+from service.cli.operate.log_writer import KEPT, MAX_BYTES, shown
 
 STARTED = {"event": "job started", "level": "info", "job": "ftjob-1", "model": "tiny", "worker": "w"}
 REQUEST = {"event": "request", "level": "info", "path": "/v1/models", "status": 200}
@@ -45,13 +45,12 @@ def test_a_file_that_cannot_be_written_loses_lines_only(tmp_path: Path) -> None:
 
 
 def test_the_file_is_rotated_and_old_ones_are_removed(tmp_path: Path) -> None:
-    file = LogFile(tmp_path / "up.jsonl", max_bytes=100)
-    for number in range(40):
-        file.write(f"{number:049}\n".encode())
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == [f"up.jsonl.{number}" for number in range(1, KEPT + 1)]
-    assert (tmp_path / "up.jsonl.1").read_text().split() == [f"{38:049}", f"{39:049}"]
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == KEPT * 100
+    lines = [json.dumps(REQUEST | {"number": number, "path": "x" * (MAX_BYTES // 3)}) for number in range(12)]
+    run(tmp_path / "up.jsonl", lines)
+    files = ["up.jsonl", *(f"up.jsonl.{number}" for number in range(1, KEPT + 1))]
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    assert [(tmp_path / name).read_text().splitlines() for name in files[:2]] == [lines[10:], lines[8:10]]
+    assert max(path.stat().st_size for path in tmp_path.iterdir()) <= MAX_BYTES
 
 
 @pytest.mark.parametrize(
