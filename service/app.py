@@ -134,7 +134,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.model_servers = open_client()
     app.state.readiness = health.Readiness(app.state.database, settings, app.state.storage)
     job_metrics = prometheus.JobMetrics(app.state.database, settings.sweep_seconds)
-    app.state.job_metrics = BoundedCheck(job_metrics.read, None)
+    app.state.job_metrics = BoundedCheck(job_metrics.read, [])
     structlog.get_logger().info("started", mode=settings.mode)
     if settings.allows_unsafe:
         structlog.get_logger().warning("UNSAFE: untrusted code may run without a sandbox, for one tenant")

@@ -6,7 +6,6 @@ metrics (`web/request_metrics.py`) are different in each process: scrape all of 
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -39,32 +38,23 @@ router = APIRouter(tags=["operations"])
 async def read_metrics(request: Request) -> Response:
     """Prometheus text: jobs by state and pool, waiting times, failures, workers, requests, warnings."""
     state = request.app.state
-    families = _Families([*_of_process(state), *_of_jobs(await state.job_metrics.result())])
+    jobs = await state.job_metrics.result()
+    up = GaugeMetricFamily("grpo_database_up", "Whether the database responds.", value=float(bool(jobs)))
+    families = _Families([*_of_process(state), up, *jobs])
     text = generate_latest(families) + generate_latest(state.request_metrics.registry)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """State of the queue at one moment."""
-
-    counts: list[JobCount]
-    oldest_seconds: dict[str, float]
-    overdue: dict[str, int]
-    codes: dict[str, int]
-    pools: list[PoolReport]
-
-
 class JobMetrics:
-    """Reads snapshots. Failure codes are read again only if the number of failed jobs has changed."""
+    """Reads the queue. Failure codes are read again only if the number of failed jobs has changed."""
 
     def __init__(self, database: Database, sweep_seconds: float) -> None:
         self._database = database
         self._sweep_seconds = sweep_seconds
         self._codes: dict[str, int] = {}
 
-    def read(self) -> Snapshot | None:
-        """The current snapshot; None if the database does not respond or refuses."""
+    def read(self) -> list[Metric]:
+        """The metrics of the queue; none if the database does not respond or refuses."""
         try:
             with self._database.reading() as session:
                 found = job_counts(session)
@@ -72,9 +62,10 @@ class JobMetrics:
                 if num_failed != sum(self._codes.values()):
                     self._codes = failure_codes(session)
                 pools = pool_reports(session, self._sweep_seconds)
-                return Snapshot(found, oldest_seconds(session), overdue_leases(session), self._codes, pools)
+                waits, overdue = oldest_seconds(session), overdue_leases(session)
         except (*DATABASE_ERRORS, ProgrammingError):
-            return None
+            return []
+        return [*_of_jobs(found, waits, overdue, self._codes), *_of_pools(pools)]
 
 
 class _Families(Collector):
@@ -95,26 +86,25 @@ def _of_process(state: State) -> Iterator[Metric]:
     yield GaugeMetricFamily("grpo_sse_clients", "Open streams of this process.", value=num_streams)
 
 
-def _of_jobs(found: Snapshot | None) -> Iterator[Metric]:
-    is_up = float(found is not None)
-    yield GaugeMetricFamily("grpo_database_up", "Whether the database responds.", value=is_up)
-    if found is None:
-        return
-    counts, pools = found.counts, found.pools
+def _of_jobs(
+    counts: list[JobCount], waits: dict[str, float], overdue: dict[str, int], codes: dict[str, int]
+) -> Iterator[Metric]:
     by_state = {(each.state, each.pool): each.num_jobs for each in counts}
     yield _gauge("grpo_jobs", "Jobs by state and pool.", ("state", "pool"), by_state)
-    waits, overdue = found.oldest_seconds, found.overdue
     yield _gauge("grpo_oldest_queued_seconds", "Age of the oldest waiting job.", ("pool",), waits)
     yield _gauge("grpo_leases_overdue", "Expired leases, not requeued yet.", ("pool",), overdue)
     finished = {key: num for key, num in by_state.items() if JobState(key[0]) in TERMINAL}
     yield _counter("grpo_jobs_finished", "Jobs that ended, by result.", ("result", "pool"), finished)
-    yield _counter("grpo_jobs_failed", "Failed jobs by code.", ("code",), found.codes)
+    yield _counter("grpo_jobs_failed", "Failed jobs by code.", ("code",), codes)
     attempts, expired = Counter[str](), Counter[str]()
     for each in counts:
         attempts[each.pool] += each.num_attempts
         expired[each.pool] += each.num_expired_leases
     yield _counter("grpo_attempts", "Claims of jobs by workers.", ("pool",), attempts)
     yield _counter("grpo_leases_expired", "Expired leases that were requeued.", ("pool",), expired)
+
+
+def _of_pools(pools: list[PoolReport]) -> Iterator[Metric]:
     live = {pool.pool: pool.num_live for pool in pools}
     yield _gauge("grpo_worker_hosts", "Machines with a live worker.", ("pool",), live)
     seen = {pool.pool: min(host.silent_seconds for host in pool.hosts) for pool in pools if pool.hosts}
