@@ -15,7 +15,7 @@ from typing import Any, Literal
 from grpo_engine.contract.records import OVERLONG, Score
 from grpo_engine.graders import Grader
 from grpo_engine.graders.rules.multi import Multi
-from grpo_engine.objective.advantages import GroupRewards, advantages
+from grpo_engine.objective.advantages import GroupAdvantages, GroupRewards, advantages
 from service.jobs.model import names
 from service.platform.tables.core import Rollout
 from service.rollouts.schemas import (
@@ -31,15 +31,6 @@ MAX_ERRORS = 10
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A group's completions under one grader."""
-
-    scores: Sequence[Score]
-    advantages: Sequence[float]
-    has_signal: bool
-
-
-@dataclass(frozen=True)
 class Estimator:
     """The settings that turn rewards into advantages."""
 
@@ -49,17 +40,13 @@ class Estimator:
 
     def judged(
         self, groups: Sequence[Rollout], scores: Sequence[Sequence[Score]], grader: Grader | None
-    ) -> list[Judged]:
-        """All groups, in order; each step separately, as in the engine."""
-        found: list[Judged] = []
+    ) -> list[GroupAdvantages]:
+        """The advantages of all groups, in order; each step separately, as in the engine."""
+        found: list[GroupAdvantages] = []
         weights = grader.weights if isinstance(grader, Multi) else None
         for _, step in groupby(zip(groups, scores, strict=True), key=lambda pair: pair[0].step):
-            some = list(step)
-            rewards = [self._rewards(group, own) for group, own in some]
-            made = advantages(rewards, self.name, ddof=self.ddof, weights=weights)
-            found += [
-                Judged(own, each.values, each.has_signal) for (_, own), each in zip(some, made, strict=True)
-            ]
+            rewards = [self._rewards(group, own) for group, own in step]
+            found += advantages(rewards, self.name, ddof=self.ddof, weights=weights)
         return found
 
     def _rewards(self, group: Rollout, scores: Sequence[Score]) -> GroupRewards:
@@ -103,21 +90,27 @@ def compared(
     stored = [[stored_score(each) for each in group.data["completions"]] for group in groups]
     before = estimator.judged(groups, stored, old_grader)
     after = estimator.judged(groups, scores, new_grader)
-    return [_rescored(*each) for each in zip(groups, before, after, strict=True)]
+    return [_rescored(*each) for each in zip(groups, stored, scores, before, after, strict=True)]
 
 
-def _rescored(group: Rollout, before: Judged, after: Judged) -> RescoredGroup:
+def _rescored(
+    group: Rollout,
+    old: Sequence[Score],
+    new: Sequence[Score],
+    before: GroupAdvantages,
+    after: GroupAdvantages,
+) -> RescoredGroup:
     completions = [
         RescoredCompletion(
             index=index,
             reward_before=was.reward,
             reward_after=now.reward,
-            advantage_before=before.advantages[index],
-            advantage_after=after.advantages[index],
+            advantage_before=before.values[index],
+            advantage_after=after.values[index],
             parts=now.parts,
             errors=now.errors,
         )
-        for index, (was, now) in enumerate(zip(before.scores, after.scores, strict=True))
+        for index, (was, now) in enumerate(zip(old, new, strict=True))
     ]
     scored = [
         (each.reward_before, each.reward_after)
@@ -130,8 +123,8 @@ def _rescored(group: Rollout, before: Judged, after: Judged) -> RescoredGroup:
         split=group.split,
         position=group.position,
         row=group.data["row"],
-        mean_before=_mean([score.reward for score in before.scores]),
-        mean_after=_mean([score.reward for score in after.scores]),
+        mean_before=_mean([score.reward for score in old]),
+        mean_after=_mean([score.reward for score in new]),
         has_signal_before=before.has_signal,
         has_signal_after=after.has_signal,
         rank_agreement=rank_agreement(scored),
