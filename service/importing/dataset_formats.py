@@ -79,7 +79,7 @@ def read_rows(source: str, split: str | None = None, config: str | None = None) 
     kind = _kind(path)
     if kind == "parquet":
         return _loaded(None, "parquet", data_files=source)
-    return {"csv": _csv_rows, "json": _json_rows, "jsonl": _jsonl_rows}[kind](path)
+    return {"csv": _csv_rows, "json": _json_rows, "jsonl": jsonl_rows}[kind](path)
 
 
 def write_jsonl(
@@ -134,12 +134,13 @@ def _kind(path: Path) -> str:
     return "json" if start.startswith(b"[") else "jsonl"
 
 
-def _jsonl_rows(path: Path) -> Iterator[Row]:
+def jsonl_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a JSONL file. Raises Unreadable naming the first broken line."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 if line.strip():
-                    yield parse_line(line)
+                    yield parse_line(line.rstrip(b"\r\n"))
             except RowError as error:
                 hint = "each line must be one JSON object; name a file with columns .csv or .tsv"
                 raise Unreadable(f"{path}, line {number} {error.reason}: {hint}") from error

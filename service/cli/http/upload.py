@@ -40,24 +40,15 @@ def prepared(source: str, **conversion: Any) -> Iterator[Path]:
 
 
 def content_of(path: Path) -> Content:
-    """The file's summary, read line by line. Raises CommandError naming the first broken line."""
-    from service.jobs.model.dataset import RowError, parse_line
+    """The file's summary, read line by line. Raises Unreadable naming the first broken line."""
+    from service.importing.dataset_formats import jsonl_rows
 
-    num_rows, columns, first = 0, dict[str, None](), None
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = parse_line(line.rstrip(b"\r\n"))
-            except RowError as fault:
-                hint = "each line must be one JSON object; name a file with columns .csv or .tsv"
-                message = f"{path}, line {number} {fault.reason}"
-                raise CommandError(message, code="dataset_unreadable", hint=hint) from fault
-            num_rows += 1
-            columns |= dict.fromkeys(row)
-            first = first or row
-    return Content(path.name, num_rows, tuple(columns), first or {})
+    num_rows, columns, first = 0, dict[str, None](), dict[str, Any]()
+    for row in jsonl_rows(path):
+        num_rows += 1
+        columns |= dict.fromkeys(row)
+        first = first or row
+    return Content(path.name, num_rows, tuple(columns), first)
 
 
 def uploaded(
