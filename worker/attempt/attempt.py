@@ -128,9 +128,9 @@ def worker_name() -> str:
 class Refused(Exception):
     """The job cannot succeed; retrying would fail again."""
 
-    def __init__(self, code: str, message: str, hint: str = "", evidence: tuple[str, ...] = ()) -> None:
+    def __init__(self, code: str, message: str, hint: str = "") -> None:
         super().__init__(message)
-        self.failure = {"code": code, "message": message, "hint": hint, "evidence": list(evidence)}
+        self.failure = {"code": code, "message": message, "hint": hint, "evidence": []}
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,13 @@ class Problems:
         file = "retention" if ".retention[" in param else "training"
         if param.startswith("validation_file"):
             file = "validation"
-        self._count(Problem(param, f"{param}: {reason}", code or f"invalid_{file}_file"))
+        problem = Problem(param, f"{param}: {reason}", code or f"invalid_{file}_file")
+        self.total += 1
+        if len(self.found) < MAX_PROBLEMS:
+            self.found.append(problem)
+        elif problem.kind not in self._by_kind:
+            return
+        self._by_kind[problem.kind] += 1
 
     def extend(self, other: "Problems") -> None:
         """Append the problems of another part of the request."""
@@ -66,14 +72,6 @@ class Problems:
     def alike(self, problem: Problem) -> int:
         """Number of problems of the same kind as `problem`, which must be one of `found`."""
         return self._by_kind[problem.kind]
-
-    def _count(self, problem: Problem) -> None:
-        self.total += 1
-        if len(self.found) < MAX_PROBLEMS:
-            self.found.append(problem)
-            self._by_kind[problem.kind] += 1
-        elif problem.kind in self._by_kind:
-            self._by_kind[problem.kind] += 1
 
 
 @dataclass(frozen=True)

@@ -133,9 +133,6 @@ class Need:
     waited_seconds: float
     """Longest time that one of them has been claimable."""
 
-    def met_by(self, machine: Machine) -> bool:
-        return machine.meets(self.machine)
-
 
 @dataclass(frozen=True)
 class Host:
@@ -164,7 +161,7 @@ class PoolReport:
     def warnings(self) -> list[str]:
         """The `WARNINGS` that apply."""
         machines = [host.machine for host in self.hosts]
-        is_unrunnable = any(not any(map(need.met_by, machines)) for need in self.needs)
+        is_unrunnable = any(not any(each.meets(need.machine) for each in machines) for need in self.needs)
         applies = {
             NO_LIVE_WORKER: bool(self.needs) and not self.num_live,
             IDLE_WORKER: any(map(self._has_idle_machine, self.needs)),
@@ -174,7 +171,7 @@ class PoolReport:
 
     def _has_idle_machine(self, need: Need) -> bool:
         """Whether fewer jobs run than there are live machines that could run it, so that one must be free."""
-        num_able = sum(host.is_live and need.met_by(host.machine) for host in self.hosts)
+        num_able = sum(host.is_live and host.machine.meets(need.machine) for host in self.hosts)
         return need.waited_seconds > IDLE_SECONDS and self.num_held < num_able
 
 
