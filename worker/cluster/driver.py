@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from worker.cluster.plan import Call, ClusterLost, Plan, Reply, Status
 from worker.cluster.rank import Rank
 from worker.cluster.ranks import Ranks
-from worker.cluster.sampler import Sampler, SamplerGroup
+from worker.cluster.sampler import Sampler, SamplerGroup, end_actors
 
 TOO_SMALL_SECONDS = 20.0
 """How long a cluster may have fewer GPUs or hosts than the attempt needs before the attempt fails."""
@@ -96,13 +96,13 @@ class Driver:
 
     def kill(self) -> None:
         self.ranks.kill()
-        self._samplers.end("kill")
+        end_actors(self._samplers.actors, "kill")
 
     def leave(self) -> None:
         """Delete the run directories and free the reserved part of the cluster."""
         if self._ranks is not None:
             self._ranks.leave()
-            self._samplers.end("leave")
+            end_actors(self._samplers.actors, "leave")
         remove_placement_group(self._group)
 
     @property

@@ -128,10 +128,6 @@ class SamplerGroup:
         for actor in self.actors:
             actor.prepare.remote(self.files)
 
-    def end(self, method: str) -> None:
-        """Call `kill` or `leave` (`method`) on all actors."""
-        end_actors(self.actors, method)
-
 
 def end_actors(actors: Sequence[Any], method: str) -> None:
     """Call `kill` or `leave` (`method`) on actors; those of unreachable hosts end themselves."""
