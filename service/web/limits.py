@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from service.platform.errors import TooManyRequests
 from service.settings import Settings
@@ -84,24 +85,18 @@ class RequestRate:
         )
 
 
+@dataclass(eq=False)
 class ConcurrencyLimit:
     """Concurrent operations of one kind in this process; None: unlimited."""
 
-    def __init__(
-        self,
-        noun: str,
-        per_tenant: int | None,
-        overall: int | None = None,
-        *,
-        code: str = TooManyRequests.code,
-        retry_seconds: int = RETRY_SECONDS,
-    ) -> None:
-        self._noun = noun
-        """Plural, for the error message: `grader runs`."""
-        self._per_tenant, self._overall = per_tenant, overall
-        self._code, self._retry_seconds = code, retry_seconds
-        self._num_by_tenant: Counter[str] = Counter()
-        self._lock = threading.Lock()
+    noun: str
+    """Plural, for the error message: `grader runs`."""
+    per_tenant: int | None
+    overall: int | None = None
+    code: str = TooManyRequests.code
+    retry_seconds: int = RETRY_SECONDS
+    _num_by_tenant: Counter[str] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def num_running(self) -> int:
@@ -122,14 +117,14 @@ class ConcurrencyLimit:
                 self._num_by_tenant += Counter()  # drops tenants without operations
 
     def _is_reached(self, tenant: str) -> bool:
-        pairs = ((self._num_by_tenant[tenant], self._per_tenant), (self.num_running, self._overall))
+        pairs = ((self._num_by_tenant[tenant], self.per_tenant), (self.num_running, self.overall))
         return any(limit is not None and num >= limit for num, limit in pairs)
 
     def _refusal(self) -> TooManyRequests:
-        overall = "" if self._overall is None else f", {self._overall} overall"
+        overall = "" if self.overall is None else f", {self.overall} overall"
         return TooManyRequests(
-            f"Too many {self._noun} (limit: {self._per_tenant} per tenant{overall}). "
-            f"Retry in {self._retry_seconds} s.",
-            code=self._code,
-            headers={"Retry-After": str(self._retry_seconds)},
+            f"Too many {self.noun} (limit: {self.per_tenant} per tenant{overall}). "
+            f"Retry in {self.retry_seconds} s.",
+            code=self.code,
+            headers={"Retry-After": str(self.retry_seconds)},
         )

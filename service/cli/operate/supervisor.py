@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from grpo_engine.process.parent_death import dies_with_this_process
 
@@ -17,30 +18,22 @@ STEADY_SECONDS = 60.0
 """A child that ran for this long is restarted after the first backoff again."""
 
 
+@dataclass
 class Child:
     """One named process. It has its own session, so that the terminal's Ctrl-C does not reach it."""
 
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        *,
-        orphan_signal: signal.Signals | None,
-        reads: int = subprocess.DEVNULL,
-        writes: int | None = None,
-    ) -> None:
-        self.name = name
-        self.command = list(command)
-        self.reads = reads
-        """File descriptor of its standard input."""
-        self.writes = writes
-        """File descriptor of its output and errors; None: this process's standard error."""
-        self.orphan_signal = orphan_signal
-        """Signal that the kernel sends it when the parent dies (Linux); None: no signal."""
-        self.process: subprocess.Popen[bytes] | None = None
-        self._started_at = 0.0
-        self._restart_at = 0.0
-        self._backoff_seconds = FIRST_BACKOFF_SECONDS
+    name: str
+    command: Sequence[str]
+    orphan_signal: signal.Signals | None
+    """Signal that the kernel sends it when the parent dies (Linux); None: no signal."""
+    reads: int = subprocess.DEVNULL
+    """File descriptor of its standard input."""
+    writes: int | None = None
+    """File descriptor of its output and errors; None: this process's standard error."""
+    process: subprocess.Popen[bytes] | None = None
+    _started_at: float = 0.0
+    _restart_at: float = 0.0
+    _backoff_seconds: float = FIRST_BACKOFF_SECONDS
 
     @property
     def pid(self) -> int | None:
