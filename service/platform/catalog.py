@@ -79,6 +79,12 @@ class CatalogEntry(_Place):
             return 0
 
 
+def _of_hub(model: HubModel) -> _Place:
+    return _Place(
+        path=model.id, revision=model.revision, size_bytes=model.size_bytes, added_at=int(time.time())
+    )
+
+
 def _invalid(name: str) -> CatalogError:
     return CatalogError(f"{name!r} is not a model name: use letters, digits, '.', '_', '-' and '/'")
 
@@ -150,18 +156,11 @@ class Catalog:
         """
         if not is_valid_name(name):
             raise _invalid(name)
-        return self._put(name, self.place_of(name, model), replaces=replaces)
+        return self._put(name, _of_hub(model), replaces=replaces)
 
     def place_of(self, name: str, model: HubModel) -> CatalogEntry:
         """The entry that `add_from_hub` would make."""
-        return CatalogEntry(
-            name=name,
-            home=self._home,
-            path=model.id,
-            revision=model.revision,
-            size_bytes=model.size_bytes,
-            added_at=int(time.time()),
-        )
+        return self._entry(name, _of_hub(model))
 
     def remove(self, name: str) -> CatalogEntry | None:
         """Remove a name from the catalogue file; its files stay. None: the file does not have it."""
@@ -176,7 +175,7 @@ class Catalog:
         with self._locked():
             places = self._listed()
             if replaces or name not in places:
-                places[name] = _Place.model_validate(place.model_dump(include=set(_Place.model_fields)))
+                places[name] = place
                 self._write(places)
         return self._entry(name, places[name])
 
