@@ -22,8 +22,6 @@ from service.rollouts.selection import Selection
 
 BATCH_ROWS = 200
 Unit = Literal["group", "completion"]
-GroupPlace = tuple[str, int, int]
-"""Split, step, position."""
 Key = tuple[float | str, ...]
 """An entry's sort key: by reward if requested, then newest step first."""
 
@@ -85,10 +83,6 @@ def page(
     if by_reward:
         return heapq.nsmallest(limit + 1, found, key=lambda entry: entry.key(selection))
     return list(islice(found, limit + 1))
-
-
-def find(session: Session, job_id: str, place: GroupPlace) -> Rollout | None:
-    return session.get(Rollout, (job_id, *place))
 
 
 def batches(

@@ -10,7 +10,7 @@ from service.jobs.model.methods import graders_of, parsed_method
 from service.jobs.store.repository import require_job
 from service.platform.db import Database
 from service.platform.pages import unknown_cursor
-from service.platform.tables.core import Job
+from service.platform.tables.core import Job, Rollout
 from service.rollouts import repository
 from service.rollouts.repository import RolloutEntry, Unit
 from service.rollouts.schemas import RolloutOverview
@@ -60,7 +60,7 @@ def _last(database: Database, job_id: str, after: str, unit: Unit) -> RolloutEnt
     """The last entry of the previous page. Raises NotFound."""
     place = names.rollout_place(after) if unit == "group" else names.completion_place(after)
     with database.reading() as session:
-        group = repository.find(session, job_id, place[:3]) if place else None
+        group = session.get(Rollout, (job_id, *place[:3])) if place else None
     index = place[3] if place is not None and len(place) == 4 else None
     if group is None or (index is not None and index >= len(group.data["completions"])):
         raise unknown_cursor(after)
