@@ -7,7 +7,7 @@ ignored, and the first write of a metric or rollout wins.
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Insert, select, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from grpo_engine.contract import events as engine
@@ -21,7 +21,6 @@ from service.platform.db import insert_for, storable
 from service.platform.tables.core import Job, Rollout
 
 MAX_WARNINGS = 100
-BATCH_ROWS = 500
 
 
 def record_events(
@@ -48,7 +47,8 @@ def record_events(
         return None
     if batch.metrics:
         add_metrics(session, job_id, batch.metrics)
-    _insert_new(session, [row for sequence, row in rollouts if sequence > job.engine_sequence])
+    if groups := [row for sequence, row in rollouts if sequence > job.engine_sequence]:
+        session.execute(insert_for(session)(Rollout).on_conflict_do_nothing(), groups)
     if batch.entries:
         history.append(session, job_id, *batch.entries)
     return len(new)
@@ -82,13 +82,6 @@ def _advance(session: Session, job: Job, sequence: int, values: dict[str, Any]) 
         .returning(JOBS.c.id)
     )
     return moved.scalar_one_or_none() is not None
-
-
-def _insert_new(session: Session, rows: list[dict[str, Any]]) -> None:
-    """Insert the rollouts whose key does not exist yet."""
-    for start in range(0, len(rows), BATCH_ROWS):
-        statement: Insert = insert_for(session)(Rollout).on_conflict_do_nothing()
-        session.execute(statement, rows[start : start + BATCH_ROWS])
 
 
 BETWEEN_STEPS = {"training", "evaluating"}
