@@ -208,11 +208,7 @@ class Settings(BaseSettings):
         """The database URL with the psycopg driver; by default SQLite in `home`."""
         if self.database_url is None:
             return f"sqlite:///{quote(str(self.home / 'grpo.db'))}"
-        url = self.database_url.get_secret_value()
-        for prefix in ("postgres://", "postgresql://"):
-            if url.startswith(prefix):
-                return "postgresql+psycopg://" + url.removeprefix(prefix)
-        return url
+        return re.sub("^postgres(ql)?://", "postgresql+psycopg://", self.database_url.get_secret_value())
 
     @cached_property
     def storage_location(self) -> str:

@@ -82,7 +82,9 @@ class Storage:
                 fault_point("storage.put")
                 obstore.put(self._store, _checked(key), content, max_concurrency=MAX_PARTS_AT_ONCE)
                 if self._root is not None:
-                    _sync(self._root / key)
+                    # to disk before the row is committed, so that no row refers to bytes that a crash loses
+                    for written in (self._root / key, (self._root / key).parent):
+                        fsync(written)
         except ObjectMissing as error:
             # the response to completing a large upload was lost, and completing it again failed
             raise StorageError(f"{key}: the store lost the upload") from error
@@ -263,9 +265,3 @@ def _reason(error: Exception) -> str:
     reason = _STATUS_AND_BODY.sub(r"\1", text).strip()
     code = _CODE.search(text)
     return f"{reason} ({code[1]})" if code else reason
-
-
-def _sync(path: Path) -> None:
-    """Flush to disk before the row is committed, so that no row refers to bytes that a crash loses."""
-    for target in (path, path.parent):
-        fsync(target)
