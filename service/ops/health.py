@@ -17,11 +17,10 @@ from service.ops import helper_heartbeats
 from service.ops.bounded_check import BoundedCheck
 from service.ops.database_rights import missing_rights
 from service.platform.catalog import Catalog, CatalogError
-from service.platform.db import Database, refusal_of
+from service.platform.db import OUTAGES, Database, refusal_of
 from service.platform.migrate import current_revision, head_revision, is_known
 from service.platform.storage import Storage, StorageError
 from service.settings import Settings
-from service.web.error_handlers import DATABASE_ERRORS
 
 router = APIRouter(tags=["operations"])
 
@@ -75,7 +74,7 @@ def database_check(database: Database) -> str:
             return f"schema is {found}, {needed} is needed: {_way_to(found)}"
         with database.reading() as session:
             missing = missing_rights(session)
-    except DATABASE_ERRORS:
+    except OUTAGES:
         return NO_ANSWER
     except ProgrammingError as error:
         return f"refuses to be read: {refusal_of(error) or type(error).__name__}"

@@ -28,8 +28,7 @@ from service.jobs.store.queue_health import (
     overdue_leases,
     pool_reports,
 )
-from service.platform.db import Database
-from service.web.error_handlers import DATABASE_ERRORS
+from service.platform.db import OUTAGES, Database
 
 router = APIRouter(tags=["operations"])
 
@@ -63,7 +62,7 @@ class JobMetrics:
                     self._codes = failure_codes(session)
                 pools = pool_reports(session, self._sweep_seconds)
                 waits, overdue = oldest_seconds(session), overdue_leases(session)
-        except (*DATABASE_ERRORS, ProgrammingError):
+        except (*OUTAGES, ProgrammingError):
             return []
         return [*_of_jobs(found, waits, overdue, self._codes), *_of_pools(pools)]
 

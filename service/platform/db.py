@@ -8,11 +8,14 @@ from typing import Any
 from pydantic_core import from_json
 from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event, text
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, sessionmaker
 
 from service.settings import Settings
 
+OUTAGES = (OperationalError, InterfaceError, PoolTimeout)
+"""Errors if the database is down, restarting or out of connections."""
 IDLE_SECONDS = 20
 """PostgreSQL ends transactions that are idle for longer, so that a frozen process loses its locks and another
 worker can take over its job."""

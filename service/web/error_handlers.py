@@ -11,13 +11,12 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import InterfaceError, OperationalError, ProgrammingError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import ProgrammingError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from service.platform.catalog import CatalogError
-from service.platform.db import is_disk_full, refusal_of
+from service.platform.db import OUTAGES, is_disk_full, refusal_of
 from service.platform.errors import (
     InsufficientStorage,
     InvalidRequest,
@@ -38,7 +37,6 @@ HEADERS = {401: {"www-authenticate": "Bearer"}, 409: {"x-should-retry": "false"}
 """By status. OpenAI's client repeats a request after a 409."""
 RETRY_LATER = {"retry-after": "5"}
 NO_SPACE = "No space left on the service. Nothing was stored."
-DATABASE_ERRORS = (OperationalError, InterfaceError, PoolTimeout)
 Translation = Callable[[Request, Any], ServiceError]
 
 
@@ -53,7 +51,7 @@ def install(app: FastAPI) -> None:
         StorageError: _storage_error,
         CatalogError: _catalog_error,
         ProgrammingError: _database_refusal,
-        **dict.fromkeys(DATABASE_ERRORS, _database_error),
+        **dict.fromkeys(OUTAGES, _database_error),
     }
     for kind, translation in translations.items():
         app.add_exception_handler(kind, _handler(translation))

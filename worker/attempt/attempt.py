@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import structlog
-from sqlalchemy.exc import InterfaceError, OperationalError, TimeoutError
 from sqlalchemy.orm import Session
 
 from grpo_engine.config.job import Hyperparameters, Method, TrainingFreeHyperparameters, hyperparameters_of
@@ -23,7 +22,7 @@ from service.jobs.store.machines import UNSAFE, Capabilities, of_this_machine, o
 from service.jobs.store.transitions import lock_held
 from service.jobs.store.wakeups import Wakeups
 from service.platform.catalog import Catalog
-from service.platform.db import Database, connect, reason_of
+from service.platform.db import OUTAGES, Database, connect, reason_of
 from service.platform.storage import (
     ObjectMissing,
     Storage,
@@ -45,8 +44,6 @@ from worker.supervision import Flag
 T = TypeVar("T")
 logger = structlog.get_logger()
 
-OUTAGES = (OperationalError, InterfaceError, TimeoutError)
-"""SQLAlchemy's errors if the database is down, restarting or out of connections."""
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.1, 5.0
 STORAGE_TRIES = 6
 

@@ -11,9 +11,10 @@ from grpo_engine.contract.events import Exported, Failed, Finished, Probed, Stop
 from grpo_engine.process.fault_points import fault_point
 from service.jobs.model.states import JobState
 from service.jobs.store import queue
+from service.platform.db import OUTAGES
 from service.platform.errors import Unavailable
 from service.platform.storage import StorageDenied, StorageError
-from worker.attempt.attempt import OUTAGES, Attempt, Refused
+from worker.attempt.attempt import Attempt, Refused
 from worker.attempt.follow import Ending
 from worker.attempt.publish import publish_export, publish_results
 from worker.cluster.plan import ClusterLost

@@ -16,8 +16,8 @@ from sqlalchemy.orm import Session
 from service.jobs.progress import logs
 from service.jobs.progress.logs import PrintedLines
 from service.jobs.store.transitions import lock_held
-from service.platform.db import reason_of
-from worker.attempt.attempt import OUTAGES, Attempt
+from service.platform.db import OUTAGES, reason_of
+from worker.attempt.attempt import Attempt
 from worker.attempt.lease import Lost
 from worker.cluster.place import ClusterPlace
 from worker.launchers.log_reader import LogReader
