@@ -3,11 +3,9 @@
 import math
 import statistics
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -54,18 +52,13 @@ def numbers(values: Sequence[Tensor]) -> list[float]:
 
 
 class TrainingStats:
-    """Sums over the trained tokens of an optimiser step, independent of its micro-batches.
+    """Numbers of an optimiser step's micro-batches: the loss, and sums and extremes over trained tokens.
 
-    `add` leaves its numbers on the device; `read` fetches those of all micro-batches.
+    `add` leaves them on the device; `read` fetches those of all micro-batches.
     """
 
     def __init__(self) -> None:
-        self.tokens = 0
-        self.unread: list[dict[str, Tensor]] = []
-        self.sums: Counter[str] = Counter()
-        self.loss = 0.0
-        self.largest_difference = 0.0
-        self.ratio_range = (math.inf, -math.inf)
+        self.unread: list[tuple[int, dict[str, Tensor]]] = []
 
     def add(
         self,
@@ -78,7 +71,6 @@ class TrainingStats:
         settings: ReinforcementHyperparameters,
     ) -> None:
         """Add one micro-batch; all tensors but the loss are [N], without gradient."""
-        self.tokens += len(logprobs_N)
         ratio_N = ratios(logprobs_N, old_N, batch.sequences_N, settings.loss_type)
         low, high = clip_counts(ratio_N, batch.advantages_N, settings)
         difference = old_N - batch.sampled_logprobs_N
@@ -97,31 +89,27 @@ class TrainingStats:
         }
         if reference_N is not None:
             found["kl"] = kl_estimate(logprobs_N, reference_N, settings.kl_estimator).sum()
-        self.unread.append(found)
+        self.unread.append((len(logprobs_N), found))
 
-    def read(self) -> Self:
-        """Read what `add` left on the device."""
-        values = iter(numbers([value for each in self.unread for value in each.values()]))
-        for each in self.unread:
-            found = {name: next(values) for name in each}
-            low, high = self.ratio_range
-            self.loss += found.pop("loss")
-            self.largest_difference = max(self.largest_difference, found.pop(LARGEST_DIFFERENCE))
-            self.ratio_range = min(low, found.pop(LEAST_RATIO)), max(high, found.pop(LARGEST_RATIO))
-            self.sums.update(found)
-        self.unread = []
-        return self
+    def read(self) -> list[dict[str, float]]:
+        """The numbers of each micro-batch, `tokens` included."""
+        values = iter(numbers([value for _, found in self.unread for value in found.values()]))
+        return [{"tokens": tokens, **{name: next(values) for name in found}} for tokens, found in self.unread]
 
-    def metrics(self) -> dict[str, float]:
-        if not self.tokens:
-            return {}
-        return {
-            "loss": self.loss,
-            **{name: total / self.tokens for name, total in self.sums.items()},
-            LARGEST_DIFFERENCE: self.largest_difference,
-            LEAST_RATIO: self.ratio_range[0],
-            LARGEST_RATIO: self.ratio_range[1],
-        }
+
+EXTREMES: Mapping[str, Callable[[Iterable[float]], float]] = {
+    LARGEST_DIFFERENCE: max,
+    LEAST_RATIO: min,
+    LARGEST_RATIO: max,
+}
+
+
+def training_metrics(batches: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of an optimiser step from the numbers of all its micro-batches: means by token."""
+    extremes = {name: extreme(each[name] for each in batches) for name, extreme in EXTREMES.items()}
+    sums = {name: sum(each[name] for each in batches) for name in batches[0] if name not in extremes}
+    tokens, loss = sums.pop("tokens"), sums.pop("loss")
+    return {"loss": loss, **{name: total / tokens for name, total in sums.items()}, **extremes}
 
 
 def reward_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from grpo_engine.objective.metrics import TrainingStats
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.objective.types import PackedBatch
 
@@ -141,16 +140,3 @@ def _sum_together(tensors: Sequence[torch.Tensor]) -> None:
 def idle_group(number: int) -> TrainingGroup:
     """A group of weight 0, for a rank whose share of the weights others still need."""
     return TrainingGroup((0,), (TrainingSequence((0,), (0.0,), (0.0,), weight=0.0, index=-1 - number),))
-
-
-def summed(stats_R: Sequence[TrainingStats]) -> TrainingStats:
-    """The statistics of all ranks for one optimiser step, combined."""
-    total = TrainingStats()
-    for stats in stats_R:
-        total.tokens += stats.tokens
-        total.loss += stats.loss
-        total.largest_difference = max(total.largest_difference, stats.largest_difference)
-        low, high = total.ratio_range
-        total.ratio_range = min(low, stats.ratio_range[0]), max(high, stats.ratio_range[1])
-        total.sums.update(stats.sums)
-    return total

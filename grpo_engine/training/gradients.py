@@ -15,10 +15,10 @@ from torch import Tensor
 from grpo_engine.config.reinforcement import ReinforcementHyperparameters
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.loss import importance_weights, kl_estimate, kl_losses, policy_losses
-from grpo_engine.objective.metrics import TrainingStats, numbers
+from grpo_engine.objective.metrics import TrainingStats, numbers, training_metrics
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.objective.types import GradedGroup, PackedBatch
-from grpo_engine.parallel.ranks import Ranks, summed
+from grpo_engine.parallel.ranks import Ranks
 
 
 class TokenValues:
@@ -91,7 +91,7 @@ class PolicyGradient:
         for batch in idle:
             self._keep_pace(batch)
         self.threshold = None
-        return summed(self.ranks.gather(stats.read())).metrics()
+        return training_metrics(self.ranks.joined(stats.read()))
 
     def _passes(self, token_budget: int) -> tuple[list[PackedBatch], list[PackedBatch]]:
         """This rank's micro-batches, and idle ones that keep sharded ranks in step."""
