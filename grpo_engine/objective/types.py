@@ -86,6 +86,8 @@ class GradedGroup:
     group: Group
     scores: tuple[Score, ...]
     """G scores; a reward of None is unscorable."""
+    penalties: tuple[float, ...] = field(default=(), kw_only=True)
+    """G KL penalties, to subtract from the rewards; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,15 +178,10 @@ def with_advantages(
     decode: Decode,
     *,
     weights: Mapping[str, float] | None = None,
-    penalties_P: Sequence[tuple[float, ...]] | None = None,
 ) -> list[ScoredGroup]:
     """All groups of a step with their advantages. `weights` of a multi grader's parts are used by `gdpo`
-    only; `penalties_P` [P][G] are subtracted from the rewards."""
-    penalties = penalties_P or [()] * len(graded_P)
-    rewards = [
-        group_rewards(graded, settings, decode, each)
-        for graded, each in zip(graded_P, penalties, strict=True)
-    ]
+    only."""
+    rewards = [group_rewards(graded, settings, decode) for graded in graded_P]
     found = advantages(rewards, settings.advantage, ddof=settings.advantage_ddof, weights=weights)
     return scored_groups(graded_P, found)
 
@@ -218,10 +213,7 @@ def prompt_outcomes(scored: Sequence[ScoredGroup]) -> dict[int, PromptOutcome]:
 
 
 def group_rewards(
-    graded: GradedGroup,
-    settings: ReinforcementHyperparameters,
-    decode: Decode,
-    penalties: tuple[float, ...] = (),
+    graded: GradedGroup, settings: ReinforcementHyperparameters, decode: Decode
 ) -> GroupRewards:
     completions = graded.group.completions
     return GroupRewards(
@@ -232,7 +224,7 @@ def group_rewards(
             step_ends(completion, score, decode)
             for completion, score in zip(completions, graded.scores, strict=True)
         ),
-        penalties=penalties,
+        penalties=graded.penalties,
     )
 
 

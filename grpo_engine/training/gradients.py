@@ -5,7 +5,7 @@ Boundary: no sampling, no scoring, no optimiser step. Gradients accumulate on th
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -193,33 +193,32 @@ class PolicyGradient:
         return threshold, int((values_N >= threshold).sum())
 
 
-def kl_penalties(
+def with_kl_penalties(
     policy: Policy,
     groups_P: Sequence[GradedGroup],
     hyperparameters: ReinforcementHyperparameters,
     beta: float,
     token_budget: int,
-) -> tuple[list[tuple[float, ...]], float]:
-    """β · KL of every completion [P][G], summed over its tokens, and the mean KL per token, in nats.
+) -> tuple[list[GradedGroup], float]:
+    """The groups with β · KL of each completion, summed over its tokens; and the mean KL per token, in nats.
 
     As in InstructGPT and DeepSeek-R1, it is to be subtracted from the reward and has no gradient of its own.
     """
     temperature, estimator = hyperparameters.temperature, hyperparameters.kl_estimator
-    token_values = TokenValues()
-    completions = [each for graded in groups_P for each in graded.group.completions]
-    further = itertools.count(len(completions))
+    token_values, indices = TokenValues(), itertools.count()
     # A session that failed before its first turn has no tokens, and no place in a packed row.
-    sequences = [
-        TrainingSequence.unweighted(each, index).split(each.row_starts, further) if each.token_ids else []
-        for index, each in enumerate(completions)
-    ]
-    found = iter(sequences)
-    training = [
-        TrainingGroup(
-            graded.group.prompt.token_ids,
-            tuple(sequence for _ in graded.group.completions for sequence in next(found)),
-        )
+    parts_PG = [
+        [
+            TrainingSequence.unweighted(each, next(indices)).split(each.row_starts, indices)
+            if each.token_ids
+            else []
+            for each in graded.group.completions
+        ]
         for graded in groups_P
+    ]
+    training = [
+        TrainingGroup(graded.group.prompt.token_ids, tuple(itertools.chain(*parts_G)))
+        for graded, parts_G in zip(groups_P, parts_PG, strict=True)
     ]
     with torch.no_grad():
         for batch in pack(training, token_budget, policy.device):
@@ -228,6 +227,8 @@ def kl_penalties(
             token_values.store("kl", batch, kl_estimate(logprobs_N, reference_N, estimator))
     kl = token_values.values("kl")
     totals = dict(zip(kl, numbers([values.sum() for values in kl.values()]), strict=True))
-    sums = iter(beta * sum(totals[part.index] for part in parts) for parts in sequences)
-    mean = sum(totals.values()) / max(1, sum(map(len, kl.values())))
-    return [tuple(next(sums) for _ in each.group.completions) for each in groups_P], mean
+    penalised = [
+        replace(graded, penalties=tuple(beta * sum(totals[part.index] for part in each) for each in parts_G))
+        for graded, parts_G in zip(groups_P, parts_PG, strict=True)
+    ]
+    return penalised, sum(totals.values()) / max(1, sum(map(len, kl.values())))

@@ -27,7 +27,7 @@ from grpo_engine.rollout.prompt_source import ORDERS
 from grpo_engine.rollout.recording import rollouts
 from grpo_engine.rollout.sampler.base import Sampler, unwrapped
 from grpo_engine.rollout.scoring import prompt_outcomes, with_advantages, with_zero_advantages
-from grpo_engine.training.gradients import LossTerm, PolicyGradient, kl_penalties
+from grpo_engine.training.gradients import LossTerm, PolicyGradient, with_kl_penalties
 from grpo_engine.training.method import Method, MethodState
 from grpo_engine.training.micro_batch_budget import longest_group
 from grpo_engine.training.policy_updater import PolicyUpdater, seed_step
@@ -141,15 +141,14 @@ class Trainer(Method):
         self, step: int, groups_P: Sequence[GradedGroup], timer: PhaseTimer
     ) -> tuple[list[ScoredGroup], dict[str, float]]:
         """The groups with their advantages; `kl_placement: reward` subtracts the KL from the rewards."""
-        settings = self.hyperparameters
-        weights, metrics, penalties = getattr(self.grader, "weights", None), {}, None
+        settings, metrics = self.hyperparameters, {}
         if self.beta > 0 and settings.kl_placement == "reward":
             with timer.measure("reference"):
-                penalties, metrics["kl"] = self.updater.in_micro_batches(
-                    step, lambda budget: kl_penalties(self.policy, groups_P, settings, self.beta, budget)
+                groups_P, metrics["kl"] = self.updater.in_micro_batches(
+                    step, partial(with_kl_penalties, self.policy, groups_P, settings, self.beta)
                 )
-        decode = self.policy.decode
-        return with_advantages(groups_P, settings, decode, weights=weights, penalties_P=penalties), metrics
+        weights = getattr(self.grader, "weights", None)
+        return with_advantages(groups_P, settings, self.policy.decode, weights=weights), metrics
 
     def _terms(self, scored_P: Sequence[ScoredGroup]) -> list[LossTerm]:
         """Loss terms of the step; none if no group has signal."""

@@ -14,7 +14,7 @@ from grpo_engine.models.policy import Policy
 from grpo_engine.objective.loss import kl_estimate
 from grpo_engine.objective.types import Completion, GradedGroup, Group, PackedBatch, Prompt
 from grpo_engine.run.build import build_loop
-from grpo_engine.training.gradients import kl_penalties
+from grpo_engine.training.gradients import with_kl_penalties
 from tests.engine.conftest import cut
 from tests.engine.injection import InjectedSampler, injected_trainer, metrics_of_step, random_steps
 from tests.engine.one_group import (
@@ -70,13 +70,15 @@ def test_the_kl_in_the_reward_is_subtracted_from_it(make_policy: Callable[..., P
     group = Group(Prompt(0, "", PROMPT, {}), TWO)
     graded = GradedGroup(group, (Score(reward=1.0), Score(reward=0.0)))
     options = settings(beta=0.3, kl_placement="reward", kl_estimator="k1")
-    (penalties,), mean = kl_penalties(policy, [graded], options, 0.3, 1000)
+    (found,), mean = with_kl_penalties(policy, [graded], options, 0.3, 1000)
     _, batch = term(policy, scored(TWO))
     with torch.no_grad():
         kl_N = policy.logprobs(batch)[0] - policy.reference_logprobs(batch)
-    assert penalties == pytest.approx([0.3 * float(each.sum()) for each in kl_N.split([4, 2])], rel=1e-5)
+    expected = [0.3 * float(each.sum()) for each in kl_N.split([4, 2])]
+    assert found.penalties == pytest.approx(expected, rel=1e-5)
     assert mean == pytest.approx(float(kl_N.mean()), rel=1e-5)
-    assert kl_penalties(policy, [graded], options, 0.3, 8)[0][0] == pytest.approx(penalties, rel=1e-4)
+    (split,), _ = with_kl_penalties(policy, [graded], options, 0.3, 8)
+    assert split.penalties == pytest.approx(found.penalties, rel=1e-4)
 
 
 @pytest.mark.parametrize("others", [(), (FIRST * 40,)])
@@ -87,8 +89,8 @@ def test_a_session_that_failed_before_its_first_turn_has_no_kl_penalty(
     group = Group(Prompt(0, "", PROMPT, {}), completions)
     graded = GradedGroup(group, (Score(reward=None),) * len(completions))
     options = settings(beta=0.3, kl_placement="reward")
-    ((penalty, *_),), _ = kl_penalties(make_policy(), [graded], options, 0.3, 1000)
-    assert penalty == 0.0
+    (found,), _ = with_kl_penalties(make_policy(), [graded], options, 0.3, 1000)
+    assert found.penalties[0] == 0.0
 
 
 def test_a_penalised_step_trains_on_the_rewards_less_their_kl(
