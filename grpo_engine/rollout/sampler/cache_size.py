@@ -1,8 +1,5 @@
 """How many groups the torch sampler can decode at once in a device's free memory."""
 
-from dataclasses import dataclass
-from typing import Self
-
 import torch
 from transformers import PreTrainedConfig
 
@@ -17,34 +14,19 @@ PROMPT_PLACES = 2
 groups because some have few rows left."""
 
 
-@dataclass(frozen=True, slots=True)
-class DecodingMemory:
-    """Bytes that decoding needs."""
-
-    cached_token: int
-    """Keys and values of one token in all layers."""
-    prompt_token: int
-    """Activations of one layer for one token while prompts are computed."""
-    row: int
-    """Logits of one row."""
-
-    @classmethod
-    def of(cls, config: PreTrainedConfig, dtype: torch.dtype) -> Self:
-        heads, head_size = cached_heads(config)
-        return cls(
-            cached_token=2 * config.num_hidden_layers * heads * head_size * dtype.itemsize,
-            prompt_token=(8 * config.hidden_size + 3 * feed_forward_width(config)) * dtype.itemsize,
-            row=LOGIT_COPIES * 4 * config.vocab_size,
-        )
-
-    def group(self, group_size: int, prompt_tokens: int, max_tokens: int) -> int:
-        """Bytes of a group whose prompt and completions have these lengths at most."""
-        cached = PROMPT_PLACES * prompt_tokens + group_size * max_tokens
-        return cached * self.cached_token + prompt_tokens * self.prompt_token + group_size * self.row
-
-
-def groups_that_fit(
-    free: int, memory: DecodingMemory, *, group_size: int, prompt_tokens: int, max_tokens: int
+def group_bytes(
+    config: PreTrainedConfig, dtype: torch.dtype, *, group_size: int, prompt_tokens: int, max_tokens: int
 ) -> int:
+    """Bytes that decoding a group needs if its prompt and completions have these lengths at most: keys and
+    values in all layers, activations of one layer while prompts are computed, and a row's logits."""
+    heads, head_size = cached_heads(config)
+    cached_token = 2 * config.num_hidden_layers * heads * head_size * dtype.itemsize
+    prompt_token = (8 * config.hidden_size + 3 * feed_forward_width(config)) * dtype.itemsize
+    row = LOGIT_COPIES * 4 * config.vocab_size
+    cached = PROMPT_PLACES * prompt_tokens + group_size * max_tokens
+    return cached * cached_token + prompt_tokens * prompt_token + group_size * row
+
+
+def groups_that_fit(free: int, bytes_of_group: int) -> int:
     """Groups to decode at once with `free` bytes. At least 1, because the memory is only an estimate."""
-    return max(1, int(USABLE * free) // memory.group(group_size, prompt_tokens, max_tokens))
+    return max(1, int(USABLE * free) // bytes_of_group)

@@ -23,7 +23,7 @@ from grpo_engine.rollout.sampler.base import (
     Turns,
     finished_completion,
 )
-from grpo_engine.rollout.sampler.cache_size import DecodingMemory, groups_that_fit
+from grpo_engine.rollout.sampler.cache_size import group_bytes, groups_that_fit
 from grpo_engine.rollout.sampler.decoder_choice import choose_decoder
 from grpo_engine.rollout.sampler.rows import OnRow, Rows, steps
 
@@ -136,9 +136,9 @@ class TorchSampler:
         wanted = min(wanted, num_groups)
         if free is None:
             return wanted
-        memory = DecodingMemory.of(self.policy.model.config.get_text_config(), self.policy.compute_dtype)
-        fitting = groups_that_fit(free, memory, group_size=size, prompt_tokens=longest, max_tokens=max_tokens)
-        return min(wanted, fitting)
+        config, dtype = self.policy.model.config.get_text_config(), self.policy.compute_dtype
+        needed = group_bytes(config, dtype, group_size=size, prompt_tokens=longest, max_tokens=max_tokens)
+        return min(wanted, groups_that_fit(free, needed))
 
     def rows(self, streams: Sequence[tuple[int, int]], sampling: Sampling, on_row: OnRow) -> Rows:
         """One row for each (place of its prompt, sample)."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from grpo_engine.rollout.sampler.cache_size import DecodingMemory, groups_that_fit
+from grpo_engine.rollout.sampler.cache_size import group_bytes, groups_that_fit
 
 GB = 10**9
 QWEN3_4B = Qwen3Config(
@@ -16,22 +16,28 @@ QWEN3_4B = Qwen3Config(
     head_dim=128,
     vocab_size=151_936,
 )
-MEMORY = DecodingMemory.of(QWEN3_4B, torch.bfloat16)
+CACHED_TOKEN = 2 * 36 * 8 * 128 * 2
+"""Bytes of a token's keys and values in all layers."""
+
+
+def needed(group_size: int, prompt_tokens: int, max_tokens: int, dtype: torch.dtype = torch.bfloat16) -> int:
+    lengths = {"prompt_tokens": prompt_tokens, "max_tokens": max_tokens}
+    return group_bytes(QWEN3_4B, dtype, group_size=group_size, **lengths)
 
 
 def test_a_token_takes_the_keys_and_values_of_all_layers() -> None:
-    assert MEMORY.cached_token == 2 * 36 * 8 * 128 * 2
-    assert DecodingMemory.of(QWEN3_4B, torch.float32).cached_token == 2 * MEMORY.cached_token
-    assert MEMORY.row == 16 * 151_936
+    assert needed(8, 0, 1000) - needed(8, 0, 0) == 8000 * CACHED_TOKEN
+    wide = needed(8, 0, 1000, torch.float32) - needed(8, 0, 0, torch.float32)
+    assert wide == 2 * 8000 * CACHED_TOKEN
 
 
-def test_a_group_takes_its_prompt_twice_and_every_completion() -> None:
-    assert MEMORY.group(8, 0, 1000) - MEMORY.group(8, 0, 0) == 8000 * MEMORY.cached_token
-    longer = MEMORY.group(8, 500, 1000) - MEMORY.group(8, 0, 1000)
-    assert longer == 1000 * MEMORY.cached_token + 500 * MEMORY.prompt_token
+def test_a_group_takes_its_prompt_twice_and_the_logits_of_every_row() -> None:
+    activations = 2 * (8 * 2560 + 3 * 9728)
+    assert needed(8, 500, 1000) - needed(8, 0, 1000) == 1000 * CACHED_TOKEN + 500 * activations
+    assert needed(8, 0, 0) == 8 * 16 * 151_936
 
 
 @pytest.mark.parametrize(("free", "groups"), [(200 * GB, 135), (60 * GB, 40), (10 * GB, 6), (GB, 1), (0, 1)])
 def test_as_many_groups_are_decoded_as_fit(free: int, groups: int) -> None:
     """512 completions of a 4B model, 1,024 tokens each, take 80 GB: no 80 GB device has them."""
-    assert groups_that_fit(free, MEMORY, group_size=8, prompt_tokens=256, max_tokens=1024) == groups
+    assert groups_that_fit(free, needed(8, 256, 1024)) == groups
