@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
-from grpo_engine.outbound.addresses import AllowedHosts, Resolver, Target, addresses_of, parse, resolve
+from grpo_engine.outbound.addresses import AllowedHosts, Resolver, addresses_of, parse, resolve
 
 if TYPE_CHECKING:
     import httpcore
@@ -91,7 +91,7 @@ def post_patiently(
     for attempt in range(max_retries + 1):
         outcome: WebAnswer | NoAnswer
         try:
-            outcome = answer = _post(url, body, headers, deadline, allowed_hosts)
+            outcome = answer = _send("POST", url, body, headers, deadline, allowed_hosts)
         except AnswerTooLong:
             raise
         except NoAnswer as error:
@@ -143,54 +143,38 @@ def post(
     """
     from grpo_engine.outbound.pinned import Deadline
 
-    return _post(url, body, headers, Deadline(timeout_seconds), allowed_hosts, resolver, kept_bytes)
+    deadline = Deadline(timeout_seconds)
+    return _send("POST", url, body, headers, deadline, allowed_hosts, resolver, kept_bytes)
 
 
-def _post(
-    url: str,
-    body: bytes,
-    headers: Mapping[str, str],
-    deadline: Deadline,
-    allowed_hosts: AllowedHosts | None,
-    resolver: Resolver = resolve,
-    kept_bytes: int | None = None,
-) -> WebAnswer:
-    target = parse(url, allowed_hosts or AllowedHosts.from_environment())
-    return _send("POST", target, _addresses(target, resolver), body, headers, deadline, kept_bytes)
-
-
-def get(url: str, *, timeout_seconds: float, resolver: Resolver = resolve) -> WebAnswer:
+def get(url: str, *, timeout_seconds: float) -> WebAnswer:
     """GET a response. Raises RefusedUrl before any connection, NoAnswer after."""
     from grpo_engine.outbound.pinned import Deadline
 
-    deadline = Deadline(timeout_seconds)
-    target = parse(url, AllowedHosts.from_environment())
-    return _send("GET", target, _addresses(target, resolver), b"", {}, deadline, None)
-
-
-def _addresses(target: Target, resolver: Resolver) -> list[str]:
-    try:
-        return addresses_of(target, resolver)
-    except (OSError, UnicodeError):
-        raise NoAnswer(f"{target.host} has no address") from None
+    return _send("GET", url, b"", {}, Deadline(timeout_seconds))
 
 
 def _send(
     method: str,
-    target: Target,
-    addresses: list[str],
+    url: str,
     body: bytes,
     headers: Mapping[str, str],
     deadline: Deadline,
-    kept_bytes: int | None,
+    allowed_hosts: AllowedHosts | None = None,
+    resolver: Resolver = resolve,
+    kept_bytes: int | None = None,
 ) -> WebAnswer:
     import httpcore
 
     from grpo_engine.outbound.pinned import PinnedBackend, tls_context
 
-    backend = PinnedBackend(addresses, deadline)
+    target = parse(url, allowed_hosts or AllowedHosts.from_environment())
+    try:
+        backend = PinnedBackend(addresses_of(target, resolver), deadline)
+    except (OSError, UnicodeError):
+        raise NoAnswer(f"{target.host} has no address") from None
     context = tls_context(os.environ.get("SSL_CERT_FILE")) if target.scheme == "https" else None
-    url = httpcore.URL(
+    pinned = httpcore.URL(
         scheme=target.scheme, host=target.host, port=target.port, target=target.path.encode("ascii")
     )
     fields = {
@@ -203,7 +187,7 @@ def _send(
     try:
         with (
             httpcore.ConnectionPool(ssl_context=context, network_backend=backend) as pool,
-            pool.stream(method, url, headers=list(fields.items()), content=body) as response,
+            pool.stream(method, pinned, headers=list(fields.items()), content=body) as response,
         ):
             return _read(response, kept_bytes)
     except httpcore.LocalProtocolError:  # its text may repeat a header, which may hold a key
