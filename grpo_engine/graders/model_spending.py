@@ -13,7 +13,6 @@ from typing import Any, Generic, TypeVar
 
 from grpo_engine.contract.records import Record
 from grpo_engine.outbound.chat_client import ChatAnswer, ChatClient
-from grpo_engine.outbound.operator_endpoints import OperatorEndpoint
 
 CHARACTERS_PER_TOKEN = 4
 Value = TypeVar("Value")
@@ -56,7 +55,6 @@ class Ledger:
     def complete(
         self,
         client: ChatClient,
-        endpoint: OperatorEndpoint,
         request: Mapping[str, Any],
         *,
         account_key: str,
@@ -70,7 +68,7 @@ class Ledger:
         at most one call and the error of the estimates.
         """
         num_input_tokens = len(json.dumps(request)) // CHARACTERS_PER_TOKEN
-        expected_usd = endpoint.cost_usd(num_input_tokens, max_tokens) or 0.0
+        expected_usd = client.endpoint.cost_usd(num_input_tokens, max_tokens) or 0.0
         with self.lock:
             account = self.accounts.setdefault(account_key, Account())
             _refuse_overspending(account, max_calls, max_cost_usd)
@@ -81,7 +79,7 @@ class Ledger:
             answer = client.complete(**request)
             tokens = answer.usage.model_dump()
             # a server that reports no tokens still costs money
-            usage = ModelUsage(calls=1, usd=endpoint.cost_usd(**tokens) or expected_usd, **tokens)
+            usage = ModelUsage(calls=1, usd=client.endpoint.cost_usd(**tokens) or expected_usd, **tokens)
             return answer
         finally:
             with self.lock:

@@ -1,6 +1,6 @@
 """A thread-safe client of OpenAI-compatible chat servers, without streaming.
 
-    client = ChatClient.named("default", "judge-large")
+    client = ChatClient("default", "judge-large")
     answer = client.complete([{"role": "user", "content": "…"}], temperature=0.0)
 
 Temporary errors are retried within one time limit for the whole call. No error message contains the key.
@@ -8,15 +8,16 @@ Temporary errors are retried within one time limit for the whole call. No error 
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
-from pydantic import BaseModel, Field, SecretStr, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from grpo_engine.contract.records import Record, first_problem
-from grpo_engine.outbound.addresses import AllowedHosts, RefusedUrl
+from grpo_engine.outbound.addresses import RefusedUrl
 from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint
 from grpo_engine.outbound.web import NoAnswer, WebAnswer, post_patiently
 
+MAX_RETRIES = 4
 SHOWN_CHARACTERS = 300
 """Maximum characters of a server's text in an error message."""
 
@@ -52,32 +53,18 @@ class ChatAnswer(Record):
 
 
 class ChatClient:
-    """One model on one server."""
+    """One model on one of the operator's endpoints."""
 
-    def __init__(
-        self,
-        base_url: str,
-        model: str,
-        api_key: SecretStr | str | None = None,
-        timeout: float = 120.0,
-        max_retries: int = 4,
-        allowed_hosts: AllowedHosts | None = None,
-    ) -> None:
-        """`base_url` ends in `/v1`; `timeout` in seconds covers the whole call with retries and pauses."""
-        self.url = base_url.rstrip("/") + "/chat/completions"
-        self.model = model
-        self.api_key = SecretStr(api_key) if isinstance(api_key, str) else api_key
-        self.timeout = timeout
-        self.max_retries = max_retries
-        self.allowed_hosts = allowed_hosts
+    def __init__(self, name: str, model: str, timeout: float = 120.0) -> None:
+        """`timeout` in seconds covers a whole call with retries and pauses.
 
-    @classmethod
-    def named(cls, name: str, model: str, timeout: float = 120.0, max_retries: int = 4) -> Self:
-        """Client of one of the operator's endpoints. Raises EndpointError if it has no such model."""
-        endpoint = find_endpoint(name)
-        if endpoint.models is not None and model not in endpoint.models:
+        Raises EndpointError if there is no such endpoint, or it does not offer the model.
+        """
+        self.endpoint = find_endpoint(name)
+        if self.endpoint.models is not None and model not in self.endpoint.models:
             raise EndpointError(f"the endpoint {name!r} does not offer {model!r}")
-        return cls(endpoint.url, model, endpoint.api_key, timeout, max_retries, endpoint.allowed_hosts)
+        self.model = model
+        self.timeout = timeout
 
     def complete(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> ChatAnswer:
         """Request a completion. `sampling` fields are sent unchanged, except None values.
@@ -87,16 +74,16 @@ class ChatClient:
         set_fields = {name: value for name, value in sampling.items() if value is not None}
         body = json.dumps({"model": self.model, "messages": list(messages), **set_fields}, allow_nan=False)
         headers = {"Content-Type": "application/json"}
-        if self.api_key is not None:
-            headers["Authorization"] = f"Bearer {self.api_key.get_secret_value()}"
+        if self.endpoint.api_key is not None:
+            headers["Authorization"] = f"Bearer {self.endpoint.api_key.get_secret_value()}"
         try:
             answer = post_patiently(
-                self.url,
+                self.endpoint.url.rstrip("/") + "/chat/completions",
                 body.encode(),
                 headers,
                 timeout_seconds=self.timeout,
-                max_retries=self.max_retries,
-                allowed_hosts=self.allowed_hosts,
+                max_retries=MAX_RETRIES,
+                allowed_hosts=self.endpoint.allowed_hosts,
             )
         except (NoAnswer, RefusedUrl) as error:
             raise ChatServerError(self._without_key(str(error))) from None
@@ -113,8 +100,8 @@ class ChatClient:
         return f"status {answer.status}: {text[:SHOWN_CHARACTERS]}"
 
     def _without_key(self, text: str) -> str:
-        key = self.api_key.get_secret_value() if self.api_key is not None else ""
-        return text.replace(key, "***") if key else text
+        key = self.endpoint.api_key
+        return text.replace(key.get_secret_value(), "***") if key else text
 
 
 class _Message(BaseModel):

@@ -16,7 +16,7 @@ from grpo_engine.contract.records import FinishReason
 from grpo_engine.graders.model_spending import Account, Ledger, SpendLimitError
 from grpo_engine.objective.types import Completion
 from grpo_engine.outbound import chat_client
-from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint
+from grpo_engine.outbound.operator_endpoints import EndpointError
 from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.training_free.model_client import OnRow, Reply, failed_reply
 from grpo_engine.training_free.prompts import Row
@@ -53,13 +53,12 @@ class EndpointModelClient:
         self.budget = budget
         self.concurrent_calls = settings.concurrent_calls
         try:
-            self.endpoint = find_endpoint(model.endpoint)
-            self.client = chat_client.ChatClient.named(
-                model.endpoint, model.model, timeout=settings.request_timeout_seconds
+            self.client = chat_client.ChatClient(
+                model.endpoint, model.model, settings.request_timeout_seconds
             )
         except EndpointError as error:
             raise ConfigError(str(error)) from None
-        if budget.max_cost_usd is not None and self.endpoint.cost_usd(0, 0) is None:
+        if budget.max_cost_usd is not None and self.client.endpoint.cost_usd(0, 0) is None:
             raise ConfigError(f"max_cost_usd needs the prices of the endpoint {model.endpoint!r}")
         self._lock = threading.Lock()
         self._failures_in_a_row = 0
@@ -130,7 +129,6 @@ class EndpointModelClient:
         try:
             return self.budget.ledger.complete(
                 self.client,
-                self.endpoint,
                 request,
                 account_key=ACCOUNT,
                 max_tokens=max_tokens,
@@ -150,7 +148,7 @@ class EndpointModelClient:
 
     def _public_message(self, error: chat_client.ChatServerError) -> str:
         """The error message with the endpoint's name in place of the operator's host."""
-        return str(error).replace(urlsplit(self.endpoint.url).hostname or "\0", self.model.endpoint)
+        return str(error).replace(urlsplit(self.client.endpoint.url).hostname or "\0", self.model.endpoint)
 
     def _down(self, failures: Sequence[str]) -> EndpointDownError:
         evidence = tuple(dict.fromkeys(failures))[:SHOWN_FAILURES]

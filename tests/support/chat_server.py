@@ -1,7 +1,7 @@
 """Scripted HTTP servers on 127.0.0.1: a chat server and a grader with replies from the test.
 
     with ChatServer(lambda request: "4") as server:
-        ChatClient(server.url, "judge").complete([...])   # with GRPO_ALLOWED_HOSTS = server.host
+        ChatClient("default", "judge").complete([...])   # GRPO_ENDPOINTS: "default" has server.url
 
 A reply is a text, JSON, or a `Reply` that fails, stalls, drips, floods or redirects. Requests are recorded in
 `server.requests`.

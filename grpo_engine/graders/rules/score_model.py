@@ -20,12 +20,11 @@ from grpo_engine.graders.model_spending import Ledger, ModelUsage, SharedCalls, 
 from grpo_engine.graders.template import render
 from grpo_engine.graders.untrusted_json import read_graded
 from grpo_engine.outbound.chat_client import ChatAnswer, ChatClient, ChatParseError, ChatServerError
-from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint
+from grpo_engine.outbound.operator_endpoints import EndpointError
 
 MAX_MESSAGE_CHARACTERS = 2**22
 """Maximum characters of all messages together."""
 MAX_REFUSAL_CHARACTERS = 300
-MAX_RETRIES = 4
 CACHED_VERDICTS = 20_000
 USUAL_ANSWER_TOKENS = 100
 """Tokens of a usual response: a number and a sentence or two."""
@@ -169,13 +168,11 @@ class ScoreModel(RewardGrader):
             raise UnscorableError("other_error", f"{error}: no further calls") from None
 
     def _paid_answer(self, request: Mapping[str, Any]) -> ChatAnswer:
-        endpoint = find_endpoint(self.endpoint)
-        client = ChatClient.named(self.endpoint, self.model, self.timeout_seconds, MAX_RETRIES)
-        if self.max_cost_usd is not None and endpoint.cost_usd(0, 0) is None:
+        client = ChatClient(self.endpoint, self.model, self.timeout_seconds)
+        if self.max_cost_usd is not None and client.endpoint.cost_usd(0, 0) is None:
             raise EndpointError(f"max_cost_usd needs the prices of the endpoint {self.endpoint!r}")
         return _ledger.complete(
             client,
-            endpoint,
             request,
             account_key=self.model_dump_json(),
             max_tokens=self.max_tokens or self.sampling_params.max_completions_tokens or USUAL_ANSWER_TOKENS,

@@ -52,7 +52,7 @@ def check_speakers(method: Method, problems: Problems) -> None:
 def check_endpoint(where: str, name: str, model: str | None, problems: Problems) -> None:
     """Checks that the operator has this endpoint and offers the model there, if one is named."""
     try:
-        find_endpoint(name) if model is None else ChatClient.named(name, model)
+        find_endpoint(name) if model is None else ChatClient(name, model)
     except EndpointError as error:
         problems.add(where, str(error), code="endpoint_not_found")
 
