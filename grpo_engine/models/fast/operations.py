@@ -1,11 +1,9 @@
 """Operations between the matrix products: compiled if the library takes the tensors, otherwise torch's.
 
-The only place that decides between the two, but for `packed.py`, which does so for each weight. Values only,
+Elsewhere only `packed.py` (for each weight) and the sampler's `RowCache` decide between the two. Values only,
 without gradient; the autograd functions are in `kernels.py` and `logprobs.py`. The two round differently in
 the last bits.
 """
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -119,20 +117,6 @@ def swiglu_back(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]
 @fused
 def _swiglu_back(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     return torch.ops.aten.silu_backward(grad * up, gate), silu(gate) * grad
-
-
-def attend(
-    states: native.States,
-    buffers: tuple[Tensor, Tensor, Tensor],
-    length: int,
-    scale: float,
-    prompts: native.Shared,
-    by_torch: Callable[[], Tensor],
-) -> Tensor:
-    """Attention [B, Hq · D] of one new token per row, whose key and value go to column `length - 1`."""
-    if native.takes_heads(states, prompts):
-        return native.attend(states, buffers, length, scale, prompts)
-    return by_torch()
 
 
 def draw(logits_B: Tensor, uniforms_B: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from grpo_engine.models.fast import native
 from grpo_engine.models.fast.model import reads_at_once
-from grpo_engine.models.fast.native import Shared
-from grpo_engine.models.fast.operations import attend, scores_of
+from grpo_engine.models.fast.operations import scores_of
 
 HIDDEN = float("-inf")
 GROWTH = {"cpu": 32, "cuda": 256}
@@ -115,18 +115,10 @@ class RowCache:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """query [B, Hq, D], key and value [B, Hkv, D] → [B, Hq · D]."""
-        return attend(
-            (query, key, value),
-            (self.keys[layer], self.values[layer], self.bias),
-            self.length,
-            scale,
-            self.prompts.of(layer),
-            by_torch=lambda: self._attend(layer, query, key, value, scale),
-        )
-
-    def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """The same by torch's operations."""
         keys, values, prompts = self.keys[layer], self.values[layer], self.prompts
+        states, shared = (query, key, value), prompts.of(layer)
+        if native.takes_heads(states, shared):
+            return native.attend(states, (keys, values, self.bias), self.length, scale, shared)
         self._write(keys, key)
         self._write(values, value)
         queries = (query * scale).view(*key.shape[:2], -1, query.shape[2])
@@ -229,7 +221,7 @@ class PromptCache:
                     buffers[layer] = pad(states, (0, 0, missing, 0))
             self.bias = pad(self.bias, (missing, 0), value=HIDDEN)
 
-    def of(self, layer: int) -> Shared:
+    def of(self, layer: int) -> native.Shared:
         return self.keys[layer], self.values[layer], self.bias, self.prompts
 
     def scores(self, layer: int, queries: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 In torch a norm, a rotation or the attention of one token per row takes five to fifteen operations, whose
 overhead is several times the cost of the arithmetic. The C files in this folder are compiled when the package
-is installed, if there is a compiler. `operations.py` uses them for tensors that the matching `takes…`
-accepts, and torch for all others. Boundary: values without gradient; float32 and bfloat16 on a CPU.
+is installed, if there is a compiler. Callers use them for tensors that the matching `takes…` accepts, and
+torch for all others. Boundary: values without gradient; float32 and bfloat16 on a CPU.
 """
 
 import ctypes
