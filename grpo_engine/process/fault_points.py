@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,17 +112,12 @@ def _act(point: str, fault: Fault) -> None:
             raise InjectedFault(point)
 
 
-def _from_environment() -> Callable[[str], None]:
-    """The function `fault_point` for this process. Raises ValueError."""
-    if not (faults := parse_faults(os.environ.get("GRPO_FAULT", ""))):
-        return _nothing
-    print(f"GRPO_FAULT: this process will fail at {', '.join(sorted(faults))}", file=sys.stderr)
+def _from_environment() -> Faults:
+    """This process's faults. Raises ValueError."""
+    if faults := parse_faults(os.environ.get("GRPO_FAULT", "")):
+        print(f"GRPO_FAULT: this process will fail at {', '.join(sorted(faults))}", file=sys.stderr)
     marks = os.environ.get("GRPO_FAULT_MARKS")
     return Faults(faults, Path(marks) if marks else None)
-
-
-def _nothing(point: str) -> None:
-    """No fault is set."""
 
 
 fault_point = _from_environment()

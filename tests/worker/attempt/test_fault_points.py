@@ -210,9 +210,9 @@ def test_every_fault_point_is_documented() -> None:
 def test_a_fault_point_does_nothing_by_default() -> None:
     program = (
         "from grpo_engine.process.fault_points import fault_point; "
-        "fault_point('job.claimed'); print(fault_point.__name__)"
+        "fault_point('job.claimed'); print(fault_point.faults)"
     )
     done = subprocess.run(
         ["python3", "-c", program], capture_output=True, text=True, cwd=Path(ROOT), check=True
     )
-    assert done.stdout == "_nothing\n"
+    assert done.stdout == "{}\n"
