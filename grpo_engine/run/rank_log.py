@@ -39,13 +39,8 @@ def open_log(config: RunConfig, run_dir: Path) -> Journal | FailureReport:
     """This rank's log; removes the failure that an earlier run reported in the same directory."""
     rank = os.environ.get("RANK", "0")
     if rank == "0":
-        return open_journal(config, run_dir)
+        path, first = run_dir / "events.jsonl", config.first_sequence
+        return PrintedJournal(path, first_sequence=first, published_step=config.published_step)
     report = FailureReport(run_dir / f"failed-rank-{rank}.json")
     report.path.unlink(missing_ok=True)
     return report
-
-
-def open_journal(config: RunConfig, run_dir: Path) -> Journal:
-    return PrintedJournal(
-        run_dir / "events.jsonl", first_sequence=config.first_sequence, published_step=config.published_step
-    )

@@ -104,7 +104,8 @@ class TrainingLoop(Generic[M]):
         fault_point("engine.loaded")
         self.method.prepare()
         yield PhaseChanged(phase=self.method.phase, step=self.state.step)
-        usage = self._usage()
+        device = None if self.method.policy is None else self.method.policy.device
+        usage = MachineUsage(device, self.method.state.num_tokens)
         while True:
             stopping = self._stop_reason(should_stop)
             if not self.schedule.keeps_best:
@@ -128,10 +129,6 @@ class TrainingLoop(Generic[M]):
         if self.paused_by_guard:
             return "guard"
         return "asked" if should_stop() else None
-
-    def _usage(self) -> MachineUsage:
-        policy = self.method.policy
-        return MachineUsage(policy.device if policy else None, self.method.state.num_tokens)
 
     def _step(self, step: int, usage: MachineUsage) -> Iterator[BaseEvent]:
         """Make the method's step, then check its metrics with the guards."""

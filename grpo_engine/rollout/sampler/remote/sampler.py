@@ -96,7 +96,10 @@ class RemoteSampler:
             self._send(SamplingOrder(number=number, sampler=sampler, version=self.version, request=text))
         while first_of:
             answer = self._receive()
-            self._add(self._reply(answer), first_of.pop(answer.number), groups)
+            found = self._reply(answer).groups
+            for place, completions in enumerate(found, first_of.pop(answer.number)):
+                for sample, completion in enumerate(completions):
+                    groups.add(place, sample, completion)
         return groups.groups()
 
     def sample_turns(self, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:
@@ -118,11 +121,6 @@ class RemoteSampler:
         if reply.failure is not None:
             raise SamplerError(reply.failure)
         return reply
-
-    def _add(self, reply: SampleReply, first: int, groups: GroupAssembly) -> None:
-        for place, completions in enumerate(reply.groups, first):
-            for sample, completion in enumerate(completions):
-                groups.add(place, sample, completion)
 
     def _send(self, message: PolicyWritten | SamplingOrder) -> None:
         with self._sending, _lost_connection_is_machine_error():
