@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
@@ -59,12 +59,7 @@ def verify(
     files = manifest.get("files")
     if not isinstance(files, dict):
         raise DamagedCheckpoint("its manifest names no files")
-    is_library = any(name.startswith(LIBRARY) for name in files)
-    has_moments = MOMENTS in files or any(name.startswith(SHARDS) for name in files)
-    if STATE not in files or not (is_library or has_moments):
-        raise DamagedCheckpoint("its manifest does not name every required file")
-    if not is_library and not any(name.startswith(WEIGHTS) for name in files):
-        raise DamagedCheckpoint("its manifest names no weights")
+    _refuse_incomplete(files.keys())
     for name, expected in files.items():
         _check_name(name)
         if not (may_lack_shards and _is_elsewhere(folder, name)):
@@ -92,6 +87,15 @@ def _read(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != 1:
         raise DamagedCheckpoint("its manifest has an unknown format")
     return manifest
+
+
+def _refuse_incomplete(names: Set[str]) -> None:
+    """Require a state, and a library or weights with Adam's moments."""
+    folders = {name.partition("/")[0] + "/" for name in names if "/" in name}
+    if STATE not in names or not (MOMENTS in names or folders & {SHARDS, LIBRARY}):
+        raise DamagedCheckpoint("its manifest does not name every required file")
+    if not folders & {*WEIGHTS, LIBRARY}:
+        raise DamagedCheckpoint("its manifest names no weights")
 
 
 def _check_name(name: str) -> None:
