@@ -39,7 +39,7 @@ class TemporaryFailure(EnvironmentFailure):
 
 
 class RefusedAction(Exception):
-    """The server refused an action's fields; the session continues."""
+    """A turn is no action of its environment, for the reason in the message; the session continues."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from grpo_engine.outbound.openenv import RefusedAction
 from grpo_engine.rollout.tools.calls import CallReader
-
-
-class MalformedAction(Exception):
-    """The turn holds no action; the message is for the model."""
 
 
 class ActionReader:
@@ -22,14 +19,14 @@ class ActionReader:
         self._calls = calls
 
     def read(self, text: str) -> dict[str, Any]:
-        """The action in a turn's text; thoughts before it are ignored. Raises MalformedAction."""
+        """The action in a turn's text; thoughts before it are ignored. Raises RefusedAction."""
         before, has_thoughts, after = text.partition(self._calls.known.thoughts_end)
         answer = after if has_thoughts else before
         if self.text_field is not None:
             return {self.text_field: answer.strip()}
         for call in self._calls.read(text):
             if call.error:
-                raise MalformedAction(call.error)
+                raise RefusedAction(call.error)
             return call.arguments
         return _first_object(answer)
 
@@ -47,11 +44,11 @@ def text_field(schema: Mapping[str, Any]) -> str | None:
 def _first_object(text: str) -> dict[str, Any]:
     start = text.find("{")
     if start < 0:
-        raise MalformedAction("the action must be a JSON object")
+        raise RefusedAction("the action must be a JSON object")
     try:
         found, _ = json.JSONDecoder().raw_decode(text, start)
         json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
-        raise MalformedAction(f"the action is not JSON: {str(error)[:64]}") from None
+        raise RefusedAction(f"the action is not JSON: {str(error)[:64]}") from None
     assert isinstance(found, dict)
     return found

@@ -18,7 +18,6 @@ from grpo_engine.objective.types import Completion
 from grpo_engine.outbound.addresses import RefusedUrl
 from grpo_engine.outbound.openenv import EnvironmentFailure, Observation, RefusedAction, Session, open_session
 from grpo_engine.parallel.ranks import Ranks
-from grpo_engine.rollout.environments.actions import MalformedAction
 from grpo_engine.rollout.environments.sampler import MAX_SHOWN_CHARACTERS, Rollouts
 from grpo_engine.rollout.sampler.base import NextTurn
 from grpo_engine.rollout.tools.calls import ToolCall
@@ -231,9 +230,9 @@ class Play:
         try:
             text = self.servers.policy.turn_text(completion.token_ids)
             action = self.servers.actions[episode.name].read(text)
-        except MalformedAction as error:
+        except RefusedAction as error:
             refused: Future[Observation] = Future()
-            refused.set_exception(RefusedAction(str(error)))
+            refused.set_exception(error)
             self._wait(episode, refused)
         else:
             self._wait(episode, self.portal.start_task_soon(episode.session.step, action))

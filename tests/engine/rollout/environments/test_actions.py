@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from grpo_engine.config.tool_formats import HERMES
-from grpo_engine.rollout.environments.actions import ActionReader, MalformedAction, text_field
+from grpo_engine.outbound.openenv import RefusedAction
+from grpo_engine.rollout.environments.actions import ActionReader, text_field
 from grpo_engine.rollout.tools.calls import CallReader
 
 MESSAGE = {"required": ["message"], "properties": {"message": {"type": "string"}}}
@@ -31,5 +32,5 @@ def test_only_one_required_text_is_the_whole_turn_whatever_a_server_sends(
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
 def test_an_action_with_a_number_that_json_lacks_is_malformed(number: str) -> None:
     reader = ActionReader({}, CallReader(HERMES, []))
-    with pytest.raises(MalformedAction, match="the action is not JSON"):
+    with pytest.raises(RefusedAction, match="the action is not JSON"):
         reader.read(f'{{"bid": {number}}}')
