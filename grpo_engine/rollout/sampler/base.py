@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from grpo_engine.config.hyperparameters import LEAST_TEMPERATURE
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Group, Prompt
+
+if TYPE_CHECKING:
+    from grpo_engine.rollout.sampler.turns import TurnQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +97,6 @@ OnTurn = Callable[[NextTurn, Completion], None]
 """Called with a turn and its completion as soon as it is finished, in the sampling thread."""
 
 
-class Turns(Protocol):
-    """The turns of a sampling, which become ready while others are sampled (`turns.py`)."""
-
-    most: int
-    """Maximum number of turns to sample at the same time; further ones wait."""
-    longest: int
-    """Maximum tokens before a turn."""
-
-    def ready(self) -> Sequence[NextTurn]:
-        """Turns that became ready since the last call."""
-        ...
-
-    def wait(self, seconds: float | None = None) -> Sequence[NextTurn] | None:
-        """The same, but waits up to `seconds` until one is ready; None if there will be no further turn."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class GroupAssembly:
     """Collects completions, in any order, into the groups of P prompts."""
@@ -174,7 +160,7 @@ class Sampler(Protocol):
         """P prompts → P groups of `group_size` completions, in the order of the prompts."""
         ...
 
-    def sample_turns(self, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:
+    def sample_turns(self, turns: TurnQueue, sampling: Sampling, on_turn: OnTurn) -> None:
         """Sample every turn, until there will be no further one. `sampling.max_tokens` bounds all of them."""
         ...
 
@@ -196,7 +182,7 @@ class AroundSampler:
         self.version = 0
         """Of the policy that was loaded last."""
 
-    def sample_turns(self, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:
+    def sample_turns(self, turns: TurnQueue, sampling: Sampling, on_turn: OnTurn) -> None:
         self.inner.sample_turns(turns, sampling, on_turn)
 
     def load_policy(self, version: int) -> None:

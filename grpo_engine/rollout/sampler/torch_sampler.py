@@ -20,12 +20,12 @@ from grpo_engine.rollout.sampler.base import (
     OnGroup,
     OnTurn,
     Sampling,
-    Turns,
     finished_completion,
 )
 from grpo_engine.rollout.sampler.cache_size import group_bytes, groups_that_fit
 from grpo_engine.rollout.sampler.decoder_choice import choose_decoder
 from grpo_engine.rollout.sampler.rows import OnRow, Rows, steps
+from grpo_engine.rollout.sampler.turns import TurnQueue
 
 
 class TorchSampler:
@@ -96,7 +96,7 @@ class TorchSampler:
         for _ in steps(decoder, ids, size, at_once, rows):
             pass
 
-    def sample_turns(self, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:
+    def sample_turns(self, turns: TurnQueue, sampling: Sampling, on_turn: OnTurn) -> None:
         """Sample turns together, each from when it is ready. Raises DeviceMemoryError if one does not fit."""
         left: dict[int, NextTurn] = {}
         with torch.no_grad(), self.policy.sampling():
@@ -108,7 +108,7 @@ class TorchSampler:
                     self._take_fewer(1, str(error)[:500])
 
     def _sample_turns(
-        self, left: dict[int, NextTurn], turns: Turns, sampling: Sampling, on_turn: OnTurn
+        self, left: dict[int, NextTurn], turns: TurnQueue, sampling: Sampling, on_turn: OnTurn
     ) -> None:
         """Sample the turns in `left`, by row, and those that become ready; finished ones are removed."""
 

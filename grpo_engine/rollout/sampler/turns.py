@@ -13,7 +13,7 @@ from threading import Semaphore
 from typing import Any
 
 from grpo_engine.objective.types import Completion, Group
-from grpo_engine.rollout.sampler.base import NextTurn, OnTurn, Sampler, Sampling, Turns
+from grpo_engine.rollout.sampler.base import NextTurn, OnTurn, Sampler, Sampling
 
 Take = Callable[[], NextTurn | None]
 """Takes the answers of a conversation; returns its next turn, None if it has ended."""
@@ -45,6 +45,7 @@ class TurnQueue:
     """Conversations that wait for answers, each until all of its answers are there."""
 
     def __init__(self, *, most: int, longest: int = 0) -> None:
+        """`most`: maximum number of turns at the same time; `longest`: maximum tokens before a turn."""
         self.most, self.longest = most, longest
         self._num_waiting = 0
         self._answered: SimpleQueue[Take] = SimpleQueue()
@@ -70,6 +71,7 @@ class TurnQueue:
             answer.add_done_callback(on_answer)
 
     def ready(self) -> list[NextTurn]:
+        """Turns that became ready since the last call."""
         turns = []
         with suppress(Empty):
             while True:
@@ -77,6 +79,7 @@ class TurnQueue:
         return [turn for turn in turns if turn is not None]
 
     def wait(self, seconds: float | None = None) -> list[NextTurn] | None:
+        """The same, but waits up to `seconds` until one is ready; None if there will be no further turn."""
         while self._num_waiting:
             try:
                 first = self._answered.get(timeout=seconds)()
@@ -87,7 +90,7 @@ class TurnQueue:
         return None
 
 
-def sample_in_rounds(sampler: Sampler, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:
+def sample_in_rounds(sampler: Sampler, turns: TurnQueue, sampling: Sampling, on_turn: OnTurn) -> None:
     """Sample the turns that are ready, and after them those that became ready meanwhile, by `generate`."""
 
     def on_group(place: int, group: Group) -> None:

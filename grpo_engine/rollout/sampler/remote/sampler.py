@@ -26,9 +26,9 @@ from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Group, Prompt
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.parallel.shards import save_gathered
-from grpo_engine.rollout.sampler.base import GroupAssembly, OnGroup, OnTurn, Sampling, Turns
+from grpo_engine.rollout.sampler.base import GroupAssembly, OnGroup, OnTurn, Sampling
 from grpo_engine.rollout.sampler.remote.messages import SampleReply, SampleRequest
-from grpo_engine.rollout.sampler.turns import sample_in_rounds
+from grpo_engine.rollout.sampler.turns import TurnQueue, sample_in_rounds
 
 
 class SamplerError(EngineError):
@@ -102,7 +102,7 @@ class RemoteSampler:
                     groups.add(place, sample, completion)
         return groups.groups()
 
-    def sample_turns(self, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:
+    def sample_turns(self, turns: TurnQueue, sampling: Sampling, on_turn: OnTurn) -> None:
         sample_in_rounds(self, turns, sampling, on_turn)
 
     def _parts(self, num_prompts: int) -> Iterator[tuple[int, int, int]]:

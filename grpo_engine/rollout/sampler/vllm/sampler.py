@@ -31,9 +31,9 @@ from grpo_engine.rollout.sampler.base import (
     OnGroup,
     OnTurn,
     Sampling,
-    Turns,
     finished_completion,
 )
+from grpo_engine.rollout.sampler.turns import TurnQueue
 from grpo_engine.rollout.sampler.vllm.base import served_base
 from grpo_engine.rollout.sampler.vllm.canary import Reading, canary_tokens, prove, trained_logprobs
 from grpo_engine.rollout.sampler.vllm.engine import VllmCompletion
@@ -123,7 +123,7 @@ class VllmSampler:
                 groups.add(place, sample, self._completion(answer))
         return groups.groups()
 
-    def sample_turns(self, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:
+    def sample_turns(self, turns: TurnQueue, sampling: Sampling, on_turn: OnTurn) -> None:
         """Sample turns together, each from when it is ready; if ranks share this vLLM, in rounds."""
         self._wake()
         running: dict[str, NextTurn] = {}

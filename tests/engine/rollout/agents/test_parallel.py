@@ -7,7 +7,8 @@ from typing import Any
 import openai
 
 from grpo_engine.models.policy import Policy
-from grpo_engine.rollout.sampler.base import NextTurn, OnTurn, Sampling, Turns
+from grpo_engine.rollout.sampler.base import NextTurn, OnTurn, Sampling
+from grpo_engine.rollout.sampler.turns import TurnQueue
 from tests.engine.rollout.agents.conftest import Run, chat
 from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler
 
@@ -18,7 +19,7 @@ PARALLEL = 2
 class InPairs(ScriptedSampler):
     """Answers turns once two of them are open."""
 
-    def sample_turns(self, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:
+    def sample_turns(self, turns: TurnQueue, sampling: Sampling, on_turn: OnTurn) -> None:
         opened: list[NextTurn] = []
         while new := turns.wait():
             opened += new

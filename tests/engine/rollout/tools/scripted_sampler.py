@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Group, Prompt
-from grpo_engine.rollout.sampler.base import OnGroup, OnTurn, Sampling, Turns
-from grpo_engine.rollout.sampler.turns import sample_in_rounds
+from grpo_engine.rollout.sampler.base import OnGroup, OnTurn, Sampling
+from grpo_engine.rollout.sampler.turns import TurnQueue, sample_in_rounds
 
 Stream = tuple[int, int, int]
 """(prompt, sample, turn)."""
@@ -47,7 +47,7 @@ class ScriptedSampler:
                 on_group(place, groups[-1])
         return groups
 
-    def sample_turns(self, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:
+    def sample_turns(self, turns: TurnQueue, sampling: Sampling, on_turn: OnTurn) -> None:
         sample_in_rounds(self, turns, sampling, on_turn)
 
     def _completion(self, stream: Stream, limit: int) -> Completion:

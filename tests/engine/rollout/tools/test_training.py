@@ -18,8 +18,9 @@ from grpo_engine.objective.metrics import tool_metrics
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.objective.types import Completion, Group, Prompt
 from grpo_engine.rollout.dataset import RowReader
-from grpo_engine.rollout.sampler.base import Continuation, OnTurn, Sampling, Turns, uniforms
+from grpo_engine.rollout.sampler.base import Continuation, OnTurn, Sampling, uniforms
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
+from grpo_engine.rollout.sampler.turns import TurnQueue
 from grpo_engine.rollout.tools.sampler import ToolSampler
 from grpo_engine.run.build import build_loop
 from grpo_engine.training.gradients import PolicyGradient
@@ -73,7 +74,7 @@ class CallsAfterwards:
             on_group(place, group)
         return groups
 
-    def sample_turns(self, turns: Turns, sampling: Sampling, on_turn: OnTurn) -> None:
+    def sample_turns(self, turns: TurnQueue, sampling: Sampling, on_turn: OnTurn) -> None:
         self.inner.sample_turns(turns, sampling, on_turn)
 
     def _calling(self, group: Group) -> Group:
