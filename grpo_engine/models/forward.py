@@ -5,6 +5,7 @@ from typing import cast
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from grpo_engine.models.fast.attention import attention_for, packed_attention
@@ -55,27 +56,21 @@ def output_head(model: PreTrainedModel) -> LogitsOf:
 def plain_logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     """The trained tokens' logits [N, V] by the model's own padded forward. Works for any model, but computes
     a prompt once for each completion."""
-    rows: list[Tensor] = []
-    columns: list[Tensor] = []
+    tokens, rows = batch.input_ids[0], list[Tensor]()
     for span in batch.spans:
-        prompt = batch.input_ids[0, span.start : span.completions_start]
-        offset = span.completions_start
-        for length in span.completion_tokens:
-            rows.append(torch.cat([prompt, batch.input_ids[0, offset : offset + length]]))
-            columns.append(torch.arange(offset, offset + length, device=batch.input_ids.device))
-            offset += length
-    input_ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    mask = torch.arange(input_ids.shape[1], device=input_ids.device)[None] < torch.tensor(
-        [len(row) for row in rows], device=input_ids.device
-    ).unsqueeze(1)
-    logits = model(input_ids=input_ids, attention_mask=mask.long(), use_cache=False).logits
+        own = tokens[span.start : span.end].split([span.prompt_tokens, *span.completion_tokens])
+        rows += [torch.cat([own[0], completion]) for completion in own[1:]]
+    input_ids, mask = (
+        pad_sequence(each, batch_first=True) for each in (rows, [torch.ones_like(row) for row in rows])
+    )
+    logits = model(input_ids=input_ids, attention_mask=mask, use_cache=False).logits
+    lengths = [length for span in batch.spans for length in span.completion_tokens]
     chosen = [
-        logits[index, len(row) - len(own) - 1 : len(row) - 1]
-        for index, (row, own) in enumerate(zip(rows, columns, strict=True))
+        logits[index, len(row) - length - 1 : len(row) - 1]
+        for index, (row, length) in enumerate(zip(rows, lengths, strict=True))
     ]
-    place = torch.zeros(batch.input_ids.shape[1], dtype=torch.long, device=input_ids.device)
-    place[torch.cat(columns)] = torch.arange(sum(map(len, columns)), device=input_ids.device)
-    return torch.cat(chosen)[place[batch.columns_N]]
+    columns = torch.cat([torch.arange(span.completions_start, span.end) for span in batch.spans])
+    return torch.cat(chosen)[torch.searchsorted(columns.to(tokens.device), batch.columns_N)]
 
 
 def packed_by_kernels(model: PreTrainedModel) -> Tensor:
