@@ -21,7 +21,7 @@ from grpo_engine.config.tools import function_schemas
 from grpo_engine.contract.errors import ConfigError, DatasetError, DeviceMemoryError
 from grpo_engine.contract.events import VALIDATION
 from grpo_engine.graders import Grader
-from grpo_engine.graders.pool.pool import open_grading
+from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.models.device_memory import own_bytes, refuse_above_budget
 from grpo_engine.models.loading import load_policy
 from grpo_engine.models.policy import Policy
@@ -109,7 +109,7 @@ def _reinforcement(
         return made
 
     grading_of = partial(
-        open_grading,
+        Grading,
         processes=config.runtime.grader_processes,
         deadline_seconds=settings.grader_timeout_seconds,
     )

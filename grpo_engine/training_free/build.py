@@ -8,7 +8,7 @@ from grpo_engine.config.job import RunConfig
 from grpo_engine.config.training_free import Speaker as ConfiguredModel
 from grpo_engine.config.training_free import TrainingFreeMethod
 from grpo_engine.contract.errors import DatasetError
-from grpo_engine.graders.pool.pool import open_grading
+from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.dataset import held_out_numbers, read_rows
 from grpo_engine.training.loop import Schedule, TrainingLoop
@@ -46,7 +46,7 @@ def build_training_free(
                 hint="Shorten the prompt or lower max_completion_tokens.",
             )
     grading = partial(
-        open_grading,
+        Grading,
         processes=config.runtime.grader_processes,
         deadline_seconds=settings.grader_timeout_seconds,
     )

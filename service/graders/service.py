@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from grpo_engine.contract.records import GradeError, Score
 from grpo_engine.graders import Grader, make_sample
 from grpo_engine.graders.model_spending import ModelUsage
-from grpo_engine.graders.pool.pool import open_grading
+from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.graders.printed import lines_of
 from grpo_engine.graders.rules.score_model import ScoreModel, usage
 from service.graders.schemas import RunErrors, RunMetadata, RunRequest, RunResponse
@@ -57,7 +57,7 @@ def _score(tenant: str, request: RunRequest, grader: Grader) -> Score:
         return grader.grade(sample, item)
     with (
         _run_limit.slot(tenant),
-        open_grading(grader, processes=1, deadline_seconds=DEADLINE_SECONDS) as grading,
+        Grading(grader, processes=1, deadline_seconds=DEADLINE_SECONDS) as grading,
     ):
         return grading.submit(sample, item).result()
 

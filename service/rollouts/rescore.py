@@ -14,7 +14,7 @@ from typing import Any
 from grpo_engine.config.job import Method, Reinforcement
 from grpo_engine.contract.records import FinishReason, Sample, Score
 from grpo_engine.graders import Grader, make_sample
-from grpo_engine.graders.pool.pool import open_grading
+from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.graders.rules.reward_model import RewardModel
 from service.graders.service import RESERVED_FIELDS, check
 from service.jobs.model.methods import grader_of, leaves, parsed_method
@@ -132,7 +132,7 @@ def _items(dataset: Dataset, groups: Sequence[Rollout]) -> Items:
 def _graded(grader: Grader, groups: Sequence[Rollout], items: Items) -> list[list[Score]]:
     """Each group's new scores. Raises InvalidRequest if they take too long."""
     end = time.monotonic() + DEADLINE_SECONDS
-    with open_grading(grader, processes=GRADING_PROCESSES, deadline_seconds=COMPLETION_SECONDS) as grading:
+    with Grading(grader, processes=GRADING_PROCESSES, deadline_seconds=COMPLETION_SECONDS) as grading:
         futures = []
         for group in groups:
             for completion in group.data["completions"]:

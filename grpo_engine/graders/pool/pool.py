@@ -1,12 +1,10 @@
 """Grading that cannot hang: each grader runs where it may, and every completion gets a score in bounded time.
 
-    with open_grading(grader) as grading:
+    with Grading(grader) as grading:
         scores = [future.result() for future in [grading.submit(sample, item) for sample in samples]]
 
 A completion whose grader hangs, floods or crashes is unscorable; the others are not affected.
 """
-
-from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -22,36 +20,29 @@ from grpo_engine.graders.printed import PrintedOutput
 from grpo_engine.graders.rules.multi import Multi
 
 
-def open_grading(
-    grader: Grader,
-    *,
-    processes: int = 2,
-    deadline_seconds: float = 30.0,
-    command: Sequence[str] | None = None,
-) -> Grading:
-    """Grading with this grader, until it is closed.
-
-    `processes`: maximum number of grading processes; they start when they are first needed.
-    `deadline_seconds`: time limit for one completion, or for one part of a `multi`, from the start of its
-    grading. Scores depend on neither as long as no deadline passes.
-    `command`: replaces the grading process, for tests.
-    """
-    parts = grader.graders if isinstance(grader, Multi) else {grader.label: grader}
-    apart = {key: part for key, part in parts.items() if part.execution == "process"}
-    process_lane = ProcessLane(apart, 1 if grader.holds_a_model else processes, deadline_seconds, command)
-    return Grading(grader, parts, ThreadLane(deadline_seconds), process_lane)
-
-
 class Grading:
     """A grader in use, as a context manager. After `close`, none of its processes is running."""
 
     def __init__(
-        self, grader: Grader, parts: Mapping[str, GraderBase], threads: ThreadLane, processes: ProcessLane
+        self,
+        grader: Grader,
+        *,
+        processes: int = 2,
+        deadline_seconds: float = 30.0,
+        command: Sequence[str] | None = None,
     ) -> None:
+        """`processes`: maximum number of grading processes; they start when they are first needed.
+
+        `deadline_seconds`: time limit for one completion, or for one part of a `multi`, from the start of its
+        grading. Scores depend on neither as long as no deadline passes.
+        `command`: replaces the grading process, for tests.
+        """
         self._grader = grader
-        self._parts = parts
-        self._threads = threads
-        self._processes = processes
+        self._parts = grader.graders if isinstance(grader, Multi) else {grader.label: grader}
+        apart = {key: part for key, part in self._parts.items() if part.execution == "process"}
+        self._threads = ThreadLane(deadline_seconds)
+        count = 1 if grader.holds_a_model else processes
+        self._processes = ProcessLane(apart, count, deadline_seconds, command)
         self._closed = False
         self.printed = PrintedOutput()
 

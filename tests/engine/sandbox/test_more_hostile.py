@@ -11,7 +11,7 @@ import pytest
 from grpo_engine.config.tools import PythonTool
 from grpo_engine.contract.records import Score
 from grpo_engine.graders import make_sample
-from grpo_engine.graders.pool.pool import Grading, open_grading
+from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.rollout.tools.calls import ToolCall
 from grpo_engine.rollout.tools.toolbox import Interpreters, Toolbox
 from grpo_engine.sandbox import PythonServer
@@ -25,7 +25,7 @@ SOON = 10.0
 @pytest.fixture(scope="module")
 def grading() -> Iterator[Grading]:
     grader = read(type="code_tests", tests="{{item.tests}}", timeout_seconds=0.5, total_timeout_seconds=2.0)
-    with open_grading(grader, processes=2, deadline_seconds=SOON) as grading:
+    with Grading(grader, processes=2, deadline_seconds=SOON) as grading:
         yield grading
         started = [each for pid in grading.pids for each in (pid, *descendants(pid))]
     assert len(started) >= 2
@@ -110,7 +110,7 @@ def test_tool_responses_can_be_tokenized() -> None:
 def test_a_forged_grader_answer_is_checked_like_any_other() -> None:
     cases = "\n".join(f"    if item['case'] == {name!r}: forge({body})" for name, body in FORGED.items())
     source = f"{FORGE}\ndef grade(sample, item):\n{cases}\n    return 0.5"
-    with open_grading(read(type="python", source=source), deadline_seconds=SOON) as grading:
+    with Grading(read(type="python", source=source), deadline_seconds=SOON) as grading:
         futures = {name: grading.submit(make_sample("x"), {"case": name}) for name in FORGED}
         honest = grading.submit(make_sample("x"), {"case": "honest"})
         for name, future in futures.items():

@@ -12,7 +12,7 @@ from grpo_engine.contract.records import GradeError, Sample, Score
 from grpo_engine.graders import Grader, make_sample
 from grpo_engine.graders import formula as formulas
 from grpo_engine.graders.base import GraderBase, row_value
-from grpo_engine.graders.pool.pool import open_grading
+from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.graders.registry import LeafGrader
 from grpo_engine.graders.rules.endpoint import EnvironmentReward
 from grpo_engine.graders.rules.multi import Multi
@@ -126,7 +126,7 @@ def _tried_apart(grader: Grader, rows: Sequence[Row]) -> list[Score]:
     """Scores from a grading process, without those whose errors are caused by this machine."""
     end = time.monotonic() + TRIAL_SECONDS
     scores: list[Score] = []
-    with open_grading(grader, processes=1, deadline_seconds=DEADLINE_SECONDS) as grading:
+    with Grading(grader, processes=1, deadline_seconds=DEADLINE_SECONDS) as grading:
         futures = [grading.submit(sample, row.item) for row in rows for sample in _samples(grader, row)]
         for future in futures:
             try:

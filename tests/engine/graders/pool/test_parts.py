@@ -9,7 +9,7 @@ import pytest
 
 from grpo_engine.graders import make_sample
 from grpo_engine.graders.base import Graded, RewardGrader
-from grpo_engine.graders.pool.pool import open_grading
+from grpo_engine.graders.pool.pool import Grading
 from tests.engine.graders.helpers import read
 from tests.engine.graders.pool.test_pool import ENDLESS, MATH, SOON
 
@@ -33,7 +33,7 @@ class Waiting(RewardGrader):
 
 def test_a_grader_in_a_thread_is_abandoned_at_the_deadline() -> None:
     event = threading.Event()
-    with open_grading(Waiting(), deadline_seconds=2.0) as grading:  # type: ignore[arg-type]
+    with Grading(Waiting(), deadline_seconds=2.0) as grading:  # type: ignore[arg-type]
         late = grading.submit(make_sample("wait"), {"event": event})
         good = grading.submit(make_sample("good"), {})
         assert good.result(timeout=SOON).reward == 0.5
@@ -44,7 +44,7 @@ def test_a_grader_in_a_thread_is_abandoned_at_the_deadline() -> None:
 
 def test_many_graders_wait_for_the_network_at_once() -> None:
     event = threading.Event()
-    with open_grading(Waiting(), deadline_seconds=SOON) as grading:  # type: ignore[arg-type]
+    with Grading(Waiting(), deadline_seconds=SOON) as grading:  # type: ignore[arg-type]
         futures = [grading.submit(make_sample("wait"), {"event": event}) for _ in range(31)]
         assert grading.submit(make_sample("good"), {}).result(timeout=SOON).reward == 0.5
         event.set()
@@ -53,7 +53,7 @@ def test_many_graders_wait_for_the_network_at_once() -> None:
 
 def test_close_does_not_wait_for_a_grader_in_a_thread() -> None:
     event = threading.Event()
-    with open_grading(Waiting(), deadline_seconds=3600.0) as grading:  # type: ignore[arg-type]
+    with Grading(Waiting(), deadline_seconds=3600.0) as grading:  # type: ignore[arg-type]
         future = grading.submit(make_sample("wait"), {"event": event})
     with pytest.raises(CancelledError):
         future.result(timeout=SOON)
@@ -61,7 +61,7 @@ def test_close_does_not_wait_for_a_grader_in_a_thread() -> None:
 
 
 def test_a_grader_that_raises_is_unscorable_and_its_message_hidden() -> None:
-    with open_grading(Waiting()) as grading:  # type: ignore[arg-type]
+    with Grading(Waiting()) as grading:  # type: ignore[arg-type]
         error = grading.submit(make_sample("raise"), {}).result(timeout=SOON).errors["waiting"]
     assert error.code == "other_error"
     assert error.message.startswith("the grader failed: ValueError in test_parts.py, line ")
@@ -79,7 +79,7 @@ def multi(**more: Any) -> Any:
 def test_the_parts_of_a_multi_run_in_their_lanes_and_are_combined() -> None:
     grader = multi(invalid_grade=-1.0)
     assert grader.execution == "process"
-    with open_grading(grader, processes=1) as grading:
+    with Grading(grader, processes=1) as grading:
         for text in ("<answer>$2/4$</answer>", "1", "$", "<answer></answer>"):
             for item in ({"answer": "$1/2$"}, {"answer": ""}, {}):
                 found = grading.submit(make_sample(text), item).result(timeout=SOON)
@@ -88,7 +88,7 @@ def test_the_parts_of_a_multi_run_in_their_lanes_and_are_combined() -> None:
 
 
 def test_a_part_that_hangs_is_unscorable_and_the_other_parts_count() -> None:
-    with open_grading(multi(), deadline_seconds=1.0) as grading:
+    with Grading(multi(), deadline_seconds=1.0) as grading:
         found = grading.submit(make_sample(f"<answer>{ENDLESS}</answer>"), {"answer": "9"}).result(timeout=60)
     assert found.reward is None
     assert (found.parts["shape"], found.parts["right"]) == (1.0, None)
@@ -97,7 +97,7 @@ def test_a_part_that_hangs_is_unscorable_and_the_other_parts_count() -> None:
 
 def test_no_grader_that_parses_completions_runs_as_root() -> None:
     grader = read(type="math", reference="{{item.answer}}")
-    with open_grading(grader, processes=1) as grading:
+    with Grading(grader, processes=1) as grading:
         assert grading.submit(make_sample(r"$\frac{2}{4}$"), {"answer": "0.5"}).result().reward == 1.0
         (pid,) = grading.pids
         status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())

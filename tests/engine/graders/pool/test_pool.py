@@ -15,7 +15,7 @@ import pytest
 
 from grpo_engine.contract.records import Score
 from grpo_engine.graders import make_sample
-from grpo_engine.graders.pool.pool import Grading, open_grading
+from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.graders.pool.server import MAX_MEMORY_BYTES
 from tests.engine.graders.helpers import has_ended, read
 
@@ -28,7 +28,7 @@ SOON = 60.0
 
 def hostile(*start: str, processes: int = 1, deadline_seconds: float = SOON) -> Grading:
     """Grading whose processes follow the order in the completion."""
-    return open_grading(
+    return Grading(
         read(**MATH), processes=processes, deadline_seconds=deadline_seconds, command=[*HOSTILE, *start]
     )
 
@@ -46,7 +46,7 @@ def reason(score: Score) -> tuple[str, str]:
 
 def test_an_inline_grader_runs_at_once_without_a_process() -> None:
     grader = read(type="numeric", reference="{{item.answer}}")
-    with open_grading(grader) as grading:
+    with Grading(grader) as grading:
         future = grading.submit(make_sample("so 7"), {"answer": 7})
         assert future.done()
         assert future.result() == grader.grade(make_sample("so 7"), {"answer": 7})
@@ -56,7 +56,7 @@ def test_an_inline_grader_runs_at_once_without_a_process() -> None:
 def test_a_grading_process_has_little_memory_and_gives_the_same_score_as_this_one() -> None:
     grader = read(**MATH, name="right")
     texts = ["$\\frac{1}{2}$", "so 0.5", "0.6", "", "\ud800 \\boxed{1/2}"]
-    with open_grading(grader, processes=1) as grading:
+    with Grading(grader, processes=1) as grading:
         found = scores(grading, texts, "$0.5$")
         limits = Path(f"/proc/{grading.pids[0]}/limits").read_text().splitlines()
     soft = {line[:26].strip(): line[26:].split()[0] for line in limits}
@@ -124,7 +124,7 @@ def test_a_process_that_does_not_start_makes_completions_unscorable(start: str, 
 
 
 def test_a_command_that_does_not_exist_makes_completions_unscorable() -> None:
-    with open_grading(read(**MATH), command=["/no/such/program"]) as grading:
+    with Grading(read(**MATH), command=["/no/such/program"]) as grading:
         (score,) = scores(grading, ["$1$"])
     assert reason(score) == (
         "other_error",
@@ -186,7 +186,7 @@ def test_scores_do_not_depend_on_the_number_of_processes() -> None:
     ]
     found = []
     for processes in (1, 2):
-        with open_grading(read(**MATH), processes=processes) as grading:
+        with Grading(read(**MATH), processes=processes) as grading:
             found.append(scores(grading, texts, "$\\{3, 2, 1\\}$"))
     assert found[0] == found[1]
     assert [n for n, score in enumerate(found[0]) if score.reward == 1.0] == [1]
@@ -216,8 +216,8 @@ def test_grading_processes_die_with_a_parent_that_is_killed() -> None:
         "import sys\n"
         "from tests.engine.graders.helpers import read\n"
         "from grpo_engine.graders import make_sample\n"
-        "from grpo_engine.graders.pool.pool import open_grading\n"
-        f"grading = open_grading(read(**{MATH!r}), processes=1, deadline_seconds=3600)\n"
+        "from grpo_engine.graders.pool.pool import Grading\n"
+        f"grading = Grading(read(**{MATH!r}), processes=1, deadline_seconds=3600)\n"
         "grading.submit(make_sample('$1$'), {'answer': '$1$'}).result()\n"
         f"waiting = grading.submit(make_sample({ENDLESS!r}), {{'answer': '$1$'}})\n"
         "print(*grading.pids, flush=True)\n"

@@ -6,7 +6,7 @@ import pytest
 
 from grpo_engine.contract.records import Score
 from grpo_engine.graders import make_sample
-from grpo_engine.graders.pool.pool import open_grading
+from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.graders.rules.code_tests import CodeTests
 from grpo_engine.graders.rules.code_verdict import read_tests, same, same_text
 from tests.engine.sandbox.hostile import SUBMISSIONS
@@ -146,7 +146,7 @@ def test_a_submission_that_hangs_is_wrong_also_at_an_earlier_deadline_of_the_gra
     tests = [{"call": "f", "args": [0], "expected": 0}, {"call": "f", "args": [1], "expected": 1}]
     limits = {"timeout_seconds": 60, "total_timeout_seconds": 600}
     grader = CodeTests(type="code_tests", tests="{{item.tests}}", **limits)
-    with open_grading(grader, processes=1, deadline_seconds=6) as grading:
+    with Grading(grader, processes=1, deadline_seconds=6) as grading:
         sample = make_sample("import time\ndef f(x):\n    if x: time.sleep(3600)\n    return x")
         assert grading.submit(sample, {"tests": tests}).result(60).reward == 0.5
 

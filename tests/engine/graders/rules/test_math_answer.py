@@ -8,7 +8,7 @@ import math_verify
 import pytest
 
 from grpo_engine.graders import make_sample
-from grpo_engine.graders.pool.pool import Grading, open_grading
+from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.graders.rules import math_answer
 from tests.engine.graders.helpers import read, refusal, score
 
@@ -119,7 +119,7 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def grading() -> Iterator[Grading]:
-    with open_grading(read(**GRADER), processes=1, deadline_seconds=60.0) as grading:
+    with Grading(read(**GRADER), processes=1, deadline_seconds=60.0) as grading:
         yield grading
 
 
@@ -136,7 +136,7 @@ def test_the_verdict_is_that_of_math_verify(
 
 def test_an_endless_answer_costs_at_most_one_deadline() -> None:
     # math-verify itself gives up after 5 seconds
-    with open_grading(read(**GRADER), deadline_seconds=2.5) as grading:
+    with Grading(read(**GRADER), deadline_seconds=2.5) as grading:
         endless = grading.submit(make_sample("\\boxed{9^{9^{9^9}}}"), {"answer": "$5$"})
         good = grading.submit(make_sample("5"), {"answer": "$5$"})
         assert endless.result().errors["math"].code == "unresponsive_reward_error"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_engine.graders import make_sample, part_names
-from grpo_engine.graders.pool.pool import open_grading
+from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.graders.steps import split
 from tests.engine.graders.helpers import read, refusal, score
 
@@ -195,7 +195,7 @@ def test_it_runs_where_its_inner_grader_runs() -> None:
     grader = read(**process(grader={"type": "math", "reference": "{{item.answer}}"}))
     assert grader.execution == "process"
     sample, item = make_sample("$2/4$\n3\n0.5"), {"answer": "$0.5$"}
-    with open_grading(grader, processes=1) as grading:
+    with Grading(grader, processes=1) as grading:
         found = grading.submit(sample, item).result(timeout=60)
     assert found == grader.grade(sample, item)
     assert [step.reward for step in found.steps] == [1.0, 0.0, 1.0]
@@ -210,7 +210,7 @@ def test_a_quick_grader_for_a_thousand_steps_can_be_stopped() -> None:
         "evaluation_metric": "bleu",
     }
     grader = read(**process(grader=slow, max_steps=1024))
-    with open_grading(grader, processes=1, deadline_seconds=1.0) as grading:
+    with Grading(grader, processes=1, deadline_seconds=1.0) as grading:
         found = grading.submit(make_sample("a\n" * 1000), {"text": text}).result(timeout=60)
     assert found.reward is None
     assert "no answer within 1" in next(iter(found.errors.values())).message

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.graders import make_sample
 from grpo_engine.graders.pool import lanes
-from grpo_engine.graders.pool.pool import open_grading
+from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.graders.rules.multi import Multi
 from grpo_engine.graders.rules.python_code import PythonGrader
 from tests.engine.sandbox.hostile_graders import GRADERS
@@ -161,7 +161,7 @@ def test_lines_printed_before_the_deadline_are_kept(monkeypatch: pytest.MonkeyPa
     source = "import time\n    if item: return 0.5\n    print('x' * 3000)\n    {}"
     with ExitStack() as stack:
         late = [grader(source.format(hang), name="own") for hang in HANGS]
-        gradings = [stack.enter_context(open_grading(e, processes=1, deadline_seconds=4.0)) for e in late]
+        gradings = [stack.enter_context(Grading(e, processes=1, deadline_seconds=4.0)) for e in late]
         futures = [grading.submit(make_sample("x"), {}) for grading in gradings]
         after = [grading.submit(make_sample("x"), {"honest": True}) for grading in gradings]
         for score in (future.result(120) for future in futures):

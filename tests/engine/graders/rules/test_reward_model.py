@@ -12,7 +12,7 @@ from examples.tiny_model import CHAT_TEMPLATE, make_config, make_tokenizer
 from grpo_engine.contract.records import Score
 from grpo_engine.graders import make_sample
 from grpo_engine.graders.errors import UnscorableError
-from grpo_engine.graders.pool.pool import open_grading
+from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.graders.rules import reward_model
 from grpo_engine.graders.rules.reward_model import RewardModel, sigmoid
 from grpo_engine.models.reward import models as reward_models
@@ -102,7 +102,7 @@ def test_the_model_is_loaded_once_per_process(folder: Path) -> None:
 def test_a_grading_process_gives_the_same_scores(folder: Path) -> None:
     data = {"type": "reward_model", "model": "helpful", "path": str(folder), "prompt": "{{item.question}}"}
     texts = [f"The answer is {number}." for number in range(8)]
-    with open_grading(RewardModel.model_validate(data), processes=1) as grading:
+    with Grading(RewardModel.model_validate(data), processes=1) as grading:
         found = [grading.submit(make_sample(text), QUESTION) for text in texts]
         rewards = [future.result().reward for future in found]
     assert rewards == [score(folder, text, prompt="{{item.question}}").reward for text in texts]

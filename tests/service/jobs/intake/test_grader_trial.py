@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from grpo_engine.graders.pool.pool import open_grading
+from grpo_engine.graders.pool.pool import Grading
 from service.jobs.intake.checks import grader_trial
 from service.settings import Settings
 from tests.service.job_samples import jsonl, make_model, reinforcement, request, row, upload
@@ -153,7 +153,7 @@ def test_a_reward_model_is_not_loaded_at_submit(client: TestClient) -> None:
 def test_a_library_that_only_workers_have_causes_no_warning(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grader_trial, "open_grading", partial(open_grading, command=("/bin/false",)))
+    monkeypatch.setattr(grader_trial, "Grading", partial(Grading, command=("/bin/false",)))
     assert warned(client, python("return 1")) == []
     assert warned(client, {"type": "math", "reference": "{{item.answer}}"}) == []
 
