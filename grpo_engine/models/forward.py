@@ -12,7 +12,7 @@ from grpo_engine.models.fast.attention import attention_for, packed_attention
 from grpo_engine.models.fast.model import FastModel
 from grpo_engine.models.logprobs import CappedHead, LogitsOf
 from grpo_engine.models.shared_prompt_attention import using
-from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
+from grpo_engine.objective.packing import TrainingGroup, pack
 from grpo_engine.objective.types import GroupSpan, PackedBatch
 
 ROUND = 64
@@ -113,10 +113,7 @@ def proof_batch(model: PreTrainedModel) -> PackedBatch:
         return tuple(torch.randint(0, model.config.vocab_size, (count,), generator=generator).tolist())
 
     groups = [
-        TrainingGroup(
-            tokens(prompt),
-            tuple(TrainingSequence(tokens(n), (0.0,) * n, (1.0,) * n, 1.0) for n in completions),
-        )
+        TrainingGroup.of(tokens(prompt), *map(tokens, completions))
         for prompt, completions in ((5, (4, 1, 7)), (3, (2, 6)))
     ]
     return next(pack(groups, 10_000, model.device))

@@ -76,6 +76,15 @@ class TrainingGroup:
     prompt_ids: tuple[int, ...]
     sequences: tuple[TrainingSequence, ...]
 
+    @classmethod
+    def of(cls, prompt_ids: tuple[int, ...], *completions: tuple[int, ...], weight: float = 1.0) -> Self:
+        """A group whose log-probabilities and advantages are 0."""
+        sequences = [
+            TrainingSequence(ids, (0.0,) * len(ids), (0.0,) * len(ids), weight, index=index)
+            for index, ids in enumerate(completions)
+        ]
+        return cls(prompt_ids, tuple(sequences))
+
     @property
     def num_trained(self) -> int:
         """Tokens that have a part in the loss."""

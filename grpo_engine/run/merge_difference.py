@@ -16,7 +16,7 @@ from grpo_engine.config.tools import function_schemas
 from grpo_engine.contract.events import MergeDifference
 from grpo_engine.models.loading import load_policy
 from grpo_engine.models.policy import Policy
-from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
+from grpo_engine.objective.packing import TrainingGroup, pack
 from grpo_engine.rollout.dataset import RowReader, held_out_numbers, read_rows
 
 MAX_ROWS = 32
@@ -61,17 +61,12 @@ def _held_out(config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBase) 
         numbers = sorted(held_out_numbers(config) or range(len(rows)))[:MAX_ROWS]
         shown = [rows[number] for number in numbers]
         for each in RowReader(tokenizer, config.created_at).demonstrations(shown, limit):
-            yield _group(each.token_ids, each.target_ids)
+            yield TrainingGroup.of(each.token_ids, each.target_ids)
     elif isinstance(method, Reinforcement):
         reader = RowReader(tokenizer, config.created_at, function_schemas(method.reinforcement.tools))
         prompts = reader.prompts(rows)
         for row, completion in islice(config.held_out_completions.items(), MAX_ROWS):
-            yield _group(prompts[row].token_ids, completion)
-
-
-def _group(prompt: tuple[int, ...], completion: tuple[int, ...]) -> TrainingGroup:
-    zeros = (0.0,) * len(completion)
-    return TrainingGroup(prompt, (TrainingSequence(completion, zeros, zeros, weight=1.0),))
+            yield TrainingGroup.of(prompts[row].token_ids, completion)
 
 
 def _logprobs(policy: Policy, groups: list[TrainingGroup]) -> Tensor:

@@ -14,7 +14,7 @@ from grpo_engine.contract.errors import DeviceMemoryError
 from grpo_engine.contract.events import Warned
 from grpo_engine.models.device_memory import feed_forward_width
 from grpo_engine.models.policy import Policy
-from grpo_engine.objective.packing import TrainingGroup, TrainingSequence
+from grpo_engine.objective.packing import TrainingGroup
 from grpo_engine.objective.types import Prompt
 
 T = TypeVar("T")
@@ -97,6 +97,4 @@ def longest_group(prompts: Sequence[Prompt], group_size: int, max_completion_tok
     """The largest possible group of this run, with weight 0, for the memory probe."""
     longest = max(prompts, key=lambda prompt: len(prompt.token_ids)).token_ids
     ids = tuple(longest[place % len(longest)] for place in range(max_completion_tokens))
-    zeros = (0.0,) * max_completion_tokens
-    sequences = (TrainingSequence(ids, zeros, zeros, weight=0.0, index=i) for i in range(group_size))
-    return TrainingGroup(tuple(longest), tuple(sequences))
+    return TrainingGroup.of(longest, *[ids] * group_size, weight=0.0)

@@ -11,7 +11,7 @@ from grpo_engine.config.job import RunConfig, SupervisedMethod
 from grpo_engine.contract.events import BaseEvent, Evaluated, StepFinished
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.metrics import PhaseTimer, finite, numbers, peak_memory_bytes
-from grpo_engine.objective.packing import TrainingGroup, TrainingSequence
+from grpo_engine.objective.packing import TrainingGroup
 from grpo_engine.objective.types import Prompt
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.rollout.prompt_source import PromptSource
@@ -73,7 +73,7 @@ class SupervisedTrainer(Method):
         """Mean loss and entropy per target token of all ranks, in nats; adds gradients if `train`."""
         ranks = Ranks.current()
         tokens = sum(len(row.target_ids) for row in rows)
-        groups = [_demonstration_group(row, 1.0 / tokens) for row in rows]
+        groups = [TrainingGroup.of(row.token_ids, row.target_ids, weight=1.0 / tokens) for row in rows]
         own, idle = ranks.passes(groups, token_budget, self.policy.model, self.policy.device)
         losses, entropies = [], []
         for batch in [*own, *idle]:
@@ -86,8 +86,3 @@ class SupervisedTrainer(Method):
         found = numbers([*losses, *entropies])
         loss, entropy = sum(found[: len(losses)]), sum(each / tokens for each in found[len(losses) :])
         return {"loss": sum(ranks.gather(loss)), "entropy": sum(ranks.gather(entropy))}
-
-
-def _demonstration_group(row: Prompt, token_weight: float) -> TrainingGroup:
-    zeros = (0.0,) * len(row.target_ids)
-    return TrainingGroup(row.token_ids, (TrainingSequence(row.target_ids, zeros, zeros, token_weight),))

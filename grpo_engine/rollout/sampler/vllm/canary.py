@@ -12,7 +12,7 @@ import torch
 
 from grpo_engine.contract.errors import PolicyMismatchError
 from grpo_engine.models.policy import Policy
-from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
+from grpo_engine.objective.packing import TrainingGroup, pack
 
 CANARY_TEXT = "17 + 25 = 42; the quick brown fox (age 3) jumps over 1 lazy dog."
 CANARY_TOKENS = 32
@@ -42,9 +42,8 @@ def canary_tokens(policy: Policy) -> tuple[int, ...]:
 
 def trained_logprobs(policy: Policy, token_ids: Sequence[int]) -> tuple[float, ...]:
     """Log-probabilities of the tokens after the first, by the trainer's own forward pass."""
-    prompt, rest = tuple(token_ids[:1]), tuple(token_ids[1:])
-    sequence = TrainingSequence(rest, (0.0,) * len(rest), (0.0,) * len(rest), 1.0)
-    batch = next(pack([TrainingGroup(prompt, (sequence,))], len(token_ids), policy.device))
+    group = TrainingGroup.of(tuple(token_ids[:1]), tuple(token_ids[1:]))
+    batch = next(pack([group], len(token_ids), policy.device))
     with torch.no_grad():
         return tuple(policy.logprobs(batch)[0].tolist())
 
