@@ -8,12 +8,12 @@ import secrets
 from contextlib import suppress
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema, from_json
 
 from grpo_engine.chat.protocol import MAX_COMPLETIONS, MAX_STOPS, Generate
 from grpo_engine.config.recipes import problem_at
-from grpo_engine.contract.described import Described
+from grpo_engine.contract.records import Input
 
 MAX_TOKENS = 2**20
 REASON = "This sampler draws from the model's whole distribution and returns its text"
@@ -41,21 +41,17 @@ class Only:
         return value
 
 
-class _Strict(Described):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
 Ignored = Annotated[Any, Field(description="Accepted for compatibility and ignored.")]
 Text = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class Part(_Strict):
+class Part(Input):
     type: Literal["text"]
     text: str
     """Text of the part."""
 
 
-class Message(_Strict):
+class Message(Input):
     role: Literal["developer", "system", "user", "assistant", "tool"]
     """Author of the message."""
     content: str | Annotated[list[Part], Field(min_length=1)] | None = None
@@ -78,7 +74,7 @@ class Message(_Strict):
         return self
 
 
-class Function(_Strict):
+class Function(Input):
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     """Name of the function."""
     description: str | None = None
@@ -89,20 +85,20 @@ class Function(_Strict):
     """Accepted and ignored, because agent libraries send it: arguments may differ from the schema."""
 
 
-class FunctionTool(_Strict):
+class FunctionTool(Input):
     type: Literal["function"]
     function: Function
     """The function that the model may call."""
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Input):
     include_usage: bool | None = None
     """Send the usage in a last chunk."""
     include_obfuscation: bool | None = None
     """Accepted and ignored: chunks are never padded."""
 
 
-class Body(_Strict):
+class Body(Input):
     """Fields of both requests."""
 
     model: str = Field(min_length=1, max_length=512)
