@@ -43,20 +43,12 @@ class Decoder(Protocol):
         ...
 
 
-class Run(Protocol):
-    logits: Callable[[Tensor], Tensor]
-    """Hidden states [B, H] → logits [B, V]."""
-
-    def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
-        """Tokens [T], their positions [T] and their attention → hidden states [T, H]."""
-        ...
-
-
 LARGEST_COPY = 2**25
 """Largest output layer, in bytes, that is copied for decoding; the limit bounds memory."""
 
 
 def _output_layer(model: PreTrainedModel, dtype: torch.dtype, *, packed: bool) -> Callable[[Tensor], Tensor]:
+    """Hidden states [B, H] → logits [B, V]."""
     head = output_head(model)
     if type(head) is not torch.nn.Linear:
         return head
@@ -88,6 +80,7 @@ class Kernels:
         self.logits = _output_layer(fast.model, fast.dtype, packed=self.on_cpu)
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
+        """Tokens [T], their positions [T] and their attention → hidden states [T, H]."""
         # On a CPU each operation's overhead counts; it is smallest in inference mode.
         with torch.inference_mode() if self.on_cpu else torch.no_grad():
             return self.fast.hidden(tokens_T, positions_T, attention, self.tensors)
@@ -101,6 +94,7 @@ class OwnLayers:
         self.logits = _output_layer(model, compute_dtype(model), packed=False)
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
+        """As `Kernels`."""
         with using(self.model, attention):
             return own_states(self.model, tokens_T[None], positions_T[None])
 
@@ -121,7 +115,7 @@ class _Keeping:
 class SharedDecoder:
     """A decoder with shared prompts; only here can rows join while others run."""
 
-    def __init__(self, model: PreTrainedModel, run: Run) -> None:
+    def __init__(self, model: PreTrainedModel, run: Kernels | OwnLayers) -> None:
         self.model = model
         self.run = run
         self.last_position = (getattr(model.config, "max_position_embeddings", None) or sys.maxsize) - 1
