@@ -5,7 +5,6 @@ The host that httpcore passes is used for TLS and the Host header only. This mod
 """
 
 import ssl
-import time
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -13,24 +12,18 @@ from typing import Any
 import httpcore
 import httpx
 
+from grpo_engine.process.deadline import Deadline
+
 CONNECT_SECONDS = 5.0
 MAX_ADDRESSES = 4
 WRITE_BYTES = 16_384
 
 
-class Deadline:
-    """A moment on the monotonic clock."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.moment = time.monotonic() + seconds
-
-    def left(self) -> float:
-        """Seconds until the deadline, always above 0. Raises httpcore.TimeoutException once it has passed."""
-        seconds = self.moment - time.monotonic()
-        if seconds <= 0:
-            raise httpcore.TimeoutException("the deadline has passed")
-        return seconds
+def _left(deadline: Deadline) -> float:
+    """Seconds until the deadline, always above 0. Raises httpcore.TimeoutException once it has passed."""
+    if (seconds := deadline.seconds_left) == 0:
+        raise httpcore.TimeoutException("the deadline has passed")
+    return seconds
 
 
 class PinnedBackend(httpcore.NetworkBackend):
@@ -49,9 +42,9 @@ class PinnedBackend(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.NetworkStream:
-        connecting = Deadline(min(CONNECT_SECONDS, self.deadline.left()))
+        connecting = Deadline(min(CONNECT_SECONDS, _left(self.deadline)))
         for position, address in enumerate(self.addresses):
-            seconds = connecting.left() / (len(self.addresses) - position)
+            seconds = _left(connecting) / (len(self.addresses) - position)
             try:
                 stream = self.system.connect_tcp(address, port, seconds, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout):
@@ -70,11 +63,11 @@ class _TimedStream(httpcore.NetworkStream):
         self.deadline = deadline
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self.stream.read(max_bytes, self.deadline.left())
+        return self.stream.read(max_bytes, _left(self.deadline))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         for start in range(0, len(buffer), WRITE_BYTES):
-            self.stream.write(buffer[start : start + WRITE_BYTES], self.deadline.left())
+            self.stream.write(buffer[start : start + WRITE_BYTES], _left(self.deadline))
 
     def close(self) -> None:
         self.stream.close()
@@ -82,7 +75,7 @@ class _TimedStream(httpcore.NetworkStream):
     def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.NetworkStream:
-        seconds = min(CONNECT_SECONDS, self.deadline.left())
+        seconds = min(CONNECT_SECONDS, _left(self.deadline))
         return _TimedStream(self.stream.start_tls(ssl_context, server_hostname, seconds), self.deadline)
 
     def get_extra_info(self, info: str) -> Any:

@@ -18,11 +18,10 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from grpo_engine.outbound.addresses import AllowedHosts, Resolver, addresses_of, parse, resolve
+from grpo_engine.process.deadline import Deadline
 
 if TYPE_CHECKING:
     import httpcore
-
-    from grpo_engine.outbound.pinned import Deadline
 
 MAX_ANSWER_BYTES = 2**20
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
@@ -84,8 +83,6 @@ def post_patiently(
     A Retry-After header is respected; one beyond the time limit ends the retries. Returns the last response
     whatever its status. Raises RefusedUrl, NoAnswer if there was none.
     """
-    from grpo_engine.outbound.pinned import Deadline
-
     deadline = Deadline(timeout_seconds)
     answer: WebAnswer | None = None
     for attempt in range(max_retries + 1):
@@ -99,7 +96,7 @@ def post_patiently(
         if isinstance(outcome, WebAnswer) and not outcome.is_temporary_error:
             return outcome
         pause = _pause_seconds(outcome, attempt)
-        if attempt == max_retries or time.monotonic() + pause >= deadline.moment:
+        if attempt == max_retries or pause >= deadline.seconds_left:
             break
         time.sleep(pause)
     if isinstance(outcome, NoAnswer):
@@ -141,16 +138,12 @@ def post(
 
     With `kept_bytes` no more than that is read, and a longer, cut or slow body is not an error.
     """
-    from grpo_engine.outbound.pinned import Deadline
-
     deadline = Deadline(timeout_seconds)
     return _send("POST", url, body, headers, deadline, allowed_hosts, resolver, kept_bytes)
 
 
 def get(url: str, *, timeout_seconds: float) -> WebAnswer:
     """GET a response. Raises RefusedUrl before any connection, NoAnswer after."""
-    from grpo_engine.outbound.pinned import Deadline
-
     return _send("GET", url, b"", {}, Deadline(timeout_seconds))
 
 

@@ -112,8 +112,6 @@ class CodeTests(RewardGrader):
     def _total_seconds(self) -> float:
         """Time for all tests, which end before the grading process is killed. Raises UnscorableError."""
         limit = deadline.current()
-        if limit is None:
-            return self.total_timeout_seconds
         if limit.seconds_left == 0:
             late = f"no answer within {limit.seconds:g} seconds"
             raise UnscorableError("unresponsive_reward_error", late)

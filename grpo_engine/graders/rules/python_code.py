@@ -92,7 +92,7 @@ class PythonGrader(RewardGrader):
 
     def evaluate(self, sample: Sample, item: Mapping[str, Any]) -> Graded:
         limit = deadline.current()
-        seconds = CALL_SECONDS if limit is None else min(CALL_SECONDS, limit.seconds_left)
+        seconds = min(CALL_SECONDS, limit.seconds_left)
         try:
             outcome = _server(self.source).call(as_openai(sample), item, seconds)
         except SandboxUnavailable as error:
@@ -100,7 +100,7 @@ class PythonGrader(RewardGrader):
         except (TypeError, ValueError, RecursionError) as error:
             raise UnscorableError("invalid_variable_error", f"the row has no JSON form: {error}") from None
         printed = bounded(outcome.output)
-        if outcome.timed_out and limit is not None and seconds < CALL_SECONDS:
+        if outcome.timed_out and seconds < CALL_SECONDS:
             late = f"no answer within {limit.seconds:g} seconds"
             raise UnscorableError("unresponsive_reward_error", late, printed)
         if outcome.value is None:

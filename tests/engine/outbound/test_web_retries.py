@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo_engine.outbound import pinned, web
+from grpo_engine.outbound import web
 from grpo_engine.outbound.addresses import AllowedHosts
 from grpo_engine.outbound.web import NoAnswer, WebAnswer, post_patiently
+from grpo_engine.process import deadline
 from tests.support.chat_server import Recorded, Reply, ScriptedServer
 
 SECONDS = 60
@@ -32,7 +33,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (web, pinned):
+    for module in (web, deadline):
         fake = SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep, time=time.time)
         monkeypatch.setattr(module, "time", fake)
     return clock
