@@ -51,50 +51,45 @@ def numbers(values: Sequence[Tensor]) -> list[float]:
     )
 
 
-class TrainingStats:
-    """Numbers of an optimiser step's micro-batches: the loss, and sums and extremes over trained tokens.
+def batch_numbers(
+    batch: PackedBatch,
+    loss: Tensor,
+    logprobs_N: Tensor,
+    old_N: Tensor,
+    reference_N: Tensor | None,
+    entropy_N: Tensor,
+    settings: ReinforcementHyperparameters,
+) -> dict[str, Tensor]:
+    """The loss of a micro-batch, and sums and extremes over its trained tokens, on their device.
 
-    `add` leaves them on the device; `read` fetches those of all micro-batches.
+    All tensors but the loss are [N], without gradient.
     """
+    ratio_N = ratios(logprobs_N, old_N, batch.sequences_N, settings.loss_type)
+    low, high = clip_counts(ratio_N, batch.advantages_N, settings)
+    difference = old_N - batch.sampled_logprobs_N
+    mismatch = difference.exp()
+    found = {
+        "tokens": logprobs_N.new_full((), len(logprobs_N)),
+        "loss": loss,
+        LARGEST_DIFFERENCE: difference.abs().max(),
+        LEAST_RATIO: mismatch.min(),
+        LARGEST_RATIO: mismatch.max(),
+        "clip_ratio/low_mean": low,
+        "clip_ratio/high_mean": high,
+        "clip_ratio/region_mean": low + high,
+        "entropy": entropy_N.sum(),
+        MEAN_DIFFERENCE: difference.abs().sum(),
+        "sampling/importance_sampling_ratio/mean": mismatch.sum(),
+    }
+    if reference_N is not None:
+        found["kl"] = kl_estimate(logprobs_N, reference_N, settings.kl_estimator).sum()
+    return found
 
-    def __init__(self) -> None:
-        self.unread: list[tuple[int, dict[str, Tensor]]] = []
 
-    def add(
-        self,
-        batch: PackedBatch,
-        loss: Tensor,
-        logprobs_N: Tensor,
-        old_N: Tensor,
-        reference_N: Tensor | None,
-        entropy_N: Tensor,
-        settings: ReinforcementHyperparameters,
-    ) -> None:
-        """Add one micro-batch; all tensors but the loss are [N], without gradient."""
-        ratio_N = ratios(logprobs_N, old_N, batch.sequences_N, settings.loss_type)
-        low, high = clip_counts(ratio_N, batch.advantages_N, settings)
-        difference = old_N - batch.sampled_logprobs_N
-        mismatch = difference.exp()
-        found = {
-            "loss": loss,
-            LARGEST_DIFFERENCE: difference.abs().max(),
-            LEAST_RATIO: mismatch.min(),
-            LARGEST_RATIO: mismatch.max(),
-            "clip_ratio/low_mean": low,
-            "clip_ratio/high_mean": high,
-            "clip_ratio/region_mean": low + high,
-            "entropy": entropy_N.sum(),
-            MEAN_DIFFERENCE: difference.abs().sum(),
-            "sampling/importance_sampling_ratio/mean": mismatch.sum(),
-        }
-        if reference_N is not None:
-            found["kl"] = kl_estimate(logprobs_N, reference_N, settings.kl_estimator).sum()
-        self.unread.append((len(logprobs_N), found))
-
-    def read(self) -> list[dict[str, float]]:
-        """The numbers of each micro-batch, `tokens` included."""
-        values = iter(numbers([value for _, found in self.unread for value in found.values()]))
-        return [{"tokens": tokens, **{name: next(values) for name in found}} for tokens, found in self.unread]
+def read_numbers(batches: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:
+    """The results of `batch_numbers` on the host, which waits for the device once."""
+    values = iter(numbers([value for each in batches for value in each.values()]))
+    return [{name: next(values) for name in each} for each in batches]
 
 
 EXTREMES: Mapping[str, Callable[[Iterable[float]], float]] = {

@@ -15,7 +15,7 @@ from torch import Tensor
 from grpo_engine.config.reinforcement import ReinforcementHyperparameters
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.loss import importance_weights, kl_estimate, kl_losses, policy_losses
-from grpo_engine.objective.metrics import TrainingStats, numbers, training_metrics
+from grpo_engine.objective.metrics import batch_numbers, numbers, read_numbers, training_metrics
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.objective.types import GradedGroup, PackedBatch
 from grpo_engine.parallel.ranks import Ranks
@@ -82,16 +82,14 @@ class PolicyGradient:
 
     def __call__(self, token_budget: int) -> dict[str, float]:
         """Forward, loss and backward of this rank's micro-batches; returns metrics over all ranks."""
-        stats = TrainingStats()
         # Kept for a repetition after an out-of-memory error, because ranks exchange it once per iteration.
         self.threshold = self.threshold or self._threshold(token_budget)
         own, idle = self._passes(token_budget)
-        for batch in own:
-            self._accumulate(batch, stats)
+        found = [self._accumulate(batch) for batch in own]
         for batch in idle:
             self._keep_pace(batch)
         self.threshold = None
-        return training_metrics(self.ranks.joined(stats.read()))
+        return training_metrics(self.ranks.joined(read_numbers(found)))
 
     def _passes(self, token_budget: int) -> tuple[list[PackedBatch], list[PackedBatch]]:
         """This rank's micro-batches, and idle ones that keep sharded ranks in step."""
@@ -104,7 +102,8 @@ class PolicyGradient:
         logprobs_N, _ = self.policy.logprobs(batch)
         (0.0 * logprobs_N.sum()).backward()  # type: ignore[no-untyped-call]
 
-    def _accumulate(self, batch: PackedBatch, stats: TrainingStats) -> None:
+    def _accumulate(self, batch: PackedBatch) -> dict[str, Tensor]:
+        """Add a micro-batch's gradients; returns its `batch_numbers`."""
         settings = self.hyperparameters
         reference_N = self._reference(batch) if self.kl_in_loss else None
         with self.policy.dropout():
@@ -123,7 +122,8 @@ class PolicyGradient:
             bonus_N = entropy_N if chosen_N is None else entropy_N * chosen_N
             loss = loss - settings.entropy_coef * bonus_N.sum() / max(1, num_chosen)
         loss.backward()  # type: ignore[no-untyped-call]
-        stats.add(batch, loss.detach(), logprobs_N.detach(), old_N, reference_N, entropy_N.detach(), settings)
+        given = loss.detach(), logprobs_N.detach(), old_N, reference_N, entropy_N.detach()
+        return batch_numbers(batch, *given, settings)
 
     def _chosen(self, batch: PackedBatch) -> tuple[Tensor | None, int]:
         """[N] 1 for trained tokens, 0 for others (None: all are trained); and the step's number of trained
