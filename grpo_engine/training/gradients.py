@@ -6,7 +6,6 @@ Boundary: no sampling, no scoring, no optimiser step. Gradients accumulate on th
 import itertools
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -46,17 +45,6 @@ class TokenValues:
         return torch.cat([stored[index] for index in batch.indices])
 
 
-class LossTerm(Protocol):
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that contribute to the loss."""
-        ...
-
-    def __call__(self, token_budget: int) -> dict[str, float]:
-        """Add the term's gradients to the parameters; returns metrics, among them `loss`."""
-        ...
-
-
 @dataclass(eq=False)
 class PolicyGradient:
     """The GRPO loss over a step's groups; called once for each inner iteration."""
@@ -78,6 +66,7 @@ class PolicyGradient:
 
     @property
     def num_tokens(self) -> int:
+        """Tokens that contribute to the loss."""
         return sum(group.num_trained for group in self.groups)
 
     def __call__(self, token_budget: int) -> dict[str, float]:

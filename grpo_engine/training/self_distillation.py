@@ -116,7 +116,7 @@ def _with_feedback(template: str, feedback: str) -> Callable[[str], str]:
 
 
 class DistillationTerm:
-    """A `LossTerm`: the distillation loss of a step, which is a mean over its distilled tokens."""
+    """The distillation loss of a step, which is a mean over its distilled tokens, as a term of its loss."""
 
     def __init__(
         self, policy: Policy, settings: ReinforcementHyperparameters, batch: DistillationBatch

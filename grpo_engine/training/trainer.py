@@ -27,12 +27,14 @@ from grpo_engine.rollout.prompt_source import ORDERS
 from grpo_engine.rollout.recording import rollouts
 from grpo_engine.rollout.sampler.base import Sampler, unwrapped
 from grpo_engine.rollout.scoring import prompt_outcomes, with_advantages, with_zero_advantages
-from grpo_engine.training.gradients import LossTerm, PolicyGradient, with_kl_penalties
+from grpo_engine.training.gradients import PolicyGradient, with_kl_penalties
 from grpo_engine.training.method import Method, MethodState
 from grpo_engine.training.micro_batch_budget import longest_group
 from grpo_engine.training.policy_updater import PolicyUpdater, seed_step
-from grpo_engine.training.self_distillation import distillation_terms
+from grpo_engine.training.self_distillation import DistillationTerm, distillation_terms
 from grpo_engine.training.skipped_steps import refuse_silence, skip_reason
+
+LossTerm = PolicyGradient | DistillationTerm
 
 
 @dataclass(frozen=True, slots=True)
