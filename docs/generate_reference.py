@@ -77,10 +77,15 @@ def _bounds(schema: Schema, suffix: str, unit: str) -> str:
     low, high = schema.get(f"min{suffix}"), schema.get(f"max{suffix}")
     above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
     if low is not None and high is not None:
-        return (f"{low:,} to {high:,}" if low != high else f"{low:,}") + unit
+        return (f"{_number(low)} to {_number(high)}" if low != high else _number(low)) + unit
     limits = (("> ", above), ("≥ ", low), ("< ", below), ("≤ ", high))
-    text = ", ".join(f"{sign}{value:,}" for sign, value in limits if value is not None)
+    text = ", ".join(f"{sign}{_number(value)}" for sign, value in limits if value is not None)
     return text + unit if text else ""
+
+
+def _number(value: float) -> str:
+    """`4,096`; `1e15` for a very large number."""
+    return f"{value:g}".replace("e+", "e") if abs(value) >= 1e12 else f"{value:,}"
 
 
 def default_of(model: type[BaseModel], name: str) -> str:
@@ -133,7 +138,7 @@ def hyperparameter_section(name: str) -> str:
             texts.setdefault(meanings(model)[name], []).append(method)
     rows = [f"| {', '.join(methods)} | {' | '.join(map(cell, row))} |" for row, methods in applies.items()]
     sentences = [
-        text if len(texts) == 1 else f"{', '.join(methods).capitalize()}: {text}"
+        text if len(texts) == 1 else f"{', '.join(f'`{method}`' for method in methods)}: {text}"
         for text, methods in texts.items()
     ]
     others = [f"`{alias}`" for alias, canonical in ALIASES.items() if canonical == name]
@@ -172,7 +177,7 @@ def hyperparameter_page() -> str:
 def example_text(example: Example) -> str:
     """A request of `graders/run` and the reward that it returns."""
     body = json.dumps(example.request(), indent=2, ensure_ascii=False)
-    gives = f"\n\ngives `{example.reward}`." if example.reward is not None else ""
+    gives = f"\n\nThe reward is `{example.reward}`." if example.reward is not None else ""
     return f"## Example\n\n```json\n{body}\n```{gives}{example.note and chr(10) * 2 + example.note}"
 
 

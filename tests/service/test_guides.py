@@ -11,7 +11,9 @@ from fastapi.testclient import TestClient
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 SCORED = re.findall(
-    r"```json\n(.*?)```\n\ngives `([\d.]+)`", (DOCS / "write-a-job" / "graders.md").read_text(), re.DOTALL
+    r"```json\n(.*?)```\n\nThe reward is `([\d.]+)`",
+    (DOCS / "write-a-job" / "graders.md").read_text(),
+    re.DOTALL,
 )
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md"])
 

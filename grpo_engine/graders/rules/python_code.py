@@ -73,8 +73,8 @@ class PythonGrader(RewardGrader):
 
     `sample` has output_text, output_json, output_tools, choices[0].message, finish_reason, num_tokens and
     environment_reward (null without an environment); `item` is the dataset row. Standard library only, no
-    network, 2 GB, 2 minutes. Every call runs the source in its own process. An exception, or a result that is
-    not a finite number up to 1e15, is an error and not 0. What it prints is in the job's log, up to 2,000
+    network, 2 GiB, 2 minutes. Every call runs the source in its own process. An exception, or a result that
+    is not a finite number up to 1e15, is an error and not 0. What it prints is in the job's log, up to 2,000
     characters a call and 64 KiB in all.
     """
 

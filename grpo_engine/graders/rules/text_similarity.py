@@ -33,7 +33,12 @@ Metric = Annotated[MetricName, BeforeValidator(_no_cosine)]
 
 
 class TextSimilarity(RewardGrader):
-    """The metric of the input against the reference; see `similarity.py` for the definitions."""
+    """The similarity of input and reference, from 0 to 1, by `evaluation_metric`.
+
+    fuzzy_match: rapidfuzz's ratio of characters. bleu: sentence BLEU-4. gleu: Google BLEU. meteor: METEOR
+    over exact and stem matches. rouge_1 to rouge_5: F1 of common n-grams. rouge_l: F1 of the longest common
+    subsequence of words.
+    """
 
     template_fields = ("input", "reference")
 
