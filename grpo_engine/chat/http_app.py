@@ -38,7 +38,7 @@ STATUSES = {
     "rollout_over": 400,
     **dict.fromkeys(INVALID, 400),
 }
-"""By code; all others are 503."""
+"""Code of a refusal → HTTP status; all other codes are 503."""
 T = TypeVar("T")
 _Object = TypeAdapter(dict[str, Any])
 

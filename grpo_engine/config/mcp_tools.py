@@ -27,7 +27,7 @@ _name: TypeAdapter[str] = TypeAdapter(ToolName)
 @dataclass(frozen=True)
 class ToolProblem:
     place: str
-    """Such as `tools[1].server_url`."""
+    """Path of the field, such as `tools[1].server_url`."""
     reason: str
     unreachable: bool = False
     """Whether the server did not answer, which may be temporary."""

@@ -7,8 +7,8 @@ TEMPLATE_FAULTS = (
     *(TypeError, ValueError, LookupError),
     *(ArithmeticError, AttributeError, RecursionError),
 )
-"""Exceptions that a template, a program of its own, raises beside Jinja's for a conversation that it does
-not support."""
+"""Python's exceptions that a chat template, besides Jinja's, may raise for a conversation that it does not
+support."""
 
 
 def plain(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -83,8 +83,8 @@ class StepFinished(BaseEvent):
 
 
 SkipReason = Literal["nothing_scored", "no_signal", "all_masked", "nothing_to_distil"]
-"""Respectively: no completion has a reward; no group has different rewards; all completions with signal are
-masked; no failed attempt has feedback."""
+"""nothing_scored: no completion has a reward. no_signal: no group has different rewards. all_masked: all
+completions with signal are masked. nothing_to_distil: no failed attempt has feedback."""
 
 
 class StepSkipped(BaseEvent):
@@ -194,7 +194,7 @@ class Probed(BaseEvent):
     grader_error: str = ""
     """Reason for the first of these errors."""
     failed_sessions: int = 0
-    """Those of them whose session with an environment failed; 0 in older probes."""
+    """Unscored completions whose session with an environment failed; 0 in older probes."""
     session_failure: str = ""
     """Reason for the first failed session."""
     mean_reward: float | None
@@ -203,7 +203,7 @@ class Probed(BaseEvent):
     greedy_completions: int = 0
     """Scored completions at temperature 0, one per prompt; 0 in older probes."""
     greedy_passed: int = 0
-    """Those with a full reward."""
+    """Completions at temperature 0 with a full reward."""
     greedy_mean_reward: float | None = None
     token_surprise_nats: float | None = None
     """Mean of −log(probability) of the sampled tokens; None in older probes."""

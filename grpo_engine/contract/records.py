@@ -128,7 +128,7 @@ class Explanation(Record):
     results."""
 
     label: ExplanationText
-    """Such as `test 2 of 5: add(1, 2)` and `step 3 of 4`."""
+    """Name of the check, such as `test 2 of 5: add(1, 2)` or `step 3 of 4`."""
     passed: bool | None = None
     score: float | None = None
     """Reward of a step; None for a test."""
@@ -155,7 +155,7 @@ class Score(Record):
     explanations: dict[str, tuple[Explanation, ...]] = {}
     """Part → its tests or steps, a bounded number of them."""
     printed: dict[str, str] = {}
-    """Part → what its code printed, bounded and otherwise as it was printed."""
+    """Part → what its code printed, cut at a maximum length and otherwise unchanged."""
 
 
 class ToolAnswer(Record):
@@ -164,7 +164,7 @@ class ToolAnswer(Record):
     name: str
     """The tool's name as the model wrote it; empty if the call could not be read."""
     text: str
-    """Shortened."""
+    """The answer, shortened."""
     failed: bool = False
     """Whether the call could not be read or run, or its tool reported a failure."""
 
@@ -182,7 +182,7 @@ class EpisodeTurn(Record):
     done: bool = False
     """Whether the environment ended the episode."""
     answers: tuple[ToolAnswer, ...] = ()
-    """Of the tools that the turn called; empty if it was an action."""
+    """Answers of the tools that the turn called; empty if it was an action."""
 
 
 class Episode(Record):
@@ -206,7 +206,7 @@ class ToolTurn(Record):
     """One turn of the model in a job with tools, and the answers to its calls."""
 
     text: str
-    """Shortened."""
+    """The model's text, shortened."""
     answers: tuple[ToolAnswer, ...] = ()
     """Empty if the turn has no calls, or if they were not run because the completion ended."""
 

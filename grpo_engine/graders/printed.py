@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 MAX_SAMPLE_CHARACTERS = 2000
-"""Of one completion and one grader; the rest is cut off."""
+"""Maximum characters of one grader for one completion; the rest is cut off."""
 MAX_LINE_CHARACTERS = 500
 MAX_RUN_BYTES = 2**16
 

@@ -21,9 +21,9 @@ from grpo_engine.files.model_folder import LANGUAGE_PARTS
 
 HINT = f"Use a text-only model, or one of these types: {', '.join(LANGUAGE_PARTS)}."
 PLACE = "_place_in_whole_model"
-"""Attribute of a language model."""
+"""Attribute of a language model: the path of its layers in the whole model."""
 OTHER_PARTS = "vision|visual|audio"
-"""In the names of a whole model's modules that jobs do not train."""
+"""Pattern in the names of a whole model's modules that jobs do not train."""
 NAMES_ALONE = {
     r"^language_model\.lm_head\.": "lm_head.",
     r"^language_model\.model\.": "model.",

@@ -1,4 +1,4 @@
-"""Frozen records of tokens and tensors that the engine's rooms exchange, with the shape of each field.
+"""Frozen records of tokens and tensors that the engine's folders exchange, with the shape of each field.
 
 Notation: P prompts of a step, G samples of a prompt's group, N trained tokens of a micro-batch, T tokens
 of a packed row. A trained token is one that the model sampled and that is not masked.

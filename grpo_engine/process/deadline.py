@@ -25,7 +25,7 @@ _current: ContextVar[Deadline] = ContextVar("deadline", default=_UNLIMITED)
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """The block answers a request that has this time from now."""
+    """Inside the block, the current request has this time limit, from now."""
     token = _current.set(Deadline(seconds))
     try:
         yield

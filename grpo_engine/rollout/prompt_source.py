@@ -173,7 +173,7 @@ class LevelSource(PromptSource):
         self.level_of = {prompt.row: int(prompt.item.get("level") or 0) for prompt in prompts}
         self.level, self.cursor = min(self.level_of.values()), 0
         self.pass_rates: list[float] = []
-        """Of the newest outcomes of `level`, the highest open one."""
+        """Pass rates of the newest outcomes of `level`, which is the highest open level."""
 
     def batch(self, step: int) -> list[Prompt]:
         """The next prompts of the open levels."""

@@ -21,14 +21,14 @@ HINT = (
     "Other settings, or the newest checkpoint as the model of a new job, may avoid it."
 )
 _OF_MACHINE = {"MemoryError", "MachineError", "AcceleratorError", "DistError"}
-"""No memory on the host, a lost sandbox, a failed device, a rank that ended."""
+"""Names of exceptions: no memory on the host, a lost sandbox, a failed device, a rank that ended."""
 _OF_NETWORK = (ConnectionError, TimeoutError, socket.gaierror)
 _PASSING = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EREMOTEIO),
     *(errno.ENOMEM, errno.EAGAIN, errno.EBUSY, errno.EMFILE, errno.ENFILE, errno.ENOBUFS),
     *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EADDRINUSE),
 }
-"""Numbers of the system's errors that may pass before another attempt; a missing file would not."""
+"""Numbers of temporary errors of the operating system; a missing file is not temporary."""
 _TEXTS_OF_MACHINE = re.compile(r"CUDA error|CUBLAS_STATUS|CUDNN_STATUS|NCCL|gloo|can't allocate memory", re.I)
 """Texts of machine errors that are raised as a plain RuntimeError."""
 

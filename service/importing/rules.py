@@ -19,7 +19,7 @@ _SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 ALIKE = 0.85
 """Least similarity at which a field of the source is suggested in place of an unknown one."""
 _SPECIAL = "(?<!" + "|".join(f"{name}_" for name in ("bos", "eos", "pad", "unk", "sep", "cls")) + ")"
-"""Not after the name of a tokenizer's special token, such as `pad_token`."""
+"""Does not match after the name of a special token: `pad_token` is not a secret."""
 _SECRET = re.compile(rf"{_SPECIAL}token(?!izer)|secret|password|api_key", re.IGNORECASE)
 
 

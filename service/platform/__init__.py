@@ -1,4 +1,4 @@
-"""The basis of all other rooms: database, tables, storage, ids, clock, logs, errors.
+"""The basis of all other folders: database, tables, storage, ids, clock, logs, errors.
 
 Belongs here: mechanisms without knowledge of jobs.
 Belongs elsewhere: HTTP (`web/`) and decisions about a job (`jobs/`).

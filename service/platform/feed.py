@@ -2,7 +2,7 @@
 
 A subscriber holds no database connection. It names a topic (a job, a request to a model) and the API key that
 it was opened with; when the key is revoked or expires, the subscriber is ended.
-Boundary: asyncio and polling; the rooms that use it define queries and updates.
+Boundary: asyncio and polling; the folders that use it define queries and updates.
 """
 
 import asyncio

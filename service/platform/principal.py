@@ -19,5 +19,5 @@ class Principal:
 
     @property
     def spender(self) -> str:
-        """Whose limits of requests and streams count; viewers of a shared job have their own."""
+        """The owner of the limits of requests and streams; viewers of a shared job have their own limits."""
         return self.job_id or self.tenant

@@ -227,9 +227,9 @@ def _requires(*scopes: str) -> Callable[..., Principal]:
 
 
 KeyHolder = Annotated[Principal, Depends(_requires())]
-"""Of any valid key."""
+"""The principal of any valid key."""
 Reader = Annotated[Principal, Depends(_requires("read"))]
 Writer = Annotated[Principal, Depends(_requires("write"))]
 Sharer = Annotated[Principal, Depends(_requires("read", "write"))]
-"""Of a key that may let others read what it reads."""
+"""The principal of a key that may create shared links."""
 Admin = Annotated[Principal, Depends(_requires("admin"))]

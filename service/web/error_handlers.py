@@ -34,7 +34,7 @@ from service.web.validation import invalid_json, invalid_request
 log = structlog.get_logger()
 
 HEADERS = {401: {"www-authenticate": "Bearer"}, 409: {"x-should-retry": "false"}}
-"""By status. OpenAI's client repeats a request after a 409."""
+"""Status → headers. Without this one, OpenAI's client would repeat a request after a 409."""
 RETRY_LATER = {"retry-after": "5"}
 NO_SPACE = "No space left on the service. Nothing was stored."
 Translation = Callable[[Request, Any], ServiceError]

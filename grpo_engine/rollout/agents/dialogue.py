@@ -27,7 +27,7 @@ class TurnEnd(NamedTuple):
     """The end of a sampled turn."""
 
     number: int
-    """Of the turn in its rollout."""
+    """Number of the turn in its rollout."""
     num_said: int
     """Messages up to and including the turn."""
     num_tokens: int

@@ -32,14 +32,14 @@ class Asked:
 @dataclass(eq=False)
 class AgentRollout:
     name: str
-    """Of its environment."""
+    """Name of its environment."""
     options: AgentEnvironment
     prompt: Prompt
     """The row of the dataset."""
     place: int
     """Position of the prompt among the prompts."""
     stream: tuple[int, int]
-    """(prompt, sample), as `Sampling.stream`."""
+    """(prompt, sample), as in `Sampling.stream`."""
     seed: int
     dialogue: Dialogue
     turns: list[EpisodeTurn] = field(default_factory=list)
@@ -51,7 +51,7 @@ class AgentRollout:
     num_opened: int = 0
     """Requests that became turns, answered or not."""
     refusal: str = ""
-    """Why the newest refused request was refused."""
+    """Reason for the newest refusal; empty if no request was refused."""
     is_over: bool = False
     reward: float | None = None
     failure: str | None = None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 NO_OBSERVATION = Observation("", None, done=False)
-"""After a turn that called tools, which the environment does not see."""
+"""Observation of a turn that called tools, which the environment does not see."""
 
 
 class PlayedEpisode:
@@ -40,7 +40,7 @@ class PlayedEpisode:
         self.turns: list[EpisodeTurn] = []
         self.failure: str | None = None
         self.answer: Future[Observation]
-        """To the newest turn, or to the reset."""
+        """The environment's answer to the newest turn or, before the first turn, to the reset."""
         self.session: Session
         self._opened = AsyncExitStack()
 

@@ -44,7 +44,7 @@ class Rollouts:
     sampling: Sampling
     queue: TurnQueue
     version: int
-    """Of the policy."""
+    """Version of the policy."""
 
     def task_seed(self, prompt: Prompt, number: int) -> int:
         """Seed of a group's task: new in each step, except in evaluations, which compare the same tasks."""

@@ -35,7 +35,7 @@ class Continuation:
 
     @property
     def stream(self) -> tuple[int, int, int]:
-        """As `Sampling.stream`."""
+        """(prompt, sample, turn), as in `Sampling.stream`."""
         return self.prompt, self.sample, self.turn
 
 
@@ -180,7 +180,7 @@ class AroundSampler:
         self.inner = inner
         self.matches_trainer = inner.matches_trainer
         self.version = 0
-        """Of the policy that was loaded last."""
+        """Version of the policy that was loaded last."""
 
     def sample_turns(self, turns: TurnQueue, sampling: Sampling, on_turn: OnTurn) -> None:
         self.inner.sample_turns(turns, sampling, on_turn)

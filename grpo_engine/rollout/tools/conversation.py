@@ -26,10 +26,10 @@ class Conversation(Tokens):
         self.place = place
         self.number, self.sample, _ = sampling.stream(place, sample)
         self.rollout = uuid4().hex
-        """Names it to the servers of its tools."""
+        """Id of the completion for the servers of its tools."""
         room = sampling.max_tokens if context is None else context - len(prompt.token_ids)
         self.limit = min(sampling.max_tokens, room)
-        """Tokens of the whole completion."""
+        """Maximum tokens of the whole completion."""
         self.turns = 0
         self.calls: list[dict[str, object]] = []
         self.tool_turns: list[ToolTurn] = []

@@ -19,7 +19,7 @@ from service.cli.terminal.progress import waiting
 
 RUN = "/v1/fine_tuning/alpha/graders/run"
 SHOWN_PRINTS = 3
-"""Rows; `--json` has all."""
+"""Number of rows whose prints are shown; `--json` has all."""
 SHOWN_ERRORS = 5
 ANSWER_FIELDS = ("answer", "completion", "text", "output_text")
 

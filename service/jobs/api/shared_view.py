@@ -20,7 +20,7 @@ T = TypeVar("T")
 View = Callable[[Any], Any]
 """Converts bodies of responses and JSON values to what a key may see."""
 URL_FIELDS = ("url", "server_url")
-"""Of graders, tools and environments; of MCP servers."""
+"""Fields with a URL: `url` of graders, tools and environments, `server_url` of MCP servers."""
 MIN_CHARACTERS = 8
 """A shorter URL, path or header is no secret, and may be a part of any text."""
 

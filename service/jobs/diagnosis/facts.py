@@ -20,11 +20,11 @@ from service.platform.tables.core import File, JobEvent, Rollout
 MAX_GROUPS = 200
 """Only the newest groups are read: enough to compute shares, in bounded time."""
 MAX_ANSWERS = 50
-"""Of an evaluation: enough to find one that nearly all rows get."""
+"""Maximum answers of an evaluation that are read: enough to find one that nearly all rows get."""
 QUOTED = 40
-"""Characters of a quoted answer or question."""
+"""Maximum characters of a quoted answer or question."""
 SHOWN_CHARACTERS = 200
-"""Of a failed call's answer."""
+"""Maximum characters of a failed call's answer."""
 FULL_REWARD = 1.0
 """The reward that the engine counts as passed."""
 GUARD = "guard_"

@@ -73,7 +73,7 @@ class Run:
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     failure: Mapping[str, Any] | None = None
     guards: Sequence[GuardWarning] = ()
-    """In order of steps."""
+    """The guards' warnings, in order of steps."""
     frequent_answer: str = ""
     """The most frequent answer to the newest evaluation's stored rows, quoted; empty without any."""
     unrewarded: str = ""

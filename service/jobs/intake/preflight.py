@@ -65,7 +65,7 @@ class Preflight:
     """Rows of earlier requests. Only files without problems are kept, so refusals always read the rows."""
     past_jobs: RecentResults[list[Past]]
     server_limit: ConcurrencyLimit
-    """Of requests that wait for other servers, each in one of the process's threads."""
+    """Limit of concurrent requests that wait for other servers, each in one of the process's threads."""
 
     @property
     def files(self) -> Files:

@@ -197,8 +197,8 @@ def test_an_invalid_fault_ends_the_process_with_an_explanation(text: str) -> Non
 
 
 def test_every_fault_point_occurs_once_in_the_code() -> None:
-    rooms = [path for room in ("grpo_engine", "service", "worker") for path in (ROOT / room).rglob("*.py")]
-    code = "".join(path.read_text() for path in rooms)
+    files = [path for name in ("grpo_engine", "service", "worker") for path in (ROOT / name).rglob("*.py")]
+    code = "".join(path.read_text() for path in files)
     assert {point: code.count(f'fault_point("{point}")') for point in POINTS} == dict.fromkeys(POINTS, 1)
 
 
