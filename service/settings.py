@@ -196,7 +196,9 @@ class Settings(BaseSettings):
         if self.self_fence_seconds >= self.lease_seconds:
             raise ValueError("GRPO_SELF_FENCE_SECONDS must be shorter than GRPO_LEASE_SECONDS")
         if 0 < self.gpus < self.slots:
-            raise ValueError(f"GRPO_SLOTS is {self.slots}, but a job takes a GPU and there are {self.gpus}")
+            raise ValueError(
+                f"GRPO_SLOTS is {self.slots}, but each slot needs a GPU and GRPO_GPUS is {self.gpus}"
+            )
         return self
 
     @property

@@ -98,7 +98,7 @@ class Sandbox:
         settings["alone"] = interpreter.contained
         try:
             if self._exchange(_message(settings), time.monotonic() + limits.start_seconds) != {"ready": True}:
-                raise BrokenSandbox("its first answer is not the fork server's")
+                raise BrokenSandbox("its first message is not that of the fork server")
         except BrokenSandbox as broken:
             raise SandboxUnavailable(f"the sandbox does not start: {broken}{self._start_error()}") from None
 

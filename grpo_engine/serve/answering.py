@@ -103,8 +103,8 @@ class Answering:
         if wanted > room:
             raise Refused(
                 "context_length_exceeded",
-                f"The model's context is {self.context_tokens} tokens; the prompt has {num_prompt}, and the "
-                f"request asks for {wanted} more. Shorten the prompt or lower max_tokens.",
+                f"The model's context is {self.context_tokens} tokens: a prompt of {num_prompt} leaves no "
+                f"room for {wanted} more. Shorten the prompt or lower max_tokens.",
                 "prompt" if command.messages is None else "messages",
             )
         return command.max_tokens or min(room, DEFAULT_MAX_TOKENS)

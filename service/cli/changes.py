@@ -36,7 +36,7 @@ def patch_of(changes: Sequence[str], method: str | None = None) -> dict[str, Any
         for name in inner:
             place = place.setdefault(name, {})
             if not isinstance(place, dict):
-                raise CommandError(f"--set {change}: {name} has a value already")
+                raise CommandError(f"--set {change}: {name} is set twice")
         place[last] = _value(value)
     return patch
 

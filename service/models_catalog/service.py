@@ -71,7 +71,7 @@ class Models:
         """Add a hub model, after a check of its size. Raises Forbidden, InvalidRequest, TooManyRequests."""
         if not self.settings.hub_models:
             how = f"On the service's machine, run: grpo models add {hub_id}"
-            raise Forbidden(f"The operator adds models here. {how}", code="not_owner")
+            raise Forbidden(f"Only the operator adds models to this service. {how}", code="not_owner")
         if not is_hub_id(hub_id):
             message = f"{hub_id} is not an id of the hub, such as Qwen/Qwen3-0.6B."
             raise InvalidRequest(message, param="id", code="invalid_value")

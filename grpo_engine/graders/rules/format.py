@@ -54,9 +54,9 @@ class Format(RewardGrader):
                 f"give one of tags, pattern and json_schema, not {' and '.join(given) or 'none'}"
             )
         if self.strict and self.tags is None:
-            raise ValueError("strict needs tags")
+            raise ValueError("strict requires tags")
         if self.match == "search" and self.pattern is None:
-            raise ValueError("match needs pattern")
+            raise ValueError("match requires pattern")
         if self.tags is not None and len(set(self.tags)) != len(self.tags):
             raise ValueError("tags must differ from each other")
         return self

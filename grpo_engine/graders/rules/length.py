@@ -34,9 +34,9 @@ class Length(RewardGrader):
     def _fits_mode(self) -> Self:
         needed, other = ("target", "buffer") if self.mode == "linear" else ("buffer", "target")
         if getattr(self, needed) is None:
-            raise ValueError(f"mode {self.mode} needs {needed}")
+            raise ValueError(f"mode {self.mode} requires {needed}")
         if getattr(self, other) is not None:
-            raise ValueError(f"mode {self.mode} has no {other}")
+            raise ValueError(f"mode {self.mode} does not use {other}: remove it")
         if not 0 <= self.free_length < self.maximum:
             raise ValueError(
                 "target must be less than maximum" if self.mode == "linear" else "buffer exceeds maximum"

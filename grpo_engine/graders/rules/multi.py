@@ -29,7 +29,7 @@ def _as_dict(value: Any) -> Any:
     if not all(names):
         raise ValueError(f"the grader at index {[bool(name) for name in names].index(False)} needs a name")
     if len(set(names)) != len(names):
-        raise ValueError("graders need different names")
+        raise ValueError("two graders have the same name")
     return dict(zip(names, value, strict=True))
 
 
@@ -73,7 +73,7 @@ class Multi(GraderBase):
     ) -> dict[str, float] | None:
         if info.data.get("aggregation") != "gdpo":
             if weights is not None:
-                raise ValueError("weights need aggregation gdpo")
+                raise ValueError("weights require aggregation gdpo")
             return None
         if (graders := info.data.get("graders")) is None:
             return weights  # that error is already reported

@@ -141,7 +141,8 @@ def up(
         os.environ.setdefault(name, value)
     settings = private_settings()
     if settings.mode != "embedded":
-        raise CommandError("GRPO_MODE is production", hint="`grpo serve` and `grpo worker` start its parts")
+        hint = "unset GRPO_MODE, or start a production deployment with `grpo serve` and a worker"
+        raise CommandError("GRPO_MODE is production, but `grpo up` starts embedded mode only", hint=hint)
     with only_one(settings.home):
         port = usable_port(host, port)
         migrate_database(settings)

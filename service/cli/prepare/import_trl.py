@@ -65,7 +65,9 @@ def import_trl(
     _print(found, out if is_written else None, as_json=as_json)
     if not is_written:
         hint = "correct them, or write the job without them with --force"
-        raise CommandError("no job: some fields are refused or unknown", code="not_imported", hint=hint)
+        raise CommandError(
+            "no job was written: some fields are refused or unknown", code="not_imported", hint=hint
+        )
 
 
 def _datasets(data: str | None, validation_data: str | None, out: Path) -> dict[str, Any]:

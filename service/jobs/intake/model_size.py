@@ -163,7 +163,7 @@ def _largest(size: Any) -> int:
     """A size of the configuration; the largest one if it differs between layers. Raises ValueError."""
     found = max(size) if isinstance(size, list) and size else size
     if not isinstance(found, int) or not 0 < found <= MAX_SIZE:
-        raise ValueError(f"{size!r} is no size")
+        raise ValueError(f"{size!r} is not a size")
     return found
 
 

@@ -85,7 +85,9 @@ def _durability(session: Session) -> Iterator[Finding]:
 def _clock(session: Session) -> Finding:
     """The clocks' difference, for information only: leases depend on the database's clock alone."""
     ahead = read_clock(session) - time.time()
-    return ok("clock", f"the database's is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}")
+    return ok(
+        "clock", f"the database is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} this machine"
+    )
 
 
 def _schema_and_pools(opened: Database, settings: Settings) -> Iterator[Finding]:

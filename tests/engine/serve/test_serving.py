@@ -154,7 +154,7 @@ def test_without_a_limit_an_answer_may_fill_the_context_and_no_more(answering: A
         answers(answering, prompt="1" * 500, max_tokens=13)
     assert refused.value.refusal.code == "context_length_exceeded"
     assert refused.value.refusal.message == (
-        "The model's context is 512 tokens; the prompt has 500, and the request asks for 13 more. "
+        "The model's context is 512 tokens: a prompt of 500 leaves no room for 13 more. "
         "Shorten the prompt or lower max_tokens."
     )
 

@@ -152,7 +152,7 @@ def test_a_broken_url_is_refused_without_being_shown(tmp_path: Any, name: str, v
     ("given", "message"),
     [
         ({"self_fence_seconds": 500}, "GRPO_SELF_FENCE_SECONDS must be shorter"),
-        ({"gpus": 2, "slots": 3}, "GRPO_SLOTS is 3, but a job takes a GPU and there are 2"),
+        ({"gpus": 2, "slots": 3}, "GRPO_SLOTS is 3, but each slot needs a GPU and GRPO_GPUS is 2"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused_without_their_passwords(

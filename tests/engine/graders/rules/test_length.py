@@ -37,10 +37,10 @@ def test_an_unknown_number_of_tokens_is_unscorable() -> None:
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"mode": "linear", "maximum": 20}, "mode linear needs target"),
-        ({"mode": "linear", "maximum": 20, "target": 5, "buffer": 5}, "mode linear has no buffer"),
+        ({"mode": "linear", "maximum": 20}, "mode linear requires target"),
+        ({"mode": "linear", "maximum": 20, "target": 5, "buffer": 5}, "mode linear does not use buffer"),
         ({"mode": "linear", "maximum": 20, "target": 20}, "target must be less than maximum"),
-        ({"mode": "soft_overlong", "maximum": 20}, "mode soft_overlong needs buffer"),
+        ({"mode": "soft_overlong", "maximum": 20}, "mode soft_overlong requires buffer"),
         ({"mode": "soft_overlong", "maximum": 20, "buffer": 21}, "buffer exceeds maximum"),
     ],
 )

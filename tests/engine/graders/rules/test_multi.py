@@ -100,7 +100,7 @@ def test_a_formula_without_a_finite_value_is_an_error_of_calculate_output() -> N
         ({"graders": {"a-b": RIGHT}}, ("graders", "a-b", "[key]"), "pattern"),
         ({"graders": {}}, ("graders",), "at least 1 item"),
         ({"graders": [RIGHT]}, ("graders",), "index 0 needs a name"),
-        ({"graders": [{**RIGHT, "name": "a"}] * 2}, ("graders",), "different names"),
+        ({"graders": [{**RIGHT, "name": "a"}] * 2}, ("graders",), "have the same name"),
         ({"graders": {"a": EXAMPLES["multi"]}}, ("graders", "a"), "'multi' found using 'type'"),
         ({"graders": "right"}, ("graders",), "valid dictionary"),
         (
@@ -185,7 +185,7 @@ def test_gdpo_keeps_a_formula_that_is_given() -> None:
 @pytest.mark.parametrize(
     ("fields", "place", "complaint"),
     [
-        ({"weights": {"right": 1}}, ("weights",), "weights need aggregation gdpo"),
+        ({"weights": {"right": 1}}, ("weights",), "weights require aggregation gdpo"),
         (
             {"weights": {"wrong": 1}, "aggregation": "gdpo"},
             ("weights",),

@@ -234,7 +234,7 @@ def test_a_size_that_differs_between_layers_counts_as_the_largest() -> None:
     config = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 9}
     tensors = {"layers.0.mlp.up_proj.weight": (16, 8)}
     assert shape_of({**config, "intermediate_size": [16, 32]}, tensors).intermediate == 32
-    with pytest.raises(ValueError, match="'wide' is no size"):
+    with pytest.raises(ValueError, match="'wide' is not a size"):
         shape_of({**config, "intermediate_size": "wide"}, tensors)
 
 
