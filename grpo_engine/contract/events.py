@@ -51,6 +51,7 @@ class Started(BaseEvent):
     """Device model: jobs on the same one are comparable in speed."""
     dtype: str
     sampler: str
+    """`torch`, `vllm`, `remote` (on other devices), `none`, or the model's name on an endpoint."""
     num_parameters: int
     num_trainable_parameters: int
     num_rows: int

@@ -17,7 +17,7 @@ from grpo_engine.objective.types import Completion, Prompt, ScoredGroup
 from grpo_engine.rollout.collector import Collector, sampling_of
 from grpo_engine.rollout.prompt_source import PromptSource
 from grpo_engine.rollout.recording import rollouts
-from grpo_engine.rollout.sampler.base import Sampler, Sampling
+from grpo_engine.rollout.sampler.base import Sampler, Sampling, sampler_name
 from grpo_engine.rollout.scoring import grader_error_texts, sample_and_grade, with_advantages
 from grpo_engine.training.method import Method, MethodState
 
@@ -49,7 +49,7 @@ class Probe(Method):
         self.batches = batches(source, min(size.prompts, len(prompts)))
         self.total_steps = len(self.batches)
         self.state = MethodState()
-        self.sampler_name = type(sampler).__name__
+        self.sampler_name = sampler_name(sampler)
         self.scored: list[ScoredGroup] = []
         self.greedy: list[float] = []
         self.seconds: Counter[str] = Counter()

@@ -25,7 +25,7 @@ from grpo_engine.rollout.evaluation import HeldOutSet, Rewards, evaluate_sets
 from grpo_engine.rollout.overlap.one_step_ahead import open_rollouts
 from grpo_engine.rollout.prompt_source import ORDERS
 from grpo_engine.rollout.recording import rollouts
-from grpo_engine.rollout.sampler.base import Sampler, unwrapped
+from grpo_engine.rollout.sampler.base import Sampler, sampler_name
 from grpo_engine.rollout.scoring import prompt_outcomes, with_advantages, with_zero_advantages
 from grpo_engine.training.gradients import PolicyGradient, with_kl_penalties
 from grpo_engine.training.method import Method, MethodState
@@ -81,7 +81,7 @@ class Trainer(Method):
         self.updater.budget.add_prompt(max(len(prompt.token_ids) for prompt in prompts))
         self.reader = RowReader(policy.tokenizer, config.created_at, function_schemas(method.tools))
         self.num_rows = len(prompts)
-        self.sampler_name = type(unwrapped(sampler)).__name__
+        self.sampler_name = sampler_name(sampler)
         self.state: ReinforcementState = ReinforcementState()
         order = ORDERS[self.hyperparameters.curriculum]
         self.source, self.collector = open_rollouts(

@@ -24,7 +24,7 @@ SYSTEM, QUESTION = {"role": "system", "content": "a"}, {"role": "user", "content
 
 
 class LocalModelClient:
-    label = TorchSampler.__name__
+    label = "torch"
 
     def __init__(self, config: RunConfig, policy: Policy) -> None:
         self.policy = policy

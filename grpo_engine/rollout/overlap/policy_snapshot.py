@@ -17,7 +17,7 @@ from grpo_engine.contract.errors import ConfigError
 from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.environments.sampler import EnvironmentSampler
 from grpo_engine.rollout.overlap.own_stream import OwnStream
-from grpo_engine.rollout.sampler.base import Sampler, unwrapped
+from grpo_engine.rollout.sampler.base import Sampler, sampler_name, unwrapped
 from grpo_engine.rollout.sampler.remote.sampler import RemoteSampler
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from grpo_engine.rollout.tools.sampler import ToolSampler
@@ -85,7 +85,7 @@ def sampler_for(sampler: Sampler, policy: Policy) -> Sampler:
     if isinstance(sampler, TorchSampler):
         return TorchSampler(policy, sampler.sample_budget)
     raise ConfigError(
-        f"max_staleness is 1, but {type(sampler).__name__} cannot sample while the policy is trained: it "
-        "then releases its memory to the trainer",
+        f"max_staleness is 1, but the sampler {sampler_name(sampler)} cannot sample while the policy is "
+        "trained: it then releases its memory to the trainer",
         hint="Set max_staleness to 0 or runtime.sampler to torch, or give the job resources.sampler_gpus.",
     )

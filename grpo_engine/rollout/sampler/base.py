@@ -218,6 +218,11 @@ def unwrapped(sampler: Sampler) -> Sampler:
     return sampler
 
 
+def sampler_name(sampler: Sampler) -> str:
+    """Kind of the innermost sampler: `torch`, `vllm`, or `remote` for one on other devices."""
+    return type(unwrapped(sampler)).__name__.removesuffix("Sampler").lower()
+
+
 def uniforms(seed: int, step: int, prompt: int, sample: int, count: int, *, turn: int = 0) -> np.ndarray:
     """[count] numbers in [0, 1), one for each position of one turn of one completion.
 

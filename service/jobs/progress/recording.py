@@ -148,7 +148,9 @@ class _Batch:
         self.values["actual"] = costs.with_start(self._actual, event)
         how = f"resumed from step {event.resumed_from_step}" if event.resumed_from_step else "started"
         data = event.model_dump(mode="json", exclude={"type", "sequence", "at"})
-        self._entry("message", f"{STARTED}{how} on {event.device} ({event.dtype}, {event.sampler}).", data)
+        self._entry(
+            "message", f"{STARTED}{how} on {event.device} ({event.dtype}, sampler {event.sampler}).", data
+        )
 
     def _step(self, event: engine.StepFinished | engine.StepSkipped) -> None:
         self.values["step"] = max(event.step, self.values.get("step", self.job.step))

@@ -96,7 +96,7 @@ def test_the_jobs_own_model_attempts_with_the_library_in_its_chat_template(
 ) -> None:
     events = run(make_job(max_experience_chars=60), tmp_path)
     started = of(events, Started)[0]
-    assert (started.sampler, started.num_trainable_parameters) == ("TorchSampler", 0)
+    assert (started.sampler, started.num_trainable_parameters) == ("torch", 0)
     assert started.num_parameters > 10_000
     recorded = {e.step: e.groups for e in of(events, RolloutsRecorded) if e.split == "train"}
     assert "[G0] For " not in recorded[1][0].prompt

@@ -147,7 +147,7 @@ def test_a_killed_engine_leaves_nothing_behind(runs: dict[str, Run]) -> None:
 def test_a_killed_job_continues_from_its_checkpoint(runs: dict[str, Run]) -> None:
     started = [event for event in runs["vllm"].events if event["type"] == "started"]
     assert [event["resumed_from_step"] for event in started] == [0, 10]
-    assert [event["sampler"] for event in started] == ["VllmSampler"] * 2
+    assert [event["sampler"] for event in started] == ["vllm"] * 2
     assert runs["vllm"].events[-1]["type"] == "finished"
 
 

@@ -197,7 +197,7 @@ def test_a_sampler_that_sleeps_while_the_policy_is_trained_is_refused(
     make_policy: Callable[..., Policy],
 ) -> None:
     policy = make_policy()
-    with pytest.raises(ConfigError, match="max_staleness is 1, but ScriptedSampler cannot sample"):
+    with pytest.raises(ConfigError, match="max_staleness is 1, but the sampler scripted cannot sample"):
         sampler_for(ScriptedSampler(policy, lambda stream: "1"), policy)
 
 
