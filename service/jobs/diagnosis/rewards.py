@@ -29,7 +29,7 @@ MOST = 0.75
 """Share of the blocks of steps in which reward and length must correlate positively."""
 
 
-def unscored(run: Run) -> DiagnosisFinding | None:
+def grader_errors(run: Run) -> DiagnosisFinding | None:
     """A part of the grader fails on many completions."""
     limit = DEFAULT_THRESHOLDS["grader_errors"]
     spans = [span for name in _parts(run, "error_rate") if (span := run.failing(name, limit))]
@@ -111,7 +111,7 @@ def failed_calls(run: Run) -> DiagnosisFinding | None:
     return finding("failed_calls", cause, evidence, advice, change, compared=compared)
 
 
-def cut(run: Run) -> DiagnosisFinding | None:
+def truncation(run: Run) -> DiagnosisFinding | None:
     """Many completions end at the limit."""
     limit = DEFAULT_THRESHOLDS["truncation"]
     share = run.above("completions/clipped_ratio", limit)
@@ -130,7 +130,7 @@ def cut(run: Run) -> DiagnosisFinding | None:
     return finding("truncation", cause, evidence, advice, more_tokens(run), compared=compared)
 
 
-def paid_for_length(run: Run) -> DiagnosisFinding | None:
+def length_hacking(run: Run) -> DiagnosisFinding | None:
     """Longer completions earned more, and completions have become longer.
 
     All-or-nothing rewards never lead to this finding: they correlate just as much with length if right
@@ -179,7 +179,7 @@ def _is_graded(run: Run) -> bool:
     )
 
 
-def longer(run: Run) -> DiagnosisFinding | None:
+def longer_completions(run: Run) -> DiagnosisFinding | None:
     """The reward rises together with the length, which a grader that pays for length explains too.
 
     Length may grow for good reasons, so this is a question and not an accusation: the metrics of a run whose
@@ -192,7 +192,7 @@ def longer(run: Run) -> DiagnosisFinding | None:
     num_positive = sum(mean > 0 for mean in means)
     if early is None or late is None or num_positive < MOST * len(means) or not means:
         return None
-    if not is_good(run) or paid_for_length(run):
+    if not is_good(run) or length_hacking(run):
         return None
     before, after = (run.span("reward", each.first, each.last) for each in (early, late))
     rose = f" from {number(before.mean)} to {number(after.mean)}" if before and after else ""
@@ -237,7 +237,7 @@ def _changes_of_parts(run: Run, early: Span, late: Span) -> list[str]:
     return [f"{one}; {other}" for one, other in spans if len(names) > 1 and one and other]
 
 
-def silent_parts(run: Run) -> DiagnosisFinding | None:
+def silent_part(run: Run) -> DiagnosisFinding | None:
     """Parts of the reward that are always the same, so that they have no effect."""
     spreads = {name: [value for _, value in run.series(name)] for name in _parts(run, "std")}
     silent = [name for name, values in spreads.items() if not any(values)]

@@ -22,17 +22,17 @@ from service.jobs.model.states import PUBLIC
 Rule = Callable[[Run], DiagnosisFinding | None]
 MAIN: tuple[Rule, ...] = (
     failure,
-    rewards.paid_for_length,
+    rewards.length_hacking,
     held_out.not_held_out,
-    stability.broken,
+    stability.broken_policy,
     stability.reward_fell,
-    signal.solved_before,
-    signal.collapsed,
-    stability.too_fast,
-    stability.far_away,
-    rewards.cut,
+    signal.already_solved,
+    signal.entropy_collapse,
+    stability.clipped_updates,
+    stability.kl_explosion,
+    rewards.truncation,
     signal.few_signals,
-    signal.unrewarded,
+    signal.unrewarded_short_run,
     training.reward_flat,
 )
 """Causes come before their effects. Only the first rule that applies makes a finding, because its suggested
@@ -42,14 +42,14 @@ UNLESS_GOOD = MAIN[7:]
 QUESTIONS = frozenset({"longer_completions"})
 """Information that explains a rising reward, and so precedes what else was observed."""
 OF_REINFORCEMENT: tuple[Rule, ...] = (
-    rewards.unscored,
+    rewards.grader_errors,
     rewards.failed_sessions,
     rewards.failed_calls,
     rewards.same_answer,
     held_out.more_rows,
     few_held_out_rows,
-    rewards.longer,
-    rewards.silent_parts,
+    rewards.longer_completions,
+    rewards.silent_part,
 )
 
 

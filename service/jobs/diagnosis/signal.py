@@ -18,7 +18,7 @@ from service.jobs.diagnosis.held_out import (
     is_good,
 )
 from service.jobs.diagnosis.run import Run
-from service.jobs.diagnosis.stability import far_away
+from service.jobs.diagnosis.stability import kl_explosion
 from service.jobs.diagnosis.training import gain_at
 from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, above
 
@@ -56,7 +56,7 @@ class Reason(NamedTuple):
     evidence: list[str]
 
 
-def solved_before(run: Run) -> DiagnosisFinding | None:
+def already_solved(run: Run) -> DiagnosisFinding | None:
     """The reward was at its maximum before training, so more steps cannot raise it."""
     known = evaluations(run)
     start = _first_held_out(run, known) if known else _first_training(run)
@@ -116,7 +116,7 @@ def few_signals(run: Run) -> DiagnosisFinding | None:
     )
 
 
-def unrewarded(run: Run) -> DiagnosisFinding | None:
+def unrewarded_short_run(run: Run) -> DiagnosisFinding | None:
     """A run that ended too early for `few_signals` earned a reward in at most `LUCKY` of its groups."""
     groups = run.groups
     if not run.is_over or len(run.series("reward")) >= MIN_STEPS or groups.num < MIN_GROUPS:
@@ -174,7 +174,7 @@ def _larger_group(run: Run) -> Change:
     return run.setting("group_size", min(MAX_GROUP_SIZE, 2 * size))
 
 
-def collapsed(run: Run) -> DiagnosisFinding | None:
+def entropy_collapse(run: Run) -> DiagnosisFinding | None:
     """Groups have no signal because the policy always writes the same completion, which is not right.
 
     A run that gained much may have reached the maximum of its grader, which need not be 1: only information.
@@ -202,7 +202,7 @@ def collapsed(run: Run) -> DiagnosisFinding | None:
 def _keep_exploring(run: Run) -> Change:
     """A lower learning rate, or a wider clip range if the policy has not moved too far."""
     is_ratio = run.settings["loss_type"] in RATIO_LOSSES
-    if is_ratio and run.settings["epsilon_high"] < HIGHER_CLIP and not far_away(run):
+    if is_ratio and run.settings["epsilon_high"] < HIGHER_CLIP and not kl_explosion(run):
         return run.setting("epsilon_high", HIGHER_CLIP)
     return lower_learning_rate(run)
 

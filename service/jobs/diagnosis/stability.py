@@ -39,7 +39,7 @@ def reward_fell(run: Run) -> DiagnosisFinding | None:
     return finding("reward_fell", cause, evidence, advice, lower_learning_rate(run), compared=compared)
 
 
-def broken(run: Run) -> DiagnosisFinding | None:
+def broken_policy(run: Run) -> DiagnosisFinding | None:
     """The reward rose and then fell to almost nothing, and KL or entropy show that the policy broke."""
     fall = training_fall(run)
     if fall is None:
@@ -83,7 +83,7 @@ def _distances(run: Run) -> Points:
     return [(step, kl * lengths[step]) for step, kl in run.series("kl") if step in lengths]
 
 
-def far_away(run: Run) -> DiagnosisFinding | None:
+def kl_explosion(run: Run) -> DiagnosisFinding | None:
     """The KL of a completion is above the guard's limit. A high rate explains it, otherwise beta helps."""
     limit = DEFAULT_THRESHOLDS["kl"]
     far = above("kl × completions/mean_length", _distances(run), limit, run.ends)
@@ -104,7 +104,7 @@ def far_away(run: Run) -> DiagnosisFinding | None:
     return finding("kl_explosion", cause, evidence, advice, closer_to_reference(run), compared=compared)
 
 
-def too_fast(run: Run) -> DiagnosisFinding | None:
+def clipped_updates(run: Run) -> DiagnosisFinding | None:
     """Updates that the clip range cuts off."""
     clipped = run.above("clip_ratio/region_mean", MAX_CLIPPED)
     if clipped is None:
