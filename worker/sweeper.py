@@ -53,7 +53,7 @@ def sweep_once(
             _announce(session, settings)
         helper_heartbeats.expect(session, settings.pool, expected_helpers(settings, has_worker=has_worker))
         pools = sweeping.due_pools(session)
-    fault_point("sweep.rung")
+    fault_point("sweep.wakeups_sent")
     for pool in pools:
         wakeups.send(pool)
     for found in swept:

@@ -25,9 +25,9 @@ _ENGINE = """engine.loaded step.trained checkpoint.weights_written checkpoint.se
     training.finished export.saved"""
 _WORKER = """job.claimed job.prepared engine.spawned events.recorded checkpoint.uploaded checkpoint.published
     results.uploaded export.uploaded job.finished job.released lease.renewing lease.renewed"""
-_SWEEPER = "sweep.committed sweep.rung webhook.sent"
-_SERVICE = """job.checked job.inserted job.committed job.rung job.deleted upload.stored upload.committed
-    stream.read storage.put"""
+_SWEEPER = "sweep.committed sweep.wakeups_sent webhook.sent"
+_SERVICE = """job.checked job.inserted job.committed job.wakeup_sent job.deleted upload.stored
+    upload.committed stream.read storage.put"""
 POINTS = frozenset(f"{_ENGINE} {_WORKER} {_SWEEPER} {_SERVICE}".split())
 _FAULT = re.compile(
     r"(?P<point>[a-z_.]+):(?P<action>kill|hang|raise|raise=E[A-Z0-9]+|sleep=\d+(\.\d+)?)(@(?P<nth>[1-9]\d*))?"

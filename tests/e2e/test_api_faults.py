@@ -20,7 +20,7 @@ from tests.service.job_samples import add_job
 from tests.support.proxy import Proxy
 from tests.support.servers import Postgres
 
-POINTS = ("job.checked", "job.inserted", "job.committed", "job.rung")
+POINTS = ("job.checked", "job.inserted", "job.committed", "job.wakeup_sent")
 """Two before the commit, two after it."""
 
 

@@ -115,7 +115,7 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: JobRequest) -> C
         fault_point("job.inserted")
     fault_point("job.committed")
     wakeups.send(settings.pool)
-    fault_point("job.rung")
+    fault_point("job.wakeup_sent")
     return Created(job.id)
 
 

@@ -142,7 +142,7 @@ def test_a_cancel_takes_effect_in_every_phase(
     assert read_job(database, job_id).attempt == 1
 
 
-@pytest.mark.parametrize("point", ["sweep.committed", "sweep.rung"])
+@pytest.mark.parametrize("point", ["sweep.committed", "sweep.wakeups_sent"])
 def test_a_sweeper_killed_during_a_sweep_loses_no_job(
     worker: Worker,
     database: Database,
