@@ -5,8 +5,8 @@ the operator allows it (`unsafe.py`). It needs Linux with bubblewrap and only th
 runs graders without bubblewrap.
 """
 
+from grpo_engine.sandbox.capability import Capability, self_test, untrusted_interpreter
 from grpo_engine.sandbox.launch import SandboxUnavailable
-from grpo_engine.sandbox.probe import Capability, self_test, untrusted_interpreter
 from grpo_engine.sandbox.process import Limits, Outcome
 from grpo_engine.sandbox.server import PythonServer
 

@@ -13,15 +13,15 @@ _HELD = ("RssAnon:", "RssShmem:", "VmSwap:")
 
 def held_bytes(pid: int) -> int:
     """Memory of this process and all its descendants; shared pages count for each of them."""
-    return sum(map(_own_bytes, family(pid)))
+    return sum(map(_own_bytes, process_tree(pid)))
 
 
-def family(pid: int) -> Iterator[int]:
+def process_tree(pid: int) -> Iterator[int]:
     """Yield the process id and those of all its descendants."""
     yield pid
     for thread in _entries(f"/proc/{pid}/task"):
         for child in _read(f"/proc/{pid}/task/{thread}/children").split():
-            yield from family(int(child))
+            yield from process_tree(int(child))
 
 
 def _own_bytes(pid: int) -> int:

@@ -24,7 +24,7 @@ from typing import Any
 from grpo_engine.sandbox import seccomp
 from grpo_engine.sandbox.launch import Interpreter, SandboxUnavailable, command, inside
 from grpo_engine.sandbox.memory import held_bytes
-from grpo_engine.sandbox.unsafe import MAX_PROCESSES, end_family, make_folder, plain_command
+from grpo_engine.sandbox.unsafe import MAX_PROCESSES, kill_process_tree, make_folder, plain_command
 
 _GRACE_SECONDS = 1.0
 """Time after a call's deadline, at which the server inside ends the child, until the sandbox is ended."""
@@ -125,7 +125,7 @@ class Sandbox:
         """Kill every process inside and wait for the last. Safe to call twice."""
         if self._folder is not None:
             if self.alive:  # not reaped yet, so its pid cannot belong to another process
-                end_family(self._process.pid)
+                kill_process_tree(self._process.pid)
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._inside is not None:
             with contextlib.suppress(ProcessLookupError):

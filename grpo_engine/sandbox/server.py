@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Self
 
-from grpo_engine.sandbox.probe import untrusted_interpreter
+from grpo_engine.sandbox.capability import untrusted_interpreter
 from grpo_engine.sandbox.process import Limits, Outcome, Sandbox
 
 CALLS_PER_SANDBOX = 500

@@ -12,7 +12,7 @@ import signal
 import tempfile
 
 from grpo_engine.sandbox.launch import FLAGS, UNPRIVILEGED_UID, Interpreter, interpreters, program, setpriv
-from grpo_engine.sandbox.memory import family
+from grpo_engine.sandbox.memory import process_tree
 
 VARIABLE = "GRPO_WITHOUT_SANDBOX"
 MAX_PROCESSES = 1024
@@ -47,10 +47,10 @@ def make_folder() -> str:
     return folder
 
 
-def end_family(pid: int) -> None:
+def kill_process_tree(pid: int) -> None:
     """Kill a process's descendants, then the process. Later rounds find those that were started meanwhile."""
     for _ in range(_ROUNDS):
-        below = list(family(pid))[1:]
+        below = list(process_tree(pid))[1:]
         for each in below:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each, signal.SIGKILL)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from grpo_engine.sandbox.memory import family
+from grpo_engine.sandbox.memory import process_tree
 
 GB = 10**9
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -40,7 +40,7 @@ class MachineUsage:
 def _processes() -> tuple[float, int]:
     """CPU seconds and resident bytes of all processes; ended children count in the CPU seconds."""
     seconds, resident = 0.0, 0
-    for pid in family(os.getpid()):
+    for pid in process_tree(os.getpid()):
         with suppress(OSError):  # the process has just ended
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             seconds += sum(map(int, fields[11:15])) / _TICKS

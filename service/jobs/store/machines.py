@@ -145,7 +145,7 @@ def log_sandbox_state(settings: Settings) -> None:
     """Log, when a worker starts, how untrusted code runs here."""
     found = self_test()
     if found.available:
-        logger.info("the sandbox works", probes=len(found.probes))
+        logger.info("the sandbox works", attacks=len(found.attacks))
     elif UNSAFE in of_this_machine(unsafe_allowed=settings.allows_unsafe):
         logger.warning("UNSAFE: untrusted code runs here without a sandbox", reason=found.reason)
     else:

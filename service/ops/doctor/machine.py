@@ -15,7 +15,7 @@ def sandbox() -> Iterator[Finding]:
     """Whether the sandbox withstands the attacks that a worker tries when it starts."""
     found = self_test()
     if found.available:
-        yield ok("sandbox", f"withstands {len(found.probes)} attacks ({', '.join(sorted(found.probes))})")
+        yield ok("sandbox", f"withstands {len(found.attacks)} attacks ({', '.join(sorted(found.attacks))})")
         return
     rest = "python graders run in a subset of the language" if monty.installed() else "such jobs are refused"
     advice = "Install bubblewrap and allow user namespaces (sysctl kernel.unprivileged_userns_clone=1)."

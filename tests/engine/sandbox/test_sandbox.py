@@ -18,8 +18,8 @@ from grpo_engine.sandbox import (
     launch,
     self_test,
 )
+from grpo_engine.sandbox.capability import _attack
 from grpo_engine.sandbox.launch import Interpreter, interpreters
-from grpo_engine.sandbox.probe import _attack
 from grpo_engine.sandbox.process import Sandbox, _outcome
 from tests.engine.sandbox.hostile_graders import ENDLESS_GRADERS, GRADERS
 from tests.engine.sandbox.patience import PATIENCE
@@ -45,12 +45,12 @@ def test_the_self_test_contains_every_attack() -> None:
     capability = self_test()
     assert capability.reason == ""
     assert capability.available
-    assert set(capability.probes) == {
+    assert set(capability.attacks) == {
         *("network", "sockets", "host_files", "writes", "devices", "root", "namespaces", "system_calls"),
         *("processes", "environment", "descriptors", "limits", "memory", "fork_bomb", "endless_loop"),
         *("output_flood", "left_behind", "host_root", "outliving", "times"),
     }
-    assert all(capability.probes.values())
+    assert all(capability.attacks.values())
 
 
 def test_the_self_test_passes_with_every_interpreter() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from grpo_engine.graders import make_sample
-from grpo_engine.sandbox import Capability, PythonServer, SandboxUnavailable, probe
+from grpo_engine.sandbox import Capability, PythonServer, SandboxUnavailable, capability
 from grpo_engine.sandbox.unsafe import VARIABLE
 from tests.engine.graders.helpers import read
 from tests.engine.sandbox.patience import PATIENCE
@@ -20,7 +20,7 @@ def grade(sample, item):
 
 @pytest.fixture
 def no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "self_test", lambda: Capability(None, reason="no bwrap"))
+    monkeypatch.setattr(capability, "self_test", lambda: Capability(None, reason="no bwrap"))
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from grpo_engine.sandbox import Limits, PythonServer, launch, probe
-from grpo_engine.sandbox.memory import family, held_bytes
+from grpo_engine.sandbox import Limits, PythonServer, capability, launch
+from grpo_engine.sandbox.memory import held_bytes, process_tree
 from grpo_engine.sandbox.server import CALLS_PER_SANDBOX
 from tests.engine.sandbox.patience import PATIENCE
 
@@ -204,7 +204,7 @@ def test_processes_over_the_total_memory_limit_are_killed(name: str, args: list[
 
 
 def test_memory_is_counted_over_all_descendants() -> None:
-    assert os.getpid() in family(os.getpid())
+    assert os.getpid() in process_tree(os.getpid())
     assert held_bytes(os.getpid()) > 10 * MEBIBYTE
     assert held_bytes(2**22 + 1) == 0
 
@@ -228,7 +228,7 @@ def test_processes_may_exit_while_the_memory_is_counted() -> None:
 
 
 def test_a_self_test_that_could_not_run_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    attack, calls = probe._attack, []
+    attack, calls = capability._attack, []
 
     def fails_once(interpreter: launch.Interpreter) -> dict[str, bool]:
         calls.append(interpreter)
@@ -236,55 +236,55 @@ def test_a_self_test_that_could_not_run_is_tried_again(monkeypatch: pytest.Monke
             raise launch.SandboxUnavailable("no answer in time")
         return attack(interpreter)
 
-    monkeypatch.setattr(probe, "_attack", fails_once)
-    monkeypatch.setattr(probe, "_finished_test", functools.cache(probe._finished_test.__wrapped__))
-    assert probe.self_test().available
+    monkeypatch.setattr(capability, "_attack", fails_once)
+    monkeypatch.setattr(capability, "_finished_test", functools.cache(capability._finished_test.__wrapped__))
+    assert capability.self_test().available
     num_attacks = len(calls)
-    assert probe.self_test().available
+    assert capability.self_test().available
     assert len(calls) == num_attacks
 
 
 def test_after_many_calls_no_process_is_left() -> None:
-    before = set(family(os.getpid()))
+    before = set(process_tree(os.getpid()))
     with PythonServer("def quick(n): return n") as busy:
         values = [call(busy, "quick", n) for n in range(CALLS_PER_SANDBOX + 20)]
         assert busy._sandbox is not None
-        inside = set(family(busy._sandbox._process.pid))
+        inside = set(process_tree(busy._sandbox._process.pid))
         assert len(inside) <= 3  # bubblewrap, the namespace's first process, the fork server
     assert values == list(range(CALLS_PER_SANDBOX + 20))
     assert not {pid for pid in inside if Path(f"/proc/{pid}").exists()}
-    assert set(family(os.getpid())) <= before
+    assert set(process_tree(os.getpid())) <= before
 
 
 def test_without_disable_userns_the_filter_still_refuses_namespaces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(launch, "_no_nested_users", list)  # as if /proc/sys is read-only
-    interpreter = probe.self_test().require()
-    assert all(probe._attack(interpreter).values())
+    interpreter = capability.self_test().require()
+    assert all(capability._attack(interpreter).values())
 
 
 def test_a_kernel_without_user_namespaces_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_MAX_USER_NAMESPACES", "/proc/sys/user/none")
     with pytest.raises(launch.SandboxUnavailable, match="no user namespaces"):
-        launch.command(probe.self_test().require(), seccomp_fd=0, info_fd=0)
+        launch.command(capability.self_test().require(), seccomp_fd=0, info_fd=0)
 
 
-@pytest.mark.parametrize("probe_name", ["network", "processes"])
+@pytest.mark.parametrize("attack", ["network", "processes"])
 def test_an_attack_that_succeeds_means_no_sandbox_and_is_named(
-    monkeypatch: pytest.MonkeyPatch, probe_name: str
+    monkeypatch: pytest.MonkeyPatch, attack: str
 ) -> None:
-    monkeypatch.setattr(probe, "_attack", lambda _: {"writes": True, probe_name: False})
-    monkeypatch.setattr(probe, "_finished_test", probe._finished_test.__wrapped__)
-    found = probe.self_test()
+    monkeypatch.setattr(capability, "_attack", lambda _: {"writes": True, attack: False})
+    monkeypatch.setattr(capability, "_finished_test", capability._finished_test.__wrapped__)
+    found = capability.self_test()
     assert not found.available
-    assert f"not contained: {probe_name}" in found.reason
+    assert f"not contained: {attack}" in found.reason
 
 
 def test_a_machine_without_bubblewrap_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     found = launch.program
     monkeypatch.setattr(launch, "program", lambda name: found("no-such-bwrap" if name == "bwrap" else name))
-    monkeypatch.setattr(probe, "_finished_test", probe._finished_test.__wrapped__)
-    result = probe.self_test()
+    monkeypatch.setattr(capability, "_finished_test", capability._finished_test.__wrapped__)
+    result = capability.self_test()
     assert not result.available
     assert "no-such-bwrap is not installed" in result.reason

@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select, update
 
 from grpo_engine.sandbox import monty
+from grpo_engine.sandbox.capability import Capability
 from grpo_engine.sandbox.launch import Interpreter
-from grpo_engine.sandbox.probe import Capability
 from service.app import create_app
 from service.jobs.store import claiming, formats, machines
 from service.jobs.store.machines import PYTHON_GRADERS, SANDBOX, Machine

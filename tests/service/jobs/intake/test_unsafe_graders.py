@@ -9,7 +9,7 @@ from pydantic import SecretStr, ValidationError
 from structlog.testing import capture_logs
 
 from grpo_engine.sandbox import monty
-from grpo_engine.sandbox.probe import Capability
+from grpo_engine.sandbox.capability import Capability
 from service.app import create_app
 from service.jobs.store import machines
 from service.platform.db import Database

@@ -1,7 +1,7 @@
 """The attacks that the self-test runs inside the sandbox; each must fail.
 
-`stdin` is JSON and names the attack. `walls` prints for each attack whether it was contained. The others must
-be ended from outside: `flood` prints without end, `loop` never ends, `daemon` leaves a process behind.
+`stdin` is JSON and names the attack. `report` prints for each attack whether it was contained. The others
+must be ended from outside: `flood` prints without end, `loop` never ends, `daemon` leaves a process behind.
 `guest_modes.py` runs this file's text, so it imports the standard library only.
 """
 
@@ -118,7 +118,7 @@ def connect(address: str) -> None:
         client.connect(address)
 
 
-def walls(request: dict[str, Any]) -> dict[str, bool]:
+def attack_results(request: dict[str, Any]) -> dict[str, bool]:
     """Attack → whether it was contained. `request`: files and an abstract socket of the host."""
     libc = ctypes.CDLL(None)
     host_files = ["/etc/passwd", "/etc/hostname", "/proc/self/status", "/sys/kernel", *request["files"]]
@@ -155,7 +155,7 @@ def main() -> None:
         os._exit(0)
     while request["attack"] == "loop":
         Path("/").exists()
-    print(json.dumps(walls(request) if request["attack"] == "walls" else {}))
+    print(json.dumps(attack_results(request) if request["attack"] == "report" else {}))
 
 
 main()

@@ -41,7 +41,7 @@ class Capability:
     """The Python for untrusted code; None if there is no sandbox."""
     reason: str = ""
     """Why there is no sandbox."""
-    probes: dict[str, bool] = field(default_factory=dict)
+    attacks: dict[str, bool] = field(default_factory=dict)
     """Attack → whether it was contained."""
 
     @property
@@ -85,13 +85,13 @@ def _finished_test() -> Capability:
     not_run: list[str] = []
     for interpreter in interpreters():
         try:
-            probes = _attack(interpreter)
+            attacks = _attack(interpreter)
         except (SandboxUnavailable, OSError, ValueError) as error:
             not_run.append(f"{interpreter.executable}: {error}")
             continue
-        failed = [name for name, contained in probes.items() if not contained]
+        failed = [name for name, contained in attacks.items() if not contained]
         if not failed:
-            return Capability(interpreter, probes=probes)
+            return Capability(interpreter, attacks=attacks)
         leaks.append(f"{interpreter.executable}: not contained: {', '.join(failed)}")
     if not_run:
         raise SandboxUnavailable("; ".join(leaks + not_run))
@@ -100,10 +100,10 @@ def _finished_test() -> Capability:
 
 def _attack(interpreter: Interpreter) -> dict[str, bool]:
     """Run all attacks; returns which were contained. Raises SandboxUnavailable if they could not run."""
-    sandbox = Sandbox(interpreter, own_text("hostile_probe"), "<probe>", _LIMITS)
+    sandbox = Sandbox(interpreter, own_text("attacks"), "<attacks>", _LIMITS)
     try:
         unprivileged = sandbox.uid not in (0, None)
-        probes = _walls(sandbox)
+        attacks = _attacks_from_inside(sandbox)
         loop, flood, daemon = (
             sandbox.request(seconds, mode="script", stdin=json.dumps({"attack": name}))
             for name, seconds in (("loop", _SHORT_SECONDS), ("flood", _SECONDS), ("daemon", _SECONDS))
@@ -111,7 +111,7 @@ def _attack(interpreter: Interpreter) -> dict[str, bool]:
     finally:
         sandbox.close()
     return {
-        **probes,
+        **attacks,
         "endless_loop": loop.timed_out and loop.value is None,
         "output_flood": flood.value is None and len(flood.output) <= _LIMITS.output_bytes + 65_536,
         "left_behind": daemon.value is None and not daemon.reusable,
@@ -120,17 +120,17 @@ def _attack(interpreter: Interpreter) -> dict[str, bool]:
     }
 
 
-def _walls(sandbox: Sandbox) -> dict[str, bool]:
+def _attacks_from_inside(sandbox: Sandbox) -> dict[str, bool]:
     """Results of the attacks from inside. Raises SandboxUnavailable if they did not finish."""
     name = secrets.token_hex(16)
     files = [str(Path(__file__).resolve()), str(Path.home() / ".profile")]
-    request = {"attack": "walls", "files": files, "socket": name}
+    request = {"attack": "report", "files": files, "socket": name}
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("\0" + name)
         listener.listen()
         outcome = sandbox.request(_SECONDS, mode="script", stdin=json.dumps(request))
     if outcome.error:
-        raise SandboxUnavailable(f"the probes did not run: {outcome.error}")
+        raise SandboxUnavailable(f"the attacks did not run: {outcome.error}")
     found: dict[str, bool] = json.loads(outcome.output)
     return found
 
