@@ -34,7 +34,7 @@ class ChildError(Exception):
     """No answer: the process crashed or was killed for an invalid answer, or the request has no JSON form."""
 
 
-class ChildLateError(ChildError):
+class ChildTimeoutError(ChildError):
     """The process did not answer in time and was killed."""
 
 
@@ -44,8 +44,8 @@ class GradingChild:
     `request` is called by one thread at a time, `interrupt` by any.
     """
 
-    def __init__(self, hello: Mapping[str, Any], command: Sequence[str]) -> None:
-        self._hello = hello
+    def __init__(self, start_message: Mapping[str, Any], command: Sequence[str]) -> None:
+        self._start_message = start_message
         self._command = tuple(command)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -59,7 +59,7 @@ class GradingChild:
         return None if process is None else process.pid
 
     def request(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """The answer with the same `id`. Raises ChildError, ChildLateError, CancelledError (interrupted)."""
+        """The answer with the same `id`. Raises ChildError; CancelledError if interrupted."""
         line = _encoded(message)
         answer = self._exchange(self._connected(), line, seconds)
         if answer.get("id") != message["id"]:
@@ -89,7 +89,7 @@ class GradingChild:
             connection = self._start()
         except OSError as error:
             self._fail(f"no grading process could be started: {error.strerror}")
-        started = self._exchange(connection, _encoded(self._hello), START_SECONDS)
+        started = self._exchange(connection, _encoded(self._start_message), START_SECONDS)
         if not started.get("ready"):
             self._fail(f"the grading process could not start: {str(started.get('error'))[:1000]}")
         return connection
@@ -117,7 +117,7 @@ class GradingChild:
             connection.sendall(line)
             return _decoded(_read_line(connection, until))
         except TimeoutError:
-            self._fail(f"no answer within {seconds:g} seconds", ChildLateError)
+            self._fail(f"no answer within {seconds:g} seconds", ChildTimeoutError)
         except EOFError:
             self._fail("the grading process ended")
         except OSError as error:
@@ -130,7 +130,7 @@ class GradingChild:
         self.close()
         if self._interrupted:
             raise CancelledError
-        ending = "" if kind is ChildLateError or process is None else f" ({_ending(process.returncode)})"
+        ending = "" if kind is ChildTimeoutError or process is None else f" ({_ending(process.returncode)})"
         raise kind(message + ending) from None
 
     def _kill(self) -> None:

@@ -14,8 +14,8 @@ from typing import Any, Self
 from grpo_engine.contract.records import Sample, Score
 from grpo_engine.graders import Grader
 from grpo_engine.graders.base import GraderBase
-from grpo_engine.graders.pool.lanes import ProcessLane, ThreadLane
-from grpo_engine.graders.pool.wire import grade_safely
+from grpo_engine.graders.pool.executors import ProcessExecutor, ThreadExecutor
+from grpo_engine.graders.pool.messages import grade_safely
 from grpo_engine.graders.printed import PrintedOutput
 from grpo_engine.graders.rules.multi import Multi
 
@@ -40,9 +40,9 @@ class Grading:
         self._grader = grader
         self._parts = grader.graders if isinstance(grader, Multi) else {grader.label: grader}
         apart = {key: part for key, part in self._parts.items() if part.execution == "process"}
-        self._threads = ThreadLane(deadline_seconds)
+        self._threads = ThreadExecutor(deadline_seconds)
         count = 1 if grader.holds_a_model else processes
-        self._processes = ProcessLane(apart, count, deadline_seconds, command)
+        self._processes = ProcessExecutor(apart, count, deadline_seconds, command)
         self._closed = False
         self.printed = PrintedOutput()
 

@@ -1,4 +1,4 @@
-"""A grading process: reads requests from its parent (`wire.py`) and answers each with a line.
+"""A grading process: reads requests from its parent (`messages.py`) and answers each with a line.
 
 It enforces no deadline: the parent does, and kills this process and all it started. `child.py` runs it as
 `python -m grpo_engine.graders.pool.server`.
@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from grpo_engine.graders import Grader
 from grpo_engine.graders.base import GraderBase
-from grpo_engine.graders.pool.wire import grade_safely, read_sample
+from grpo_engine.graders.pool.messages import grade_safely, read_sample
 from grpo_engine.process import deadline
 from grpo_engine.process.parent_death import end_with_parent
 
@@ -28,11 +28,11 @@ MAX_MEMORY_BYTES = 4 * 2**30
 def main(prepare: Callable[[], None] = lambda: None) -> None:
     """Serve the parent until it closes the connection. `prepare`: called first; its error is reported."""
     with _connection() as (requests, answers):
-        hello = json.loads(requests.readline())
-        end_with_parent(hello["parent"])
+        start_message = json.loads(requests.readline())
+        end_with_parent(start_message["parent"])
         try:
             prepare()
-            graders = load(hello["graders"])
+            graders = load(start_message["graders"])
             _limit()
         except Exception as error:  # noqa: BLE001 - the parent reports it
             _write(answers, {"error": f"{type(error).__name__}: {error}"[:1000]})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from grpo_engine.graders.model_spending import Ledger, SharedCalls
-from grpo_engine.graders.pool import lanes
+from grpo_engine.graders.pool import executors
 from grpo_engine.graders.rules import score_model
 from tests.engine.graders.judges import KEY, Judge
 from tests.engine.sandbox.patience import PATIENCE, be_patient
@@ -39,5 +39,5 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """`patient(hangs)`: only calls with arguments for which it is true keep their time limit."""
-    monkeypatch.setattr(lanes, "ANSWER_SECONDS", PATIENCE)
+    monkeypatch.setattr(executors, "ANSWER_SECONDS", PATIENCE)
     return partial(be_patient, monkeypatch)

@@ -76,7 +76,7 @@ def multi(**more: Any) -> Any:
     return read(type="multi", graders=graders, calculate_output="shape + 2*right + 4*number", **more)
 
 
-def test_the_parts_of_a_multi_run_in_their_lanes_and_are_combined() -> None:
+def test_the_parts_of_a_multi_run_in_their_executors_and_are_combined() -> None:
     grader = multi(invalid_grade=-1.0)
     assert grader.execution == "process"
     with Grading(grader, processes=1) as grading:

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.graders import make_sample
-from grpo_engine.graders.pool import lanes
+from grpo_engine.graders.pool import executors
 from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.graders.rules.multi import Multi
 from grpo_engine.graders.rules.python_code import PythonGrader
@@ -157,7 +157,7 @@ HANGS = ["while True: pass", "time.sleep(3600)", "print('y', end='')\n    while 
 
 
 def test_lines_printed_before_the_deadline_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr(executors, "ANSWER_SECONDS", 60.0)
     source = "import time\n    if item: return 0.5\n    print('x' * 3000)\n    {}"
     with ExitStack() as stack:
         late = [grader(source.format(hang), name="own") for hang in HANGS]

@@ -1,6 +1,6 @@
 """Messages between a grading process and its parent: JSON, one object per line.
 
-hello    {"parent": pid, "graders": {key: grader}}          → {"ready": true} or {"error": text}
+start    {"parent": pid, "graders": {key: grader}}          → {"ready": true} or {"error": text}
 request  {"id": n, "grader": key, "seconds": s, "sample": {…}, "item": {…}} → {"id": n, "score": {…}}
 
 A sample's `output_json` is not sent, because it follows from the text.
@@ -17,7 +17,7 @@ from grpo_engine.graders.base import GraderBase
 from grpo_engine.graders.samples import make_sample
 
 
-def hello(graders: Mapping[str, GraderBase]) -> dict[str, Any]:
+def start_message(graders: Mapping[str, GraderBase]) -> dict[str, Any]:
     """First line to a process: its graders."""
     dumped = {key: grader.model_dump(mode="json") for key, grader in graders.items()}
     return {"parent": os.getpid(), "graders": dumped}

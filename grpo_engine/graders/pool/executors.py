@@ -1,7 +1,7 @@
 """Runs graders in threads and in processes, and returns futures of their scores.
 
 Every future ends: with a score (unscorable if the grader did not answer in time), or with CancelledError if
-the lane was closed first.
+the executor was closed first.
 """
 
 import secrets
@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from grpo_engine.contract.records import GradeErrorCode, Sample, Score
 from grpo_engine.graders.base import GraderBase
-from grpo_engine.graders.pool.child import ChildError, ChildLateError, GradingChild
-from grpo_engine.graders.pool.wire import grade_safely, hello, request
+from grpo_engine.graders.pool.child import ChildError, ChildTimeoutError, GradingChild
+from grpo_engine.graders.pool.messages import grade_safely, request, start_message
 from grpo_engine.graders.rules import reward_model
 from grpo_engine.sandbox.launch import unprivileged_reader_prefix
 
@@ -27,7 +27,7 @@ ANSWER_SECONDS = 2.0
 _RUNS_CODE = ("python", "code_tests", "reasoning_gym")
 
 
-class ThreadLane:
+class ThreadExecutor:
     """Up to THREADS graders at a time, each in a thread that is abandoned at the deadline.
 
     A thread cannot be killed: it ends when the grader's own time limits end it.
@@ -77,7 +77,7 @@ def _late(grader: GraderBase, seconds: float) -> Score:
     return grader.unscorable("unresponsive_reward_error", f"no answer within {seconds:g} seconds")
 
 
-class ProcessLane:
+class ProcessExecutor:
     """Up to `processes` graders at a time, each in a grading process that is killed at the deadline."""
 
     def __init__(
@@ -88,7 +88,7 @@ class ProcessLane:
         command: Sequence[str] | None = None,
     ) -> None:
         self._deadline_seconds = deadline_seconds
-        first, command = hello(graders), command or _command(graders.values())
+        first, command = start_message(graders), command or _command(graders.values())
         self._children = [GradingChild(first, command) for _ in range(processes)]
         # last in, first out, so that grading one completion at a time starts only one process
         self._idle: LifoQueue[GradingChild] = LifoQueue()
@@ -118,7 +118,7 @@ class ProcessLane:
             seconds = self._deadline_seconds
             line = request(secrets.randbits(48), key, sample, item, seconds)
             return Score.model_validate(child.request(line, seconds + _grace(grader)).get("score"))
-        except ChildLateError:
+        except ChildTimeoutError:
             return _late(grader, self._deadline_seconds)
         except ChildError as error:
             return grader.unscorable(_child_error_code(grader), str(error))
