@@ -85,7 +85,7 @@ class EngineProcess:
         return self._process.pid
 
     @property
-    def door(self) -> IO[bytes]:
+    def stdin(self) -> IO[bytes]:
         """Standard input of an engine without a run directory."""
         assert self._process.stdin is not None
         return self._process.stdin
@@ -95,8 +95,8 @@ class EngineProcess:
         job = {"directory": str(run_dir), "arguments": list(arguments), "environment": dict(environment)}
         line = json.dumps(job)
         try:
-            with self.door as door:
-                door.write(line.encode() + b"\n")
+            with self.stdin as stdin:
+                stdin.write(line.encode() + b"\n")
         except BrokenPipeError:
             return False
         self._log.move_to(run_dir)

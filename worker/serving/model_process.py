@@ -119,8 +119,8 @@ class ModelProcess(threading.Thread):
             self._engine = EngineProcess(
                 [*command, "--reports-to", str(writing)], None, descriptors=[writing]
             )
-        self._engine.door.write(self._served(source).model_dump_json().encode() + b"\n")
-        self._engine.door.flush()
+        self._engine.stdin.write(self._served(source).model_dump_json().encode() + b"\n")
+        self._engine.stdin.flush()
         logger.info("model process started", model=self.claimed.model, pid=self._engine.pid)
 
     def _served(self, source: ModelSource) -> ServedModel:

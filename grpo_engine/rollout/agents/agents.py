@@ -16,8 +16,8 @@ from typing import Self
 from grpo_engine.config.environments import AgentEnvironment
 from grpo_engine.contract.errors import ConfigError
 from grpo_engine.models.policy import Policy
+from grpo_engine.rollout.agents.completion_server import CompletionServer
 from grpo_engine.rollout.agents.conversations import Conversations
-from grpo_engine.rollout.agents.door import Door
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.environments.sampler import Rollouts
 from grpo_engine.rollout.sampler.base import OnTurn
@@ -54,12 +54,12 @@ class Agents:
         first, last = self.ports or (0, 0)
         num_rollouts = len(rollouts.places) * rollouts.groups.group_size
         try:
-            door = Door(self.host, range(first, last + 1), num_rollouts)
+            server = CompletionServer(self.host, range(first, last + 1), num_rollouts)
         except OSError as error:
             where = f"GRPO_SERVE_HOST={self.host}" + (f", ports {first} to {last}" if self.ports else "")
             raise ConfigError(f"cannot listen at {where}: {error}") from error
-        with closing(door):
-            conversations = Conversations(self, door, rollouts)
+        with closing(server):
+            conversations = Conversations(self, server, rollouts)
             try:
                 yield conversations.answer
             finally:

@@ -16,9 +16,9 @@ from grpo_engine.chat.protocol import Answer, Generate, Piece, Refused, Token, U
 from grpo_engine.objective.types import Completion
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.rollout.agents.agent_answer import AgentFailure, run_agent
+from grpo_engine.rollout.agents.completion_server import CompletionServer
 from grpo_engine.rollout.agents.dialogue import Dialogue
-from grpo_engine.rollout.agents.door import Door
-from grpo_engine.rollout.agents.rollout import AgentRollout, Asked
+from grpo_engine.rollout.agents.rollout import AgentRollout, PendingRequest
 from grpo_engine.rollout.agents.shared_prompt import shared_tokens, trained_rows
 from grpo_engine.rollout.environments.sampler import Rollouts
 from grpo_engine.rollout.sampler.base import Continuation, NextTurn
@@ -38,13 +38,13 @@ THREAD = "agent"
 class Conversations:
     """The rollouts of one `generate`."""
 
-    def __init__(self, agents: Agents, door: Door, rollouts: Rollouts) -> None:
+    def __init__(self, agents: Agents, server: CompletionServer, rollouts: Rollouts) -> None:
         """Start all agents; a turn is sampled as soon as it is requested."""
-        self.agents, self.door, self.queue = agents, door, rollouts.queue
+        self.agents, self.server, self.queue = agents, server, rollouts.queue
         self.sampling, self.groups, self.prompts = rollouts.sampling, rollouts.groups, rollouts.prompts
         self.version = rollouts.version
         self.queue.longest = max(self.queue.longest, agents.context)
-        self._open: dict[tuple[int, int, int], Asked] = {}
+        self._open: dict[tuple[int, int, int], PendingRequest] = {}
         """Requests whose turns are being sampled, by the turn's stream."""
         self.has_ended = False
         """Whether sampling has ended, so that no further rollout is started."""
@@ -84,21 +84,21 @@ class Conversations:
 
         def ask(request: Generate) -> Future[Answer]:
             rollout.num_asked += 1
-            asked = Asked(rollout, request)
+            asked = PendingRequest(rollout, request)
             self.queue.put(partial(self._take, asked))
             return asked.answer
 
         with places:
             if self.has_ended:
                 return
-            key = self.door.admit(ask, rollout.options.max_turns)
+            key = self.server.admit(ask, rollout.options.max_turns)
             try:
                 reward = run_agent(rollout.options, self._task(rollout, key), lambda: rollout.num_asked > 0)
             except Exception as error:  # noqa: BLE001 - raised in the sampling thread, which waits for the end
-                self.door.revoke(key)
+                self.server.revoke(key)
                 ended.set_exception(error)
             else:
-                self.door.revoke(key)
+                self.server.revoke(key)
                 ended.set_result(reward)
 
     def _task(self, rollout: AgentRollout, key: str) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class Conversations:
         )
         number, sample = rollout.stream
         return {
-            "base_url": self.door.url,
+            "base_url": self.server.url,
             "api_key": key,
             "model": "policy",
             "task": {**prompt.item, **asked},
@@ -122,7 +122,7 @@ class Conversations:
             },
         }
 
-    def _take(self, asked: Asked) -> NextTurn | None:
+    def _take(self, asked: PendingRequest) -> NextTurn | None:
         """The turn that answers a request; None if it is refused."""
         try:
             return self._turn(asked)
@@ -131,7 +131,7 @@ class Conversations:
             asked.answer.set_exception(error)
             return None
 
-    def _turn(self, asked: Asked) -> NextTurn:
+    def _turn(self, asked: PendingRequest) -> NextTurn:
         """Raises Refused."""
         rollout, request = asked.rollout, asked.request
         if rollout.is_over:

@@ -17,7 +17,7 @@ from grpo_engine.rollout.environments.sampler import MAX_SHOWN_CHARACTERS
 
 
 @dataclass(eq=False)
-class Asked:
+class PendingRequest:
     """A request of an agent, until it is answered."""
 
     rollout: "AgentRollout"
@@ -72,7 +72,7 @@ class AgentRollout:
             )
 
     def add_turn(
-        self, asked: Asked, turn: Completion, text: str, calls: Sequence[FunctionCall], shown: str
+        self, asked: PendingRequest, turn: Completion, text: str, calls: Sequence[FunctionCall], shown: str
     ) -> None:
         """Add a turn. `shown`: its text with its calls."""
         assert asked.row is not None

@@ -61,7 +61,7 @@ def _too_many() -> Refused:
     return Refused("too_many_turns", "The rollout has had max_turns completions.")
 
 
-class Door:
+class CompletionServer:
     """Listens until `close`; `url` is what agents get as their base URL."""
 
     def __init__(self, host: str, ports: Iterable[int], num_rollouts: int) -> None:
