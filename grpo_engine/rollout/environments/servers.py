@@ -25,7 +25,7 @@ from grpo_engine.outbound.addresses import RefusedUrl
 from grpo_engine.outbound.openenv import EnvironmentFailure, action_schema
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.environments.actions import ActionReader
-from grpo_engine.rollout.environments.play import Play
+from grpo_engine.rollout.environments.episodes import Episodes
 from grpo_engine.rollout.environments.sampler import Rollouts
 from grpo_engine.rollout.sampler.base import OnTurn
 from grpo_engine.rollout.tools.use import ToolUse
@@ -57,7 +57,7 @@ class OpenEnvServers:
     @contextmanager
     def open(self, rollouts: Rollouts) -> Iterator[OnTurn]:
         with start_blocking_portal(name="environments") as portal, self.use.toolbox.open() as toolbox:
-            play = Play(self, portal, toolbox, rollouts)
+            play = Episodes(self, portal, toolbox, rollouts)
             try:
                 yield play.act
             finally:

@@ -32,7 +32,7 @@ NO_OBSERVATION = Observation("", None, done=False)
 """Observation of a turn that called tools, which the environment does not see."""
 
 
-class PlayedEpisode:
+class RunningEpisode:
     """One completion while it grows. Its session runs in one event loop, from `start` to `close`."""
 
     def __init__(self, name: str, seed: int, options: OpenEnvEnvironment, conversation: Conversation) -> None:
@@ -87,7 +87,7 @@ class PlayedEpisode:
         )
 
 
-class Play:
+class Episodes:
     """The episodes of one `generate`."""
 
     def __init__(
@@ -110,7 +110,7 @@ class Play:
         ]
         self.by_stream = {each.conversation.stream[:2]: each for each in self.episodes}
 
-    def _episode(self, place: int, sample: int, places: Mapping[str, asyncio.Semaphore]) -> PlayedEpisode:
+    def _episode(self, place: int, sample: int, places: Mapping[str, asyncio.Semaphore]) -> RunningEpisode:
         prompt = self.prompts[place]
         conversation = Conversation(prompt, place, sample, self.sampling, self.servers.policy.max_length)
         self.queue.longest = max(self.queue.longest, len(prompt.token_ids) + conversation.limit)
@@ -120,7 +120,7 @@ class Play:
         arguments |= prompt.item.get("reset") or {}
         given = arguments["seed"]
         seed = given if isinstance(given, int) else 0
-        episode = PlayedEpisode(name, seed, options, conversation)
+        episode = RunningEpisode(name, seed, options, conversation)
         self._wait(episode, self.portal.start_task_soon(episode.start, places[name], arguments))
         return episode
 
@@ -130,15 +130,15 @@ class Play:
             each.answer.cancel()
         wait([self.portal.start_task_soon(each.close) for each in self.episodes])
 
-    def _wait(self, episode: PlayedEpisode, answer: Future[Observation]) -> None:
+    def _wait(self, episode: RunningEpisode, answer: Future[Observation]) -> None:
         episode.answer = answer
         self.queue.put_after(partial(self._next_turn, episode), [answer])
 
-    def _next_turn(self, episode: PlayedEpisode) -> NextTurn | None:
+    def _next_turn(self, episode: RunningEpisode) -> NextTurn | None:
         """The turn after the environment's answer; None if the episode is over."""
         return episode.conversation.next_turn() if self._goes_on(episode) else None
 
-    def _goes_on(self, episode: PlayedEpisode) -> bool:
+    def _goes_on(self, episode: RunningEpisode) -> bool:
         """Add what the environment answered; False if the episode is over."""
         try:
             observation = episode.answer.result()
@@ -150,7 +150,7 @@ class Play:
         is_first = episode.conversation.turns == 0
         return self._begin(episode, observation) if is_first else self._continue(episode, observation)
 
-    def _begin(self, episode: PlayedEpisode, observation: Observation) -> bool:
+    def _begin(self, episode: RunningEpisode, observation: Observation) -> bool:
         conversation = episode.conversation
         place, before = conversation.place, len(conversation.prompt.token_ids)
         if observation.done:
@@ -172,7 +172,7 @@ class Play:
             return False
         return True
 
-    def _continue(self, episode: PlayedEpisode, observation: Observation) -> bool:
+    def _continue(self, episode: RunningEpisode, observation: Observation) -> bool:
         episode.add(observation)
         conversation = episode.conversation
         if observation.done:
@@ -185,7 +185,7 @@ class Play:
             )
         return self._read(episode, ids)
 
-    def _read(self, episode: PlayedEpisode, ids: Sequence[int] | None) -> bool:
+    def _read(self, episode: RunningEpisode, ids: Sequence[int] | None) -> bool:
         """Add the tokens after a turn; None, and the end of the episode, if there is no room for them."""
         if ids is None:
             self._end(episode, FinishReason.LENGTH)
@@ -193,7 +193,7 @@ class Play:
         episode.conversation.add_given(ids)
         return True
 
-    def _use_tools(self, episode: PlayedEpisode, calls: Sequence[ToolCall]) -> None:
+    def _use_tools(self, episode: RunningEpisode, calls: Sequence[ToolCall]) -> None:
         """Run the tool calls of a turn, which is then not an action; calls in an episode's last turn are
         not run."""
         conversation, use = episode.conversation, self.servers.use
@@ -209,7 +209,7 @@ class Play:
 
         self.queue.put_after(next_turn, answers)
 
-    def _malformed(self, episode: PlayedEpisode, reason: str) -> bool:
+    def _malformed(self, episode: RunningEpisode, reason: str) -> bool:
         error = Observation(f"Error: {reason}", None, done=False)
         if episode.options.malformed_action == "observe":
             return self._continue(episode, error)
@@ -237,11 +237,11 @@ class Play:
         else:
             self._wait(episode, self.portal.start_task_soon(episode.session.step, action))
 
-    def _fail(self, episode: PlayedEpisode, reason: str) -> None:
+    def _fail(self, episode: RunningEpisode, reason: str) -> None:
         episode.failure = reason
         self._end(episode, FinishReason.LENGTH)
 
-    def _end(self, episode: PlayedEpisode, reason: FinishReason) -> None:
+    def _end(self, episode: RunningEpisode, reason: FinishReason) -> None:
         self.portal.start_task_soon(episode.close)
         conversation = episode.conversation
         self.toolbox.end(conversation.rollout)
