@@ -94,7 +94,7 @@ PLATEAU_STEPS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Alarm:
+class TrippedGuard:
     """A guard that has tripped."""
 
     guard: Guard
@@ -118,13 +118,13 @@ class Alarm:
 
 def watch(
     guards: Sequence[Guard], step: int, metrics: Mapping[str, float], state: Mapping[str, Any]
-) -> tuple[list[Alarm], dict[str, Any]]:
+) -> tuple[list[TrippedGuard], dict[str, Any]]:
     """The guards that trip in this step, and the state (JSON) for the next one.
 
     `state`: as returned for the previous step; empty at the start.
     """
     seen = _remembered(guards, metrics, state)
-    alarms: list[Alarm] = []
+    alarms: list[TrippedGuard] = []
     counts = list(state.get("counts") or [0] * len(guards))
     for index, guard in enumerate(guards):
         value = _MEASURES[guard.watch](metrics, seen)
@@ -132,7 +132,7 @@ def watch(
             continue
         counts[index] = counts[index] + 1 if _holds(guard, value) else 0
         if counts[index] == guard.patience:
-            alarms.append(Alarm(guard, step, value))
+            alarms.append(TrippedGuard(guard, step, value))
     return alarms, {**seen, "counts": counts}
 
 

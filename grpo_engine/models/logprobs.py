@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
-from grpo_engine.models.fast.operations import logprobs_and_slopes
+from grpo_engine.models.fast.operations import logprobs_and_gradients
 from grpo_engine.models.fast.products import product
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ class _FrozenHead(Function):
         for start in range(0, len(targets_N), chunk):
             here = slice(start, start + chunk)
             logits = product(hidden_N[here], weight, bias)
-            chosen[here], entropy[here], rises = logprobs_and_slopes(logits, targets_N[here], temperature)
+            chosen[here], entropy[here], rises = logprobs_and_gradients(logits, targets_N[here], temperature)
             slopes[here] = product(rises, weight.t())
         ctx.save_for_backward(slopes)
         ctx.temperature = temperature

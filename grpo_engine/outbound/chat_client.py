@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 from grpo_engine.contract.records import Record, first_problem
 from grpo_engine.outbound.addresses import RefusedUrl
 from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint
-from grpo_engine.outbound.web import NoAnswer, WebAnswer, post_patiently
+from grpo_engine.outbound.web import NoAnswer, WebAnswer, post_with_retries
 
 MAX_RETRIES = 4
 SHOWN_CHARACTERS = 300
@@ -77,7 +77,7 @@ class ChatClient:
         if self.endpoint.api_key is not None:
             headers["Authorization"] = f"Bearer {self.endpoint.api_key.get_secret_value()}"
         try:
-            answer = post_patiently(
+            answer = post_with_retries(
                 self.endpoint.url.rstrip("/") + "/chat/completions",
                 body.encode(),
                 headers,

@@ -69,7 +69,7 @@ class WebAnswer:
         return self.status in (408, 409, 429) or self.status >= 500
 
 
-def post_patiently(
+def post_with_retries(
     url: str,
     body: bytes,
     headers: Mapping[str, str],

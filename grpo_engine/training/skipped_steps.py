@@ -38,7 +38,7 @@ def skip_reason(scored: Sequence[ScoredGroup], settings: ReinforcementHyperparam
     return "nothing_to_distil" if distillation and distillation.alone else "all_masked"
 
 
-def refuse_silence(
+def fail_without_signal(
     step: int, skipped_in_a_row: int, scored_P: Sequence[ScoredGroup], settings: ReinforcementHyperparameters
 ) -> None:
     """Raise NoSignalError after `max_skipped_steps` steps in a row that trained nothing."""

@@ -32,7 +32,7 @@ from grpo_engine.training.method import Method, MethodState
 from grpo_engine.training.micro_batch_budget import longest_group
 from grpo_engine.training.policy_updater import PolicyUpdater, seed_step
 from grpo_engine.training.self_distillation import DistillationTerm, distillation_terms
-from grpo_engine.training.skipped_steps import refuse_silence, skip_reason
+from grpo_engine.training.skipped_steps import fail_without_signal, skip_reason
 
 LossTerm = PolicyGradient | DistillationTerm
 
@@ -137,7 +137,7 @@ class Trainer(Method):
         metrics |= {**rested, "sampling/discarded_groups": float(len(step_groups.discarded))}
         yield self._step_event(step, all_scored, metrics, timer)
         yield from self.updater.budget.take_warnings()
-        refuse_silence(step, self.state.skipped_in_a_row, scored_P, self.hyperparameters)
+        fail_without_signal(step, self.state.skipped_in_a_row, scored_P, self.hyperparameters)
 
     def _with_advantages(
         self, step: int, groups_P: Sequence[GradedGroup], timer: PhaseTimer

@@ -23,7 +23,7 @@ from grpo_engine.graders.untrusted_json import read_graded
 from grpo_engine.outbound.addresses import AllowedHosts, RefusedUrl, check_url
 from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint
 from grpo_engine.outbound.signing import signature_headers
-from grpo_engine.outbound.web import NoAnswer, WebAnswer, check_headers, post_patiently
+from grpo_engine.outbound.web import NoAnswer, WebAnswer, check_headers, post_with_retries
 
 MAX_RETRIES = 3
 MAX_REQUEST_BYTES = 2**22
@@ -73,7 +73,7 @@ class Endpoint(RewardGrader):
                 headers["Authorization"] = f"Bearer {operated.api_key.get_secret_value()}"
         if secret:
             headers |= signature_headers([secret], trace_id, body)
-        return post_patiently(
+        return post_with_retries(
             url,
             body,
             headers,

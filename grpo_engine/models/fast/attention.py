@@ -13,7 +13,7 @@ from torch.autograd import Function
 from transformers import PreTrainedModel
 
 from grpo_engine.models.device_memory import cached_heads
-from grpo_engine.models.fast.operations import at_least_single, scores_of
+from grpo_engine.models.fast.operations import at_least_float32, scores_of
 from grpo_engine.models.fast.varlen import VarlenLayout, supports
 from grpo_engine.models.shared_prompt_attention import Attention, Block, PackedLayout, blocks_of
 from grpo_engine.objective.types import GroupSpan
@@ -82,7 +82,7 @@ def _forward(
     kept = []
     for block, bias in blocks:
         queries, keys, values = _take(block, query, key, value)
-        scores = scores_of(at_least_single(queries) * scale, keys)
+        scores = scores_of(at_least_float32(queries) * scale, keys)
         rows, width = block.queries.shape
         scores.view(rows, -1, width, scores.shape[2]).add_(bias)
         weights = scores.softmax(-1).to(values.dtype)

@@ -24,7 +24,7 @@ from transformers.activations import SiLUActivation
 
 from grpo_engine.models.fast.kernels import rms_norm, rotated, swiglu
 from grpo_engine.models.fast.linears import Layer, Linears
-from grpo_engine.models.fast.operations import at_least_single
+from grpo_engine.models.fast.operations import at_least_float32
 from grpo_engine.models.shared_prompt_attention import Attention, window_of
 
 
@@ -88,7 +88,7 @@ class FastModel:
         made = []
         for layer in self.layers:
             read, left, fed, out = (each.joined() for each in _linears(layer, self.dtype))
-            before, after = (at_least_single(weight.detach()) for weight in _norms(layer))
+            before, after = (at_least_float32(weight.detach()) for weight in _norms(layer))
             made.append(LayerTensors(read, left, fed, out, (before, after), _head_norms(layer.self_attn)))
         return made
 
@@ -199,7 +199,7 @@ def _head_norms(block: Any) -> Tensor | None:
     keys = _features(block.k_proj) // block.head_dim
     queries = keys * block.num_key_value_groups
     each = block.q_norm.weight.expand(queries, -1), block.k_norm.weight.expand(keys, -1)
-    return at_least_single(torch.cat(each).detach())
+    return at_least_float32(torch.cat(each).detach())
 
 
 def _features(module: Any) -> int:

@@ -27,14 +27,14 @@ def compiled_version() -> str:
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """x [T, W] with weight [W], or [T, H, D] with weight [D] or [H, D]."""
     if native.takes(x):
-        return native.rms_norm(x, at_least_single(weight), epsilon)
+        return native.rms_norm(x, at_least_float32(weight), epsilon)
     return _normed(x, weight, epsilon)
 
 
 @fused
 def _normed(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    wide = at_least_single(x)
-    return (wide * _inverse_rms(wide, epsilon) * at_least_single(weight)).to(x.dtype)
+    wide = at_least_float32(x)
+    return (wide * _inverse_rms(wide, epsilon) * at_least_float32(weight)).to(x.dtype)
 
 
 def rms_norm_back(
@@ -42,7 +42,7 @@ def rms_norm_back(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of x and of the weight, None if not wanted."""
     if native.takes(x, grad) and not of_weight:
-        return native.rms_norm_back(x, at_least_single(weight), grad, epsilon), None
+        return native.rms_norm_back(x, at_least_float32(weight), grad, epsilon), None
     grad_x = _normed_back(x, weight, grad, epsilon) if of_x else None
     return grad_x, _normed_back_of_weight(x, weight, grad, epsilon) if of_weight else None
 
@@ -50,7 +50,7 @@ def rms_norm_back(
 @fused
 def _normed_back(x: Tensor, weight: Tensor, grad: Tensor, epsilon: float) -> Tensor:
     """dx = i·(dŷ − x·i²·mean(dŷ·x)) with dŷ = dy·w and i the inverse root."""
-    wide, scaled = at_least_single(x), at_least_single(grad) * at_least_single(weight)
+    wide, scaled = at_least_float32(x), at_least_float32(grad) * at_least_float32(weight)
     inverse = _inverse_rms(wide, epsilon)
     along = (scaled * wide).mean(-1, keepdim=True) * inverse.square()
     return ((scaled - wide * along) * inverse).to(x.dtype)
@@ -58,8 +58,8 @@ def _normed_back(x: Tensor, weight: Tensor, grad: Tensor, epsilon: float) -> Ten
 
 @fused
 def _normed_back_of_weight(x: Tensor, weight: Tensor, grad: Tensor, epsilon: float) -> Tensor:
-    wide = at_least_single(x)
-    made = at_least_single(grad) * wide * _inverse_rms(wide, epsilon)
+    wide = at_least_float32(x)
+    made = at_least_float32(grad) * wide * _inverse_rms(wide, epsilon)
     return made.flatten(0, -2).sum(0).to(weight.dtype)
 
 
@@ -70,10 +70,10 @@ def scores_of(queries: Tensor, keys: Tensor) -> Tensor:
     """
     if queries.is_cuda and queries.dtype in (torch.bfloat16, torch.float16):
         return torch.bmm(queries, keys.transpose(1, 2), out_dtype=torch.float32)
-    return torch.bmm(at_least_single(queries), at_least_single(keys).transpose(1, 2))
+    return torch.bmm(at_least_float32(queries), at_least_float32(keys).transpose(1, 2))
 
 
-def at_least_single(x: Tensor) -> Tensor:
+def at_least_float32(x: Tensor) -> Tensor:
     """The tensor in float32, or unchanged if its type is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -150,18 +150,20 @@ def _first_beyond(cumulative: Tensor, target: Tensor) -> Tensor:
     return found.minimum(torch.searchsorted(cumulative, cumulative[:, -1:].contiguous()))
 
 
-def logprobs_and_slopes(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+def logprobs_and_gradients(
+    logits: Tensor, targets: Tensor, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities [N], entropies [N], and p − 1 at each target, p elsewhere [N, V].
 
     The slopes may overwrite the logits. p − 1 is rounded once, because rounded p and 1 would cancel.
     """
     if native.takes(logits) and logits.is_contiguous():
         return *native.logprobs(logits, targets, temperature), logits
-    return _logprobs_and_slopes(logits, targets, temperature)
+    return _logprobs_and_gradients(logits, targets, temperature)
 
 
 @fused
-def _logprobs_and_slopes(
+def _logprobs_and_gradients(
     logits: Tensor, targets: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     log_all = (logits.float() / temperature).log_softmax(-1)

@@ -25,7 +25,7 @@ from grpo_engine.models.forward import compute_dtype, output_head, own_states
 from grpo_engine.models.shared_prompt_attention import Attention, using
 from grpo_engine.objective.types import GroupSpan
 from grpo_engine.rollout.sampler.cache import Prefill, RowCache
-from grpo_engine.rollout.sampler.fixed_cache import FixedCache, Room
+from grpo_engine.rollout.sampler.fixed_cache import BufferSizes, FixedCache
 from grpo_engine.rollout.sampler.graphs import RecordedSteps
 
 
@@ -119,11 +119,11 @@ class SharedDecoder:
         self.model = model
         self.run = run
         self.last_position = (getattr(model.config, "max_position_embeddings", None) or sys.maxsize) - 1
-        self.room: Room | None = None
+        self.room: BufferSizes | None = None
         self.fixed: FixedCache | None = None
         self.recorded = RecordedSteps()
 
-    def reserve(self, room: Room) -> None:
+    def reserve(self, room: BufferSizes) -> None:
         """Set the maximum sizes of all decodings that follow. Must be called only once.
 
         On a GPU our kernels then use buffers that never move, and record their steps.

@@ -19,7 +19,7 @@ FEWEST_COLUMNS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class BufferSizes:
     """Sizes of the buffers: the maximum that a decoding needs at the same time."""
 
     rows: int
@@ -41,7 +41,7 @@ def bucket(count: int, most: int, fewest: int) -> int:
 class FixedCache(RowCache):
     """Attributes with `all_` hold every place; those of `RowCache` are views of the places in use."""
 
-    def __init__(self, prefill: Prefill, room: Room) -> None:
+    def __init__(self, prefill: Prefill, room: BufferSizes) -> None:
         """Starts empty; `prefill` gives the shapes of keys and values."""
         self.room = room
         like = prefill.keys[0]
@@ -112,7 +112,7 @@ def _move_to_front(states: Tensor, rows: Tensor) -> None:
 
 
 class FixedPrompts(PromptCache):
-    def __init__(self, prefill: Prefill, room: Room) -> None:
+    def __init__(self, prefill: Prefill, room: BufferSizes) -> None:
         like, self.most = prefill.keys[0], room.group_size
         shape = room.prompts, like.shape[1], room.prompt_tokens, like.shape[2]
         self.keys = {layer: states.new_zeros(shape) for layer, states in prefill.keys.items()}

@@ -11,7 +11,7 @@ from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.sampler.base import Sampling, uniforms
 from grpo_engine.rollout.sampler.cache_size import PROMPT_PLACES
 from grpo_engine.rollout.sampler.decoding import Decoder, SharedDecoder
-from grpo_engine.rollout.sampler.fixed_cache import Room
+from grpo_engine.rollout.sampler.fixed_cache import BufferSizes
 
 STOP_MARGIN = 4
 """Extra tokens in which to search for a stop string, because special tokens decode to nothing."""
@@ -174,7 +174,7 @@ def steps(
         most_prompts = PROMPT_PLACES * at_once
     if shared:
         tokens = rows.sampling.max_tokens
-        shared.reserve(Room(at_once * group_size, group_size, most_prompts, longest, tokens))
+        shared.reserve(BufferSizes(at_once * group_size, group_size, most_prompts, longest, tokens))
     started = 0
 
     def enter(count: int) -> Sequence[Sequence[int]]:

@@ -11,8 +11,8 @@ from grpo_engine.config.guards import (
     PLATEAU_STEPS,
     SHARES,
     START_STEPS,
-    Alarm,
     Guard,
+    TrippedGuard,
     Watch,
     default_guards,
     restarted,
@@ -36,10 +36,10 @@ from grpo_engine.run.build import build_loop
 from tests.engine.conftest import parameters_of, sum_rows, write_rows
 
 
-def alarms_of(guard: Guard, rows: Sequence[dict[str, float]]) -> list[Alarm]:
+def alarms_of(guard: Guard, rows: Sequence[dict[str, float]]) -> list[TrippedGuard]:
     """All alarms of a guard over the steps' metrics."""
     state: dict[str, Any] = {}
-    found: list[Alarm] = []
+    found: list[TrippedGuard] = []
     for step, metrics in enumerate(rows, 1):
         alarms, state = watch([guard], step, metrics, state)
         found += alarms
@@ -158,7 +158,7 @@ def test_every_rule_has_a_default_a_measure_and_texts() -> None:
         "importance_correction",
     )  # fmt: skip
     for guard, field in zip(default_guards(), fields, strict=True):
-        message = Alarm(guard, 12, 0.95).message
+        message = TrippedGuard(guard, 12, 0.95).message
         assert message.startswith(("The ", "In 95%", "95%", "A grader", "Reward"))
         limit = f"{100 * guard.limit:.3g}%" if guard.watch in SHARES else f"{guard.limit:.3g}"
         assert f"(limit {limit}) for 5 steps in a row, up to step 12." in message

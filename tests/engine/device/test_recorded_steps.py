@@ -12,7 +12,7 @@ from grpo_engine.config.job import ModelSource, SupervisedHyperparameters
 from grpo_engine.models.loading import load_policy
 from grpo_engine.rollout.sampler import fixed_cache
 from grpo_engine.rollout.sampler.decoding import Kernels, OwnLayers, SharedDecoder
-from grpo_engine.rollout.sampler.fixed_cache import FixedCache, Room, bucket
+from grpo_engine.rollout.sampler.fixed_cache import BufferSizes, FixedCache, bucket
 from tests.engine.device.pretended import pretended_cuda
 from tests.engine.device.seen import CUDA, Seen
 
@@ -20,7 +20,7 @@ from tests.engine.device.seen import CUDA, Seen
 class Pair:
     """A decoder that records and one that does not, fed the same."""
 
-    def __init__(self, model: Path, room: Room, seen: Seen) -> None:
+    def __init__(self, model: Path, room: BufferSizes, seen: Seen) -> None:
         settings = SupervisedHyperparameters.model_validate({})
         source = ModelSource(name="tiny", path=str(model))
         policy = load_policy(source, settings, CUDA, torch.float32, seed=5)
@@ -60,14 +60,14 @@ class Pair:
         return float((found - expected).abs().max())
 
 
-ROOM = Room(rows=8, group_size=2, prompts=6, prompt_tokens=4, tokens=40)
+SIZES = BufferSizes(rows=8, group_size=2, prompts=6, prompt_tokens=4, tokens=40)
 
 
 @pytest.fixture
 def pair(model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     monkeypatch.setattr(fixed_cache, "FEWEST_ROWS", 2)
     with pretended_cuda() as seen, torch.no_grad():
-        yield Pair(model_folder("qwen3"), ROOM, seen)
+        yield Pair(model_folder("qwen3"), SIZES, seen)
 
 
 def test_each_size_of_the_batch_runs_once_and_is_recorded_once(pair: Pair) -> None:
@@ -93,7 +93,7 @@ def test_each_size_of_the_batch_runs_once_and_is_recorded_once(pair: Pair) -> No
 
 def test_rows_that_replace_others_use_their_columns_again(pair: Pair) -> None:
     """25 tokens in 10 columns; no row has more than 10."""
-    pair.decoders[0].reserve(replace(ROOM, tokens=10))
+    pair.decoders[0].reserve(replace(SIZES, tokens=10))
     pair.start([[7, 8, 9], [10]], 1)
     for _ in range(5):
         assert pair.step(5) < 1e-6
@@ -126,7 +126,7 @@ def test_a_recording_that_outlives_its_buffers_is_wrong(pair: Pair, monkeypatch:
 
 def test_a_step_through_the_models_own_layers_is_not_recorded(pair: Pair) -> None:
     decoder = SharedDecoder(pair.decoders[0].model, OwnLayers(pair.decoders[0].model))
-    decoder.reserve(ROOM)
+    decoder.reserve(SIZES)
     decoder.start([[7, 8]], 1)
     for _ in range(3):
         decoder.step(torch.tensor([9], device=CUDA))

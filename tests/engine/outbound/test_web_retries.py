@@ -8,7 +8,7 @@ import pytest
 
 from grpo_engine.outbound import web
 from grpo_engine.outbound.addresses import AllowedHosts
-from grpo_engine.outbound.web import NoAnswer, WebAnswer, post_patiently
+from grpo_engine.outbound.web import NoAnswer, WebAnswer, post_with_retries
 from grpo_engine.process import deadline
 from tests.support.chat_server import Recorded, Reply, ScriptedServer
 
@@ -41,7 +41,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def patiently(server: ScriptedServer, max_retries: int) -> WebAnswer:
     allowed_hosts = AllowedHosts(frozenset({server.host}))
-    return post_patiently(
+    return post_with_retries(
         server.url, b"", {}, timeout_seconds=SECONDS, max_retries=max_retries, allowed_hosts=allowed_hosts
     )
 

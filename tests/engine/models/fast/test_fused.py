@@ -41,7 +41,7 @@ FORMULAS: dict[str, tuple[Callable[..., Any], Arguments]] = {
         lambda rows: (normal(rows, 40), normal(rows, 40), normal(rows, 40)),
     ),
     "log-probabilities": (
-        operations._logprobs_and_slopes,
+        operations._logprobs_and_gradients,
         lambda rows: (normal(rows, 80), torch.arange(rows), 0.7),
     ),
 }
