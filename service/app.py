@@ -19,7 +19,7 @@ from service.jobs.api import endpoints as jobs
 from service.jobs.api import endpoints_exports as exports
 from service.jobs.api import endpoints_suites as suites
 from service.jobs.intake.checks.files import CheckedRows
-from service.jobs.intake.costs import Past
+from service.jobs.intake.costs import PastRun
 from service.jobs.intake.recent_results import RecentResults
 from service.jobs.progress.stream import JobFeed
 from service.jobs.store.wakeups import Wakeups, refuse_eviction
@@ -41,7 +41,7 @@ from service.web import error_handlers, openapi, swagger
 from service.web.auth import usable_keys
 from service.web.key_use import KeyUse
 from service.web.limits import ConcurrencyLimit, RequestRate
-from service.web.middleware import HeadLikeGet, RequestContext, SteadyBodies
+from service.web.middleware import BodyTimeLimit, HeadRequests, RequestContext
 from service.web.per_key_concurrency import (
     REQUESTS_PER_KEY,
     UPLOADS,
@@ -50,7 +50,7 @@ from service.web.per_key_concurrency import (
     limit_requests_of_key,
 )
 from service.web.request_metrics import RequestMetrics
-from service.web.strict_json import refuse_odd_text
+from service.web.strict_json import require_strict_json
 from service.webhooks import endpoints as webhooks
 
 MAX_BODY_BYTES = 2**20
@@ -77,15 +77,15 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         description="GRPO fine-tuning of language models as jobs, in OpenAI's fine-tuning API. "
         "HEAD is answered wherever GET is.",
         lifespan=_lifespan,
-        dependencies=[Depends(refuse_odd_text), Depends(limit_requests_of_key, scope="function")],
+        dependencies=[Depends(require_strict_json), Depends(limit_requests_of_key, scope="function")],
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
     )
     app.state.settings = settings
     # the last one added is the outermost
-    app.add_middleware(HeadLikeGet)
-    app.add_middleware(SteadyBodies)
+    app.add_middleware(HeadRequests)
+    app.add_middleware(BodyTimeLimit)
     app.add_middleware(RequestContext)
     _include_routers(app, settings.max_upload_bytes)
     error_handlers.install(app)
@@ -113,7 +113,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.catalog = Catalog(settings)
     app.state.upload_threads = CapacityLimiter(UPLOADS)
     app.state.checked_files = RecentResults[CheckedRows](seconds=600.0, max_entries=256)
-    app.state.past_jobs = RecentResults[list[Past]](seconds=60.0, max_entries=1024)
+    app.state.past_jobs = RecentResults[list[PastRun]](seconds=60.0, max_entries=1024)
     app.state.wakeups = Wakeups(settings)
     app.state.request_rate = RequestRate(settings.max_requests_per_second)
     app.state.key_use = KeyUse(app.state.database)

@@ -27,7 +27,7 @@ from service.platform.principal import Principal
 from service.platform.storage import ObjectMissing
 from service.platform.tables.core import File
 from service.platform.token_counting import ModelText, ModelTextError, load_model_text
-from service.web.auth import require_good_key
+from service.web.auth import require_valid_key
 from service.web.dependencies import CatalogDep, DatabaseDep, SettingsDep, StorageDep
 from service.web.downloads import content_missing
 from service.web.limits import check_stored_bytes
@@ -97,7 +97,7 @@ class Files:
         """
         with self.database.transaction() as session:
             lock_tenant(session, principal.tenant)
-            require_good_key(session, principal)
+            require_valid_key(session, principal)
             if (answer := _adopted(session, row, fields)) is None:
                 return None
             key = _require(session, principal.tenant, answer.id).storage_key
@@ -114,7 +114,7 @@ class Files:
     def _record(self, principal: Principal, row: File, fields: UploadFields) -> FileRead:
         with self.database.transaction() as session:
             lock_tenant(session, principal.tenant)
-            require_good_key(session, principal)
+            require_valid_key(session, principal)
             if (known := _adopted(session, row, fields)) is not None:
                 return known  # stored by a concurrent upload
             check_stored_bytes(stored_bytes(session, principal.tenant), row.num_bytes, self.settings)

@@ -27,7 +27,7 @@ from service.platform.errors import Conflict, Forbidden, NotFound, Unauthorized
 from service.platform.pages import newest_page
 from service.platform.principal import Principal
 from service.platform.tables.core import ApiKey
-from service.web.auth import IS_USABLE, KEY_PATTERN, create_key, require_good_key, revoke_key, rotate_key
+from service.web.auth import IS_USABLE, KEY_PATTERN, create_key, require_valid_key, revoke_key, rotate_key
 from service.web.dependencies import DatabaseDep, SettingsDep
 
 MAX_SHARES = 50
@@ -44,7 +44,7 @@ class Shares:
         """A new link. Raises NotFound, Conflict at the limit of active links, Unauthorized."""
         with self.database.transaction() as session:
             lock_tenant(session, principal.tenant)
-            require_good_key(session, principal)
+            require_valid_key(session, principal)
             require_job(session, principal.tenant, job_id)
             if len(_shares(session, principal.tenant, job_id)) >= MAX_SHARES:
                 raise Conflict(f"Limit of {MAX_SHARES} active links of a job reached. Revoke one.")
@@ -101,7 +101,7 @@ class Keys:
         """A new key, which only this response contains. Raises Unauthorized."""
         seconds = body.expires_in_seconds
         with self.database.transaction() as session:
-            require_good_key(session, principal)
+            require_valid_key(session, principal)
             key = create_key(
                 session,
                 body.tenant,
@@ -116,7 +116,7 @@ class Keys:
     def rotate(self, principal: Principal, key_id: str, body: KeyRotate) -> KeyWithSecret:
         """A new key like this one. Raises NotFound for an unusable one, Forbidden for an admin key."""
         with self.database.transaction() as session:
-            require_good_key(session, principal)
+            require_valid_key(session, principal)
             row = session.get(ApiKey, key_id, with_for_update=True)
             if row is not None and "admin" in row.scopes:
                 raise Forbidden("Only `grpo keys rotate` makes admin keys.", code="admin_key")

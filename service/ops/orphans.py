@@ -17,14 +17,14 @@ YOUNGEST = timedelta(days=1)
 """Younger objects are ignored, because their row may not be written yet."""
 
 
-class AnothersStorage(Exception):
+class ForeignStorage(Exception):
     """No stored object has a row: the database probably belongs to another storage."""
 
 
 def find_orphans(database: Database, storage: Storage, older_than: timedelta = YOUNGEST) -> dict[str, int]:
     """Key and number of bytes of old objects without a row, sorted by key.
 
-    Raises AnothersStorage, StorageError.
+    Raises ForeignStorage, StorageError.
     """
     before = datetime.now(UTC) - older_than
     stored = list(storage.listed())
@@ -32,7 +32,7 @@ def find_orphans(database: Database, storage: Storage, older_than: timedelta = Y
     with database.reading() as session:  # read after the list, to find rows that were written meanwhile
         named = set(_named(session))
     if old and named.isdisjoint(key for key, _, _ in stored):
-        raise AnothersStorage("no stored object has a row in the database: does it belong to this storage?")
+        raise ForeignStorage("no stored object has a row in the database: does it belong to this storage?")
     return {key: num_bytes for key, num_bytes in sorted(old.items()) if key not in named}
 
 

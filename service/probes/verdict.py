@@ -51,10 +51,10 @@ REPLACE = _advice(
 )
 LARGEST_GROUP = 64
 """No larger group_size is recommended; its cost grows in proportion."""
-HOTTER_BY = 0.2
-HOTTEST = 1.4
+TEMPERATURE_STEP = 0.2
+MAX_TEMPERATURE = 1.4
 """Above it, most models lose the thread."""
-GREEDY_KNOWS = 2.0
+GREEDY_FACTOR = 2.0
 """If greedy completions earn this many times more than sampled ones, temperature is what is wrong."""
 
 
@@ -215,7 +215,7 @@ def _larger_group(settings: ReinforcementHyperparameters) -> AdviceRead:
 
 def _knows_greedily(facts: Probed) -> bool:
     greedy = facts.greedy_mean_reward or 0.0
-    return greedy > 0 and greedy >= GREEDY_KNOWS * (facts.mean_reward or 0.0)
+    return greedy > 0 and greedy >= GREEDY_FACTOR * (facts.mean_reward or 0.0)
 
 
 def _cooler(settings: ReinforcementHyperparameters) -> AdviceRead:
@@ -224,6 +224,6 @@ def _cooler(settings: ReinforcementHyperparameters) -> AdviceRead:
 
 
 def _hotter(settings: ReinforcementHyperparameters) -> AdviceRead:
-    hotter = round(min(settings.temperature + HOTTER_BY, HOTTEST), 2)
+    hotter = round(min(settings.temperature + TEMPERATURE_STEP, MAX_TEMPERATURE), 2)
     message = "A higher temperature makes completions differ."
     return _advice(f"{SETTINGS}.temperature", message, hotter if hotter > settings.temperature else None)

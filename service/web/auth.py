@@ -181,7 +181,7 @@ def usable_keys(session: Session, public_ids: Sequence[str]) -> set[str]:
     return set(session.scalars(_USABLE, {"public_ids": list(public_ids)}))
 
 
-def require_good_key(session: Session, principal: Principal) -> None:
+def require_valid_key(session: Session, principal: Principal) -> None:
     """Raise Unauthorized if the key was revoked or expired while a change was prepared."""
     if not usable_keys(session, [principal.key_id]):
         raise Unauthorized("This API key was revoked or has expired.")

@@ -70,7 +70,7 @@ class RequestContext:
             log.log(level, "request", status=exchange.status, seconds=round(ended - started, 4))
 
 
-class SteadyBodies:
+class BodyTimeLimit:
     """Refuses bodies that arrive too slowly, or that state two lengths, which a proxy may read differently.
 
     A body has `body_grace_seconds`, plus time for each of its bytes. The server or a proxy limits the time
@@ -118,7 +118,7 @@ class _Arrival:
         return message
 
 
-class HeadLikeGet:
+class HeadRequests:
     """Answers HEAD with the status and headers of GET, without reading what GET would send."""
 
     def __init__(self, app: ASGIApp) -> None:

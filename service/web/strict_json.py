@@ -27,7 +27,7 @@ _Place = tuple[Any, str | int] | None
 tuple of all steps for each value of a deep body would take 400 MB."""
 
 
-async def refuse_odd_text(request: Request) -> None:
+async def require_strict_json(request: Request) -> None:
     """Dependency of every route. Raises InvalidRequest unless the text is strict JSON and can be stored."""
     query = [text for pair in request.query_params.multi_items() for text in pair]
     if any("\x00" in text for text in (request.url.path, *query)):

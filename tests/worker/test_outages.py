@@ -57,7 +57,7 @@ def impatient(broker_settings: Settings) -> Iterator[Wakeups]:
 def wakeups(broker_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wakeups]:
     """With limits that a busy machine does not exceed."""
     monkeypatch.setattr(store_wakeups, "SEND_SECONDS", 60.0)
-    monkeypatch.setitem(store_wakeups.IMPATIENT, "connect_retries_timeout", 60.0)
+    monkeypatch.setitem(store_wakeups.NO_RETRIES, "connect_retries_timeout", 60.0)
     wakeups = Wakeups(broker_settings)
     yield wakeups
     wakeups.close()

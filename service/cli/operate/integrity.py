@@ -63,7 +63,7 @@ def orphans(
     A process that is killed after an upload, but before its row is written, leaves such an object. After
     restoring an older backup, do not delete any: the backup has no rows for objects stored since then.
     """
-    from service.ops.orphans import AnothersStorage, find_orphans
+    from service.ops.orphans import ForeignStorage, find_orphans
     from service.platform.storage import StorageError, open_storage
 
     settings = settings_here()
@@ -73,7 +73,7 @@ def orphans(
             found = find_orphans(database, storage)
             for key in found if delete else ():
                 storage.delete(key)
-        except AnothersStorage as error:
+        except ForeignStorage as error:
             raise CommandError(str(error)) from error
         except StorageError as error:
             raise CommandError(error.public, hint=STORAGE_HINT) from error

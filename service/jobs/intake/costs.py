@@ -76,7 +76,7 @@ def shown(job: Job) -> Cost | None:
 
 
 @dataclass(frozen=True)
-class Past:
+class PastRun:
     """The measurements of a finished job, or of a probe, which trains nothing."""
 
     model: str
@@ -106,13 +106,13 @@ class Past:
         return tokens / seconds * (self.num_parameters / size if size and self.num_parameters else 1.0)
 
 
-def past_of(model: str, cost: Mapping[str, Any], seconds: float) -> Past | None:
+def past_of(model: str, cost: Mapping[str, Any], seconds: float) -> PastRun | None:
     """The measurements of a job that ran for `seconds`; None if it did not finish a step."""
     steps = cost.get("steps", 0)
     if not steps:
         return None
     sample, train = cost["sample_seconds"], cost["train_seconds"]
-    return Past(
+    return PastRun(
         model=base_of(model),
         machine=cost.get("machine", ""),
         num_parameters=cost.get("num_parameters", 0),
@@ -139,7 +139,7 @@ def seconds_of_attempts(
     return float(min(seconds, max(0.0, finished_at - started_at)))
 
 
-def read_past(session: Session, tenant: str) -> list[Past]:
+def read_past(session: Session, tenant: str) -> list[PastRun]:
     """Measurements of the tenant's newest jobs that have finished, newest first."""
     columns = (Job.model, Job.actual, Job.state, Job.finished_at, Job.started_at, Job.created_at)
     newest = select(*columns).where(Job.tenant == tenant).order_by(Job.created_at.desc(), Job.id.desc())
@@ -148,7 +148,7 @@ def read_past(session: Session, tenant: str) -> list[Past]:
     return [each for each in found if each is not None]
 
 
-def _past(row: Any) -> Past | None:
+def _past(row: Any) -> PastRun | None:
     started, finished = row.started_at or 0.0, row.finished_at or 0.0
     has_succeeded = row.state == JobState.SUCCEEDED
     seconds = seconds_of_attempts(row.actual, started, finished, has_succeeded=has_succeeded)

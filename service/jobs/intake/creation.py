@@ -32,7 +32,7 @@ from service.platform.principal import Principal
 from service.platform.tables.core import IdempotencyKey, Job
 from service.platform.tables.sinks import sinks_of
 from service.settings import Settings
-from service.web.auth import require_good_key
+from service.web.auth import require_valid_key
 from service.web.limits import check_stored_bytes, check_unfinished_jobs
 
 NUM_FIRST_EVENTS = 2
@@ -109,7 +109,7 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: JobRequest) -> C
         lock_request(session, request.tenant, request.sender.idempotency_key or request.sha256)
         if request.may_be_repeated and (earlier := _earlier(session, request)):
             return earlier
-        require_good_key(session, request.sender.principal)
+        require_valid_key(session, request.sender.principal)
         _store(session, request, job)
         _check_under_lock(session, request.tenant, body, settings)
         fault_point("job.inserted")

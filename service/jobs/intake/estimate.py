@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from grpo_engine.config.hyperparameters import Lora
 from grpo_engine.config.job import Method, Reinforcement, Runtime, TrainingFree
-from service.jobs.intake.costs import Past
+from service.jobs.intake.costs import PastRun
 from service.jobs.intake.likely_time import likely_seconds
 from service.jobs.intake.model_size import ModelShape
 from service.jobs.model.methods import lora_of, max_turns_of, quantization_of, sampling_of
@@ -86,7 +86,7 @@ class Subject:
 class Basis:
     """The past runs from which a job's speed is estimated."""
 
-    runs: Sequence[Past]
+    runs: Sequence[PastRun]
     is_same_model: bool
     """False: the runs are of models of about the same size, so the estimate is less reliable."""
 
@@ -102,7 +102,7 @@ class Basis:
         return f"{runs} {whose}{f' on {machines}' if machines else ''}"
 
 
-def estimate(subject: Subject, past: Sequence[Past]) -> Estimate:
+def estimate(subject: Subject, past: Sequence[PastRun]) -> Estimate:
     """The whole estimate."""
     notes: list[str] = []
     basis = comparable(subject, past)
@@ -140,7 +140,7 @@ def likely_time(subject: Subject, basis: Basis, trained: TokenRange | None) -> f
     )
 
 
-def comparable(subject: Subject, past: Sequence[Past]) -> Basis:
+def comparable(subject: Subject, past: Sequence[PastRun]) -> Basis:
     """Runs of the same model if there are any, otherwise of models of about the same size."""
     if same := [each for each in past if each.model == subject.model]:
         return Basis(same[:MODEL_JOBS], is_same_model=True)

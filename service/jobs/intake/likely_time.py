@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from statistics import median
 
 from grpo_engine.config.job import Method, Reinforcement
-from service.jobs.intake.costs import Past
+from service.jobs.intake.costs import PastRun
 from service.jobs.model.methods import sampling_of
 
 
 def likely_seconds(
-    method: Method, runs: Sequence[Past], *, size: int, steps: int, completions: int, targets: int | None
+    method: Method, runs: Sequence[PastRun], *, size: int, steps: int, completions: int, targets: int | None
 ) -> float | None:
     """Seconds for sampling, training and the rest; None if no run of this model sampled and trained.
 
@@ -25,7 +25,7 @@ def likely_seconds(
     return round(seconds + trained / median(training) + _other(runs, steps), 1)
 
 
-def _sampled(method: Method, runs: Sequence[Past], completions: int) -> float | None:
+def _sampled(method: Method, runs: Sequence[PastRun], completions: int) -> float | None:
     """Number of sampled tokens, from the median length of the runs' completions."""
     if not completions:
         return 0.0
@@ -38,7 +38,7 @@ def _sampled(method: Method, runs: Sequence[Past], completions: int) -> float | 
     return completions * min(sampling.max_completion_tokens, median(lengths))
 
 
-def _trained(method: Method, runs: Sequence[Past], sampled: float | None) -> float | None:
+def _trained(method: Method, runs: Sequence[PastRun], sampled: float | None) -> float | None:
     """Number of trained tokens, from the median share of sampled tokens that the runs trained."""
     counts = [(run.trained_tokens, run.sampled_tokens) for run in runs]
     shares = [min(1.0, trained / of_run) for trained, of_run in counts if trained and of_run]
@@ -48,7 +48,7 @@ def _trained(method: Method, runs: Sequence[Past], sampled: float | None) -> flo
     return sampled * median(shares) * times
 
 
-def _other(runs: Sequence[Past], steps: int) -> float:
+def _other(runs: Sequence[PastRun], steps: int) -> float:
     """Seconds for loading (the least other time of a run) plus, per step, the runs' median excess over it."""
     start = min(run.other_seconds for run in runs)
     return start + steps * median((run.other_seconds - start) / run.steps for run in runs)

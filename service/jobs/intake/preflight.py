@@ -18,13 +18,13 @@ from service.jobs.intake.adapter_shape import with_adapter_shape
 from service.jobs.intake.checks.duplicates import DuplicateCheck
 from service.jobs.intake.checks.environments import Resets, check_environments, environments_of
 from service.jobs.intake.checks.files import CheckedRows, FileCheck
-from service.jobs.intake.checks.grader import check_grader, check_speakers
-from service.jobs.intake.checks.idle_options import warn_of_idle_options
+from service.jobs.intake.checks.grader import check_endpoint_models, check_grader
 from service.jobs.intake.checks.machine import check_capabilities, check_gpus
 from service.jobs.intake.checks.mcp import list_mcp_tools
 from service.jobs.intake.checks.method import check_method, check_quantization, check_tools
 from service.jobs.intake.checks.model import check_model
-from service.jobs.intake.costs import Past, read_past
+from service.jobs.intake.checks.unused_options import warn_of_unused_options
+from service.jobs.intake.costs import PastRun, read_past
 from service.jobs.intake.estimate import Estimate, Subject, estimate
 from service.jobs.intake.recent_results import RecentResults
 from service.jobs.intake.report import Report
@@ -63,7 +63,7 @@ class Preflight:
     settings: Settings
     checked_files: RecentResults[CheckedRows]
     """Rows of earlier requests. Only files without problems are kept, so refusals always read the rows."""
-    past_jobs: RecentResults[list[Past]]
+    past_jobs: RecentResults[list[PastRun]]
     server_limit: ConcurrencyLimit
     """Limit of concurrent requests that wait for other servers, each in one of the process's threads."""
 
@@ -121,7 +121,7 @@ class Preflight:
         check_gpus(job.resources, job.method, machines, report.problems, report.warn)
         for where, grader in graders_of(job.method):
             check_grader(where, grader, self.catalog, report.problems)
-        check_speakers(job.method, report.problems)
+        check_endpoint_models(job.method, report.problems)
         warn_of_missing_sinks([*(job.integrations or ()), *self.settings.integrations], machines, report.warn)
 
     def _check_rows(self, uses: list[DatasetUse], stored: Mapping[str, File], check: FileCheck) -> Resets:
@@ -196,7 +196,7 @@ def _warn_of_no_held_out_rows(report: Report) -> None:
 def _check_settings(job: JobCreate, report: Report) -> None:
     """Checks that depend on neither the deployment nor the rows."""
     check_method(job.method, job.has_held_out_rows, report.problems, report.warn)
-    warn_of_idle_options(job.method, job.has_held_out_rows, report.warn)
+    warn_of_unused_options(job.method, job.has_held_out_rows, report.warn)
     if job.hyperparameters:
         message = "The top-level hyperparameters are deprecated, and ignored because method is set."
         report.warn("hyperparameters_unused", message)

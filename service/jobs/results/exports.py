@@ -32,7 +32,7 @@ from service.platform.principal import Principal
 from service.platform.storage import Storage
 from service.platform.tables.core import File, Job
 from service.settings import Settings
-from service.web.auth import require_good_key
+from service.web.auth import require_valid_key
 from service.web.limits import check_stored_bytes, check_unfinished_jobs
 from service.web.validation import RequestBody
 
@@ -128,7 +128,7 @@ class Exports:
             raise Unprocessable(message, param="format", code="base_model_missing") from error
         with self.database.transaction() as session:
             lock_tenant(session, tenant)
-            require_good_key(session, principal)
+            require_valid_key(session, principal)
             # the weights may have been deleted meanwhile
             job = require_job(session, tenant, job_id)
             weights = requested_weights(session, tenant, job, body.which, body.checkpoint)

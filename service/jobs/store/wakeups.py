@@ -24,7 +24,7 @@ SEND_SECONDS = 1.0
 MAX_WAITING = 100
 """A queue with this many unread wake-ups gets no more: its workers are down, or will read the jobs anyway."""
 SOCKET = {"socket_timeout": 10, "socket_connect_timeout": 5, "socket_keepalive": True}
-IMPATIENT = {"max_retries": 0, "interval_start": 0, "connect_retries_timeout": SEND_SECONDS}
+NO_RETRIES = {"max_retries": 0, "interval_start": 0, "connect_retries_timeout": SEND_SECONDS}
 
 
 def queue_name(pool: str) -> str:
@@ -85,7 +85,7 @@ def _sending_celery(broker_url: str) -> Celery:
     app = Celery("grpo-wakeups", set_as_current=False)
     app.conf.update(celery_settings(broker_url))
     quick = {"socket_timeout": SEND_SECONDS, "socket_connect_timeout": SEND_SECONDS}
-    app.conf.broker_transport_options = SOCKET | quick | IMPATIENT
+    app.conf.broker_transport_options = SOCKET | quick | NO_RETRIES
     app.conf.broker_pool_acquire_timeout = SEND_SECONDS
     return app
 

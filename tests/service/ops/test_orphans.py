@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from service.jobs.model.states import JobState
-from service.ops.orphans import AnothersStorage, find_orphans
+from service.ops.orphans import ForeignStorage, find_orphans
 from service.platform.db import Database
 from service.platform.storage import Storage, open_storage
 from service.settings import Settings
@@ -53,7 +53,7 @@ def test_a_database_of_another_deployment_yields_no_orphans(
 ) -> None:
     assert find_orphans(database, storage, NOW) == {}
     storage.put(LOST[0], b"another job's")
-    with pytest.raises(AnothersStorage):
+    with pytest.raises(ForeignStorage):
         find_orphans(database, storage, NOW)
 
 

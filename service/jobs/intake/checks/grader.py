@@ -38,7 +38,7 @@ def check_grader(where: str, grader: GraderBase, catalog: Catalog, problems: Pro
                 check_endpoint(f"{place}.endpoint", name, None, problems)
 
 
-def check_speakers(method: Method, problems: Problems) -> None:
+def check_endpoint_models(method: Method, problems: Problems) -> None:
     """Checks endpoints and prices of the models that a training-free job uses in place of its own."""
     if not isinstance(method, TrainingFree):
         return

@@ -12,7 +12,7 @@ from examples.tiny_model import make_model
 from grpo_engine.config.job import ModelSource, Runtime
 from grpo_engine.models.loading import load_base
 from service.jobs.intake.checks.method import check_lora_targets
-from service.jobs.intake.costs import Past
+from service.jobs.intake.costs import PastRun
 from service.jobs.intake.estimate import RowTokens, Subject, estimate
 from service.jobs.intake.model_size import Matrix, ModelShape, UnknownShape, model_shape, shape_of
 from service.jobs.model.dataset import Problems
@@ -30,7 +30,7 @@ SHAPE = ModelShape(
     vocabulary=150_000,
     matrices=tuple(Matrix(f"layers.{n}.q_proj.weight", 1024, 1024) for n in range(24)),
 )
-PAST = Past(
+PAST = PastRun(
     model="base",
     machine="a machine",
     num_parameters=500_000_000,
@@ -107,7 +107,7 @@ def test_the_likely_time_is_at_the_median_speed_and_length_and_names_its_basis()
         [replace(PAST, trained_tokens=0, train_seconds=0.0)],
     ],
 )
-def test_without_runs_of_the_model_that_trained_the_likely_time_is_unknown(past: list[Past]) -> None:
+def test_without_runs_of_the_model_that_trained_the_likely_time_is_unknown(past: list[PastRun]) -> None:
     found = estimate(subject(), past)
     assert (found.likely_seconds, found.basis) == (None, None)
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from grpo_engine.config.guards import Alarm, Guard
+from grpo_engine.config.guards import Guard, TrippedGuard
 from grpo_engine.config.recipes import RECIPES
 from service.jobs.model.states import JobState
 from service.platform.db import Database
@@ -263,11 +263,13 @@ def test_a_formula_that_never_has_a_value_is_not_a_grader(client: TestClient) ->
 
 @pytest.mark.usefixtures("database_url")
 def test_a_share_is_shown_in_percent_and_one_step_in_the_singular() -> None:
-    at_once = Alarm(Guard(watch="truncation", patience=1), 3, 1.0).message
+    at_once = TrippedGuard(Guard(watch="truncation", patience=1), 3, 1.0).message
     assert at_once.startswith(
         "100% of the completions were cut at max_completion_tokens (limit 50%) in step 3."
     )
-    assert Alarm(Guard(watch="kl"), 3, 12.5).message.startswith("The policy is 12.5 nats per completion away")
+    assert TrippedGuard(Guard(watch="kl"), 3, 12.5).message.startswith(
+        "The policy is 12.5 nats per completion away"
+    )
 
 
 def test_missing_weights_are_refused_at_the_field_that_names_them(

@@ -4,7 +4,7 @@ import pytest
 
 from grpo_engine.contract.events import Computation, Started, StepFinished
 from service.jobs.intake.costs import (
-    Past,
+    PastRun,
     past_of,
     seconds_of_attempts,
     seconds_per_step,
@@ -48,7 +48,7 @@ def test_steps_add_up_to_what_a_job_cost() -> None:
     known = with_step(with_start(None, started(at=0.0)), step(1, at=4.0))
     cost = with_start(with_step(known, step(2, at=9.0, **{"memory/peak_bytes": 5.0})), started(at=9.0))
     past = past_of("ft:base:org:x:1", cost, seconds=10.0)
-    assert past == Past("base", "m", 5, 2, 200, 4.0, 200, 2.0, 4.0, 20.0)
+    assert past == PastRun("base", "m", 5, 2, 200, 4.0, 200, 2.0, 4.0, 20.0)
     assert cost["peak_memory_bytes"] == 7
     how = {"forward": "packed", "decoder": "none", "head": "frozen", "slower_because": {"forward": "x"}}
     assert cost["computation"] == how

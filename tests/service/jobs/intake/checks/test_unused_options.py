@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from grpo_engine.config.job import Reinforcement
-from service.jobs.intake.checks.idle_options import warn_of_idle_options
+from service.jobs.intake.checks.unused_options import warn_of_unused_options
 
 GAME = {"game": {"type": "openenv", "url": "https://games.example.com"}}
 FORMAT = {"type": "format", "pattern": "x"}
@@ -65,5 +65,5 @@ def warnings(hyperparameters: dict[str, Any], **given: Any) -> list[str]:
     options = {"grader": FORMAT, "hyperparameters": hyperparameters, **given}
     method = Reinforcement.model_validate({"type": "reinforcement", "reinforcement": options})
     found: list[str] = []
-    warn_of_idle_options(method, True, lambda _code, message: found.append(message))
+    warn_of_unused_options(method, True, lambda _code, message: found.append(message))
     return found

@@ -23,12 +23,12 @@ OF_GRPO_LOSS = (
 CISPO_MIN = 1.0
 
 
-def warn_of_idle_options(method: Method, has_validation: bool, warn: Warn) -> None:
+def warn_of_unused_options(method: Method, has_validation: bool, warn: Warn) -> None:
     """One warning for each such option of a reinforcement method; other methods have no such options."""
     if not isinstance(method, Reinforcement):
         return
     settings = method.reinforcement.hyperparameters
-    for reason, names in _idle(method.reinforcement, has_validation):
+    for reason, names in _unused(method.reinforcement, has_validation):
         for name in names:
             if getattr(settings, name) != _default(settings, name):
                 warn("option_without_effect", f"{name} has no effect: {reason}.")
@@ -60,7 +60,7 @@ def _default(settings: ReinforcementHyperparameters, name: str) -> Any:
     return CLIPS.get(settings.loss_type, {}).get(name, by_recipe)
 
 
-def _idle(method: ReinforcementMethod, has_validation: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _unused(method: ReinforcementMethod, has_validation: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Each reason, with the options that have no effect because of it."""
     settings = method.hyperparameters
     yield "the models of this service do not support it", ("reasoning_effort",)
@@ -75,7 +75,7 @@ def _idle(method: ReinforcementMethod, has_validation: bool) -> Iterator[tuple[s
     if settings.self_distillation is not None and settings.self_distillation.alone:
         yield "self_distillation.alone leaves out the GRPO loss", OF_GRPO_LOSS
     else:
-        yield from _idle_in_grpo_loss(settings)
+        yield from _unused_in_grpo_loss(settings)
     if settings.overlong_buffer_tokens == 0:
         yield "overlong_buffer_tokens is 0", ("overlong_penalty",)
     if method.environments:
@@ -86,8 +86,8 @@ def _idle(method: ReinforcementMethod, has_validation: bool) -> Iterator[tuple[s
         yield "there are no held-out rows", ("eval_interval", "eval_samples", "eval_temperature")
 
 
-def _idle_in_grpo_loss(settings: ReinforcementHyperparameters) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """As `_idle`, of the options in `OF_GRPO_LOSS` and those that its advantages read."""
+def _unused_in_grpo_loss(settings: ReinforcementHyperparameters) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """As `_unused`, of the options in `OF_GRPO_LOSS` and those that its advantages read."""
     loss, estimator = settings.loss_type, settings.advantage
     if loss in ("sapo", "reinforce"):
         yield f"{loss} does not clip the ratio", ("delta", "epsilon_low", "epsilon_high")
