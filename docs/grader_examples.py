@@ -131,8 +131,8 @@ EXAMPLES: dict[str, Example] = {
     "environment": Example(
         {"type": "environment"},
         "b",
-        note="It needs a job with [environments](../../write-a-job/environments.md), whose default it is. "
-        "`graders/run` has no environment, so it cannot score there.",
+        note="It needs a job with [environments](../../write-a-job/environments.md) and is its default "
+        "grader. `graders/run` has no environment, so it cannot score there.",
     ),
     "endpoint": Example(
         {"type": "endpoint", "url": "https://graders.example.com/score"},
