@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from service.cli.http.client import JOBS, Client, uses_proxy
+from service.cli.http.client import JOBS, Client, direct
 from service.cli.operate.settings import settings_here
 from service.cli.terminal.errors import CommandError
 
@@ -45,8 +45,8 @@ def quick_answer(context: typer.Context, path: str) -> httpx.Response:
     """A list's first page, without a retry. Raises CommandError, httpx.HTTPError, httpx.InvalidURL."""
     url, key = _connection(context)
     headers, params = {"Authorization": f"Bearer {key}"}, {"limit": COMPLETED_ITEMS}
-    options: dict[str, Any] = {"timeout": COMPLETION_SECONDS, "trust_env": uses_proxy(url)}
-    return httpx.get(url.rstrip("/") + path, params=params, headers=headers, **options)
+    with httpx.Client(transport=direct(url), timeout=COMPLETION_SECONDS) as client:
+        return client.get(url.rstrip("/") + path, params=params, headers=headers)
 
 
 def _completion(

@@ -35,6 +35,8 @@ HINTS: dict[int | str, str] = {
 }
 
 Document = dict[str, Any]
+Verify = ssl.SSLContext | bool
+"""Certificates to trust; True: those of httpx or, if set, of `SSL_CERT_FILE`."""
 
 
 class Client:
@@ -49,10 +51,11 @@ class Client:
         # enough for a live stream, which sends comments at shorter intervals
         timeout = httpx.Timeout(60, connect=5)
         # to load the machine's certificates takes 20 ms; without TLS they are not used
-        verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if self.url.startswith("http://") else True
+        is_plain = self.url.startswith("http://")
+        verify: Verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if is_plain else True
         options: dict[str, Any] = {"headers": headers, "timeout": timeout, "verify": verify}
         try:
-            self._http = httpx.Client(base_url=self.url, trust_env=uses_proxy(self.url), **options)
+            self._http = httpx.Client(base_url=self.url, transport=direct(self.url, verify), **options)
         except (ImportError, ValueError) as error:
             raise CommandError(f"cannot use the proxy of this environment: {error}") from error
         except httpx.InvalidURL as error:
@@ -177,9 +180,11 @@ class Client:
         return document
 
 
-def uses_proxy(url: str) -> bool:
-    """Whether requests may use the environment's proxy, which cannot reach this machine's loopback."""
-    return not re.match(r"http://(127\.[\d.]+|localhost|\[::1\])(?=[:/]|$)", url)
+def direct(url: str, verify: Verify = True) -> httpx.HTTPTransport | None:
+    """A transport without the environment's proxy, which cannot reach this machine's loopback; None for a URL
+    of another machine."""
+    is_here = re.match(r"https?://(127\.[\d.]+|localhost|\[::1\])(?=[:/]|$)", url)
+    return httpx.HTTPTransport(verify=verify) if is_here else None
 
 
 class _CountedFile(io.FileIO):
