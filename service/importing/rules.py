@@ -3,6 +3,7 @@
 Boundary: pure. Each source's fields are in its own table (`trl.py`, `axolotl.py`, `verl.py`).
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -82,6 +83,8 @@ class Translation:
 
     def maps(self, names: str | tuple[str, ...], to: str, value: Any, *, differs: str = "") -> None:
         """Reports that the job has an equal field or, with `differs`, one that is not quite equal."""
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Refusal("a finite number is needed")
         self.targets[to] = value
         shown = value.get("type") if isinstance(value, dict) else value
         self._report(names, "differs" if differs else "maps", f"{to}: {shown}", differs)
@@ -188,7 +191,9 @@ def whole(value: Any) -> int:
 
 
 def shown_value(name: str, value: Any) -> Any:
-    """The value as the report shows it, without secrets."""
+    """The value as the report shows it, without secrets and without numbers that JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     if isinstance(value, Mapping):
         return {key: shown_value(str(key), part) for key, part in value.items()}
     if isinstance(value, list | tuple):

@@ -1,6 +1,8 @@
 """TRL's configuration → a job: every field has a verdict, every default is honoured."""
 
 import dataclasses
+import json
+import math
 from typing import Any
 
 import pytest
@@ -193,6 +195,14 @@ def test_an_unknown_field_is_reported_and_ignored() -> None:
 
 def test_numbers_that_yaml_reads_as_text_are_converted() -> None:
     assert hyperparameters(of(learning_rate="1e-5"))["learning_rate"] == 1e-5
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, "1e999"])
+def test_a_number_that_json_does_not_have_is_refused(value: object) -> None:
+    found = of(learning_rate=value)
+    (line,) = (line for line in found.lines if "learning_rate" in line.fields)
+    assert (line.verdict, line.why) == ("refused", "a finite number is needed")
+    json.dumps([found.job, [line.document() for line in found.lines]], allow_nan=False)
 
 
 def test_a_quantised_base_becomes_quantization() -> None:
