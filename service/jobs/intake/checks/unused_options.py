@@ -100,5 +100,8 @@ def _unused_in_grpo_loss(settings: ReinforcementHyperparameters) -> Iterator[tup
     if estimator == "process":
         reason = "process advantages come from the rewards of the steps, without the punishment"
         yield reason, ("overlong_buffer_tokens",)
-    if settings.importance_correction == "none":
+    if settings.max_staleness:
+        reason = "with max_staleness 1 the ratio of the loss contains the correction from step 2 on"
+        yield reason, ("importance_correction", "importance_cap")
+    elif settings.importance_correction == "none":
         yield "importance_correction is none", ("importance_cap",)

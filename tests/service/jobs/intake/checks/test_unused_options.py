@@ -54,6 +54,17 @@ def test_options_of_the_grpo_loss_cause_warnings_if_self_distillation_leaves_it_
     ]
 
 
+def test_a_correction_of_a_policy_that_lags_behind_causes_a_warning() -> None:
+    options = {"importance_correction": "token_truncate", "importance_cap": 2}
+    assert warnings(options) == []
+    reason = "with max_staleness 1 the ratio of the loss contains the correction from step 2 on."
+    assert warnings({**options, "max_staleness": 1}) == [
+        f"importance_correction has no effect: {reason}",
+        f"importance_cap has no effect: {reason}",
+    ]
+    assert warnings({"max_staleness": 1}) == []
+
+
 def test_more_iterations_of_a_loss_without_ratio_cause_a_warning() -> None:
     assert warnings({"recipe": "rloo"}) == []
     (warning,) = warnings({"recipe": "rloo", "num_iterations": 2})
