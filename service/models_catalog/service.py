@@ -14,7 +14,7 @@ from service.jobs.model.names import base_of
 from service.jobs.model.states import JobState
 from service.jobs.results.exports import cancel_export
 from service.jobs.store import repository
-from service.jobs.store.lineage import find_weights, unfinished_users
+from service.jobs.store.lineage import find_weights, users_of
 from service.models_catalog.facts import ModelFacts, facts_of_entry, worker_memories
 from service.models_catalog.schemas import ModelDeleted, ModelRead
 from service.platform import audit
@@ -89,7 +89,7 @@ class Models:
         """Delete a fine-tuned model: its name, and all weights and exports of its job. The metrics stay.
 
         The checkpoints of a job that failed or was cancelled are deleted under its model's intended name.
-        Raises Forbidden for a catalogue model, InvalidRequest while an unfinished job needs it.
+        Raises Forbidden for a catalogue model, InvalidRequest while a job that started from it needs it.
         """
         if self.catalog.find(name):
             message = f"{name} belongs to the catalogue; only its operator removes it."
@@ -100,8 +100,9 @@ class Models:
             job = job or _without_model(session, principal.tenant, name)
             if job is None:
                 raise _unknown(name)
-            if users := unfinished_users(session, job):
-                raise InvalidRequest(f"{name} is in use by {', '.join(users[:5])}.", code="model_in_use")
+            if users := users_of(session, job):
+                message = f"{name} is needed by {', '.join(users)}, which started from it. Delete them first."
+                raise InvalidRequest(message, code="model_in_use")
             for export in repository.exports_of(session, principal.tenant, job.id):
                 cancel_export(session, export)
             keys = repository.forget_model(session, principal.tenant, job)

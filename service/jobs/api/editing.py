@@ -3,20 +3,20 @@
 Boundary: `service.py` reads jobs and changes their states.
 """
 
-from sqlalchemy import delete, or_, select
+from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
 from grpo_engine.process.fault_points import fault_point
-from service.jobs.model import names
 from service.jobs.model.editing import JobEdit
-from service.jobs.model.states import ENDED, TERMINAL, JobState
+from service.jobs.model.states import TERMINAL, JobState
 from service.jobs.store import repository
+from service.jobs.store.lineage import users_of
 from service.platform import audit
 from service.platform.db import Database, lock_tenant
 from service.platform.errors import Conflict
 from service.platform.principal import Principal
 from service.platform.storage import Storage
-from service.platform.tables.core import Base, Checkpoint, IdempotencyKey, Job
+from service.platform.tables.core import Base, IdempotencyKey, Job
 
 
 def edit_job(session: Session, principal: Principal, job_id: str, change: JobEdit) -> Job:
@@ -62,19 +62,9 @@ def _check_unused(session: Session, job: Job, exports: list[Job]) -> None:
         if JobState(export.state) not in TERMINAL:
             message = f"Its export {export.id} is {export.state}. Delete the export, or wait for its end."
             raise Conflict(message, code="export_not_finished")
-    if users := _users(session, job):
+    if users := users_of(session, job):
         message = f"{', '.join(users)} started from this job's weights and needs them. Delete that job first."
         raise Conflict(message, code="model_in_use")
-
-
-def _users(session: Session, job: Job) -> list[str]:
-    """Ids of jobs that start from its weights and are unfinished or still have weights of their own."""
-    model = names.model_of(job)
-    of_checkpoint = Job.model.startswith(names.checkpoint_prefix(model), autoescape=True)
-    has_checkpoint = select(Checkpoint.id).where(Checkpoint.job_id == Job.id).exists()
-    is_alive = or_(Job.state.not_in(ENDED), Job.fine_tuned_model.is_not(None), has_checkpoint)
-    query = select(Job.id).where(Job.tenant == job.tenant, or_(Job.model == model, of_checkpoint), is_alive)
-    return list(session.scalars(query.where(Job.export.is_(None)).order_by(Job.created_at).limit(5)))
 
 
 def _delete_rows(session: Session, tenant: str, job_ids: list[str]) -> None:

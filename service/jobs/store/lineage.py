@@ -6,15 +6,15 @@ Boundary: rows. `results/weights.py` combines them with the catalogue.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from grpo_engine.config.job import TrainingFree
 from service.jobs.model import names
 from service.jobs.model.methods import lora_of, parsed_method
 from service.jobs.model.names import MODEL_PREFIX
+from service.jobs.model.states import ENDED
 from service.jobs.store import repository
-from service.jobs.store.queue_health import IS_UNFINISHED
 from service.platform.tables.core import Checkpoint, Job
 
 MAX_ANCESTORS = 100
@@ -130,15 +130,11 @@ def base_model_name(session: Session, tenant: str, model: str) -> str | None:
     return None if root.startswith(MODEL_PREFIX) else root
 
 
-def unfinished_users(session: Session, job: Job) -> list[str]:
-    """Ids of unfinished jobs, and of other jobs' exports, whose model comes from this job's weights.
-
-    Between them there may be further models, whose lineage would end at a deleted one.
-    """
-    columns = (Job.id, Job.model, Job.export["job_id"].as_string().label("source"))
-    query = select(*columns).where(Job.tenant == job.tenant, IS_UNFINISHED).order_by(Job.created_at)
-    rows = session.execute(query).all()
-    models = {row.model for row in rows if row.source != job.id}
-    lineages = {model: lineage_of(session, job.tenant, model).ancestors for model in models}
-    using = {model for model, found in lineages.items() if any(each.job.id == job.id for each in found)}
-    return [row.id for row in rows if row.model in using and row.source != job.id]
+def users_of(session: Session, job: Job) -> list[str]:
+    """Ids of at most 5 jobs that start from its weights and are unfinished or have weights of their own."""
+    model = names.model_of(job)
+    of_checkpoint = Job.model.startswith(names.checkpoint_prefix(model), autoescape=True)
+    has_checkpoint = select(Checkpoint.id).where(Checkpoint.job_id == Job.id).exists()
+    is_alive = or_(Job.state.not_in(ENDED), Job.fine_tuned_model.is_not(None), has_checkpoint)
+    query = select(Job.id).where(Job.tenant == job.tenant, or_(Job.model == model, of_checkpoint), is_alive)
+    return list(session.scalars(query.where(Job.export.is_(None)).order_by(Job.created_at).limit(5)))

@@ -113,17 +113,18 @@ def test_a_model_in_use_stays(client: TestClient, database: Database, job_id: st
     assert child in answer.json()["error"]["message"]
 
 
-def test_a_model_stays_while_a_job_starts_from_one_that_was_made_from_it(
+def test_a_model_stays_while_one_that_was_trained_from_it_exists(
     client: TestClient, settings: Settings, database: Database, job_id: str
 ) -> None:
-    middle = NAME.replace("abc", "def")
-    child = add_job(database, JobState.SUCCEEDED, model=NAME, fine_tuned_model=middle)
+    """Otherwise the newer one could be neither exported nor loaded for chat."""
+    newer = NAME.replace("abc", "def")
+    child = add_job(database, JobState.SUCCEEDED, model=NAME, fine_tuned_model=newer)
     add_artifact(settings, database, child, "adapter", b"more weights")
-    waiting = add_job(database, JobState.QUEUED, model=middle)
     answer = client.delete(f"/v1/models/{NAME}")
     assert refusal(answer) == (400, "model_in_use")
-    assert waiting in answer.json()["error"]["message"]
-    client.post(f"/v1/fine_tuning/jobs/{waiting}/cancel")
+    assert child in answer.json()["error"]["message"]
+    assert client.post(f"/v1/fine_tuning/jobs/{child}/exports", json={"format": "merged"}).status_code == 201
+    assert client.delete(f"/v1/models/{newer}").status_code == 200
     assert client.delete(f"/v1/models/{NAME}").status_code == 200
 
 
