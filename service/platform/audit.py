@@ -19,6 +19,12 @@ def record(session: Session, principal: Principal, action: str, object_id: str) 
     session.add(AuditEntry(action=action, object_id=object_id[:OBJECT_CHARACTERS], **actor))
 
 
+def time_of(session: Session, action: str, *, tenant: str, object_id: str) -> float | None:
+    """When the tenant did `action` to the object; None: never. Reads the whole trail, which has no index."""
+    done = (AuditEntry.action == action, AuditEntry.tenant == tenant, AuditEntry.object_id == object_id)
+    return session.scalars(select(AuditEntry.created_at).where(*done).limit(1)).first()
+
+
 def newest(session: Session, *, tenant: str | None, limit: int) -> list[AuditEntry]:
     """The last changes (of one tenant), newest first."""
     query = select(AuditEntry).order_by(AuditEntry.id.desc()).limit(limit)

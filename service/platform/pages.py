@@ -31,4 +31,5 @@ def newest_page(
 
 def unknown_cursor(after: str) -> NotFound:
     """The error for an `after` that is not in this list: a 404, as for any other unknown id."""
-    return NotFound(f"after: {after!r} is not the id of an item of this list", param="after")
+    reason = f"after: {after!r} is not the id of an item of this list"
+    return NotFound(f"{reason}. If it was deleted, read the list again from the start.", param="after")

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from service.jobs.model.states import PUBLIC
 from service.jobs.store.transitions import IS_JOB
+from service.platform import audit
 from service.platform.db import is_postgresql
 from service.platform.pages import unknown_cursor
 from service.platform.tables.core import Job
@@ -51,18 +52,14 @@ def page(
 ) -> list[Job]:
     """The tenant's jobs after the job `after`, at most `limit` + 1; jobs that sort equal are newest first.
 
-    `after`: id of a job of the tenant, which need not meet the filter. Raises NotFound for any other id.
+    `after`: id of a job of the tenant, which need not meet the filter and, in an order by time, may have been
+    deleted. Raises NotFound for any other id.
     """
-    mine = and_(IS_JOB, Job.tenant == tenant)
-    query = select(Job).where(mine, *_conditions(session, wanted))
+    query = select(Job).where(IS_JOB, Job.tenant == tenant, *_conditions(session, wanted))
     key, is_descending = _key(sort), sort.startswith("-")
     newest_first = (Job.created_at.desc(), Job.id.desc())
     if after is not None:
-        columns = (Job.created_at, Job.id) if key is None else (Job.created_at, Job.id, key)
-        last = session.execute(select(*columns).where(mine, Job.id == after)).one_or_none()
-        if last is None:
-            raise unknown_cursor(after)
-        query = query.where(_follows(key, is_descending, last))
+        query = query.where(_follows(key, is_descending, _place(session, tenant, after, key)))
     if sort == "created":
         query = query.order_by(Job.created_at, Job.id)
     elif key is None:
@@ -82,6 +79,19 @@ def _key(sort: Sort) -> ColumnElement[Any] | None:
         "held_out": func.coalesce(difference, -NO_RESULT if sort.startswith("-") else NO_RESULT),
     }
     return keys.get(sort.removeprefix("-"))
+
+
+def _place(session: Session, tenant: str, after: str, key: ColumnElement[Any] | None) -> Any:
+    """Creation time, id and value of `key` of the job `after`; of a deleted job, the audit trail has the
+    time. Raises NotFound."""
+    columns = (Job.created_at, Job.id) if key is None else (Job.created_at, Job.id, key)
+    job = session.execute(select(*columns).where(IS_JOB, Job.tenant == tenant, Job.id == after)).one_or_none()
+    if job is not None:
+        return job
+    created_at = audit.time_of(session, "job.create", tenant=tenant, object_id=after) if key is None else None
+    if created_at is None:
+        raise unknown_cursor(after)
+    return created_at, after
 
 
 def _follows(key: ColumnElement[Any] | None, is_descending: bool, last: Any) -> ColumnElement[bool]:

@@ -1,5 +1,6 @@
 """The list of jobs: each filter, and pages that are exact in each order."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,9 +9,15 @@ from fastapi.testclient import TestClient
 from service.jobs.model.states import JobState
 from service.platform.db import Database
 from service.platform.tables.core import Metric
-from tests.service.job_samples import add_job
+from service.settings import Settings
+from tests.service.job_samples import add_job, create, make_model, upload
 
 JOBS = "/v1/fine_tuning/jobs"
+
+
+@pytest.fixture
+def model(settings: Settings) -> Path:
+    return make_model(settings.home)
 
 
 def verdict(difference: float) -> dict[str, Any]:
@@ -101,6 +108,25 @@ def test_a_cursor_that_no_longer_meets_the_filter_still_leads_on(
     client.patch(f"{JOBS}/{ids['e']}", json={"tags": []})
     page = client.get(JOBS, params={"tag": "maths", "after": ids["e"]}).json()
     assert [job["id"] for job in page["data"]] == [ids["b"]]
+
+
+@pytest.mark.parametrize("sort", ["-created", "created"])
+def test_a_client_may_delete_the_jobs_of_a_page_before_it_reads_the_next_one(
+    client: TestClient, other_client: TestClient, model: Path, sort: str
+) -> None:
+    file_id, query = upload(client), {"limit": 2, "sort": sort}
+    ids = [create(client, file_id)["id"] for _ in range(5)]
+    found: list[str] = []
+    has_more = True
+    while has_more:
+        page = client.get(JOBS, params={**query, "after": found[-1]} if found else query).json()
+        has_more = page["has_more"]
+        for job_id in [job["id"] for job in page["data"]]:
+            client.post(f"{JOBS}/{job_id}/cancel")
+            assert client.delete(f"{JOBS}/{job_id}").status_code == 200
+            found.append(job_id)
+    assert found == (ids if sort == "created" else ids[::-1])
+    assert other_client.get(JOBS, params={"after": ids[0]}).status_code == 404
 
 
 def test_another_tenants_job_is_not_a_cursor(other_client: TestClient, ids: dict[str, str]) -> None:
