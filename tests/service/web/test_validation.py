@@ -203,6 +203,24 @@ def test_the_media_type_of_json_may_be_in_capitals(client: TestClient, kind: str
 
 
 @on_sqlite
+def test_a_body_of_very_many_lists_is_refused_before_they_are_checked(anonymous: TestClient) -> None:
+    raw = b"[" + b"[]," * 20_000 + b"[]]"
+    answer = anonymous.post(JOBS, content=raw, headers={"content-type": "application/json"})
+    error = error_of(answer, 413)
+    assert (error["code"], error["message"]) == (
+        "payload_too_large",
+        "The JSON body has more than 20000 lists and objects.",
+    )
+
+
+@on_sqlite
+@pytest.mark.parametrize("text", ["[" * 30_000, '"[' * 15_000 + "\\", "\\[\n" * 10_000 + '"' + "{" * 10_000])
+def test_brackets_within_text_are_no_lists(client: TestClient, text: str) -> None:
+    error = error_of(client.post(JOBS, json=job(notes=text, unknown=[])), 400)
+    assert error["code"] in ("unknown_field", "invalid_value")
+
+
+@on_sqlite
 def test_many_values_in_a_deep_body_are_refused_with_little_memory(anonymous: TestClient) -> None:
     """They are read before the key is checked."""
     raw = b"[" * 97 + b'"\\u0000",' + b"0," * 100_000 + b"0" + b"]" * 97
