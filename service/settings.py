@@ -217,6 +217,12 @@ class Settings(BaseSettings):
         return self.storage_url or f"file://{self.home / 'artifacts'}"
 
     @property
+    def storage_folder(self) -> Path | None:
+        """The folder of the storage; None: the storage is on a server or in memory."""
+        is_folder = self.storage_location.startswith("file://")
+        return Path(self.storage_location.removeprefix("file://")) if is_folder else None
+
+    @property
     def serve_address(self) -> str:
         return self.serve_host or ("127.0.0.1" if self.mode == "embedded" else socket.gethostname())
 

@@ -53,7 +53,7 @@ class Readiness:
         checks: dict[str, Callable[[], str]] = {
             "database": lambda: database_check(database),
             "broker": lambda: broker_check(settings),
-            "storage": lambda: storage_check(storage),
+            "storage": lambda: storage_check(storage, settings),
             "disk": lambda: disk_check(settings),
             "models": lambda: models_check(settings),
             "helpers": lambda: helpers_check(database, settings),
@@ -87,13 +87,14 @@ def _way_to(found: str | None) -> str:
     return "run `grpo migrate`" if is_known(found) else "another version upgraded it"
 
 
-def storage_check(storage: Storage) -> str:
-    """Whether the storage responds."""
+def storage_check(storage: Storage, settings: Settings) -> str:
+    """Whether the storage responds and, if it is a folder, has enough free space."""
     try:
         storage.check()
     except StorageError:
         return NO_ANSWER
-    return "ok"
+    folder = settings.storage_folder
+    return "ok" if folder is None else disk_check(settings, folder)
 
 
 def models_check(settings: Settings) -> str:

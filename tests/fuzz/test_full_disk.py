@@ -38,6 +38,10 @@ def test_an_upload_that_no_disk_has_room_for_is_a_507_that_leaves_nothing(small_
         refused = put(small_disks, num_bytes)
         assert (refused.status_code, refused.json()["error"]["code"]) == (507, "insufficient_storage")
     assert small_disks.stored() == []
+    with small_disks.client() as client:
+        ready = client.get("/readyz").json()
+    assert (ready["status"], ready["checks"]["disk"]) == ("degraded", "ok")
+    assert ready["checks"]["storage"].endswith("MiB are free, 256 MiB are required")
     wait_until(lambda: small_disks.temporary_files() == [], what="the temporary file is closed")
     assert put(small_disks, STORAGE_BYTES // 2).status_code == 200
     assert len(small_disks.stored()) == 1

@@ -36,8 +36,8 @@ from service.cli.operate.settings import (
 )
 from service.cli.operate.supervisor import Child
 from service.cli.terminal.errors import CommandError
-from service.cli.terminal.output import JsonFlag, print_line
-from service.settings import Settings
+from service.cli.terminal.output import JsonFlag, note, print_line
+from service.settings import Settings, unknown_variables
 
 READY_SECONDS = 60.0
 API_DRAIN_SECONDS = 10.0
@@ -143,8 +143,11 @@ def up(
     if settings.mode != "embedded":
         hint = "unset GRPO_MODE, or start a production deployment with `grpo serve` and a worker"
         raise CommandError("GRPO_MODE is production, but `grpo up` starts embedded mode only", hint=hint)
+    for name in unknown_variables(os.environ):
+        note(f"warning: {name} has no effect: no setting has this name", "yellow")
     with only_one(settings.home):
         port = usable_port(host, port)
+        refuse_full_disk(settings)
         migrate_database(settings)
         write_first_key(settings)
         embedded = Embedded(settings, host, port, shows_all=verbose)
@@ -229,6 +232,15 @@ def usable_port(host: str, port: int) -> int:
                 hint = "--host takes an address of this machine, such as 127.0.0.1, ::1 or 0.0.0.0"
             raise CommandError(message, code="port_unusable", hint=hint) from error
         return int(probe.getsockname()[1])
+
+
+def refuse_full_disk(settings: Settings) -> None:
+    """Raises CommandError if the API would not become ready because its disk is full."""
+    from service.ops.health import disk_check
+
+    if (found := disk_check(settings)) != "ok":
+        hint = "free some space, or lower GRPO_MIN_FREE_DISK_BYTES"
+        raise CommandError(f"{settings.home}: {found}", code="disk_full", hint=hint)
 
 
 def write_first_key(settings: Settings) -> None:

@@ -174,10 +174,12 @@ def storage(settings: Settings) -> Iterator[Finding]:
 
 
 def disk(settings: Settings) -> Iterator[Finding]:
-    """Free space in the home, and in the run directories if they are on another disk."""
+    """Free space in the home, and in the run directories and the storage if they are on other disks."""
     yield _room("disk", settings.home, settings)
-    if settings.runs_dir.is_dir() and settings.runs_dir.stat().st_dev != settings.home.stat().st_dev:
-        yield _room("disk of runs", settings.runs_dir, settings)
+    others = {"disk of runs": settings.runs_dir, "disk of storage": settings.storage_folder}
+    for name, folder in others.items():
+        if folder and folder.is_dir() and folder.stat().st_dev != settings.home.stat().st_dev:
+            yield _room(name, folder, settings)
 
 
 def _room(name: str, folder: Path, settings: Settings) -> Finding:

@@ -168,3 +168,9 @@ def test_the_probe_of_the_storage_leaves_nothing(tmp_path: Path) -> None:
 def test_a_full_disk_is_a_failure(tmp_path: Path) -> None:
     found = only(stores.disk(settings_for(tmp_path, min_free_disk_bytes=1 << 60)))
     assert (found.level, found.check) == (Level.FAILURE, "disk")
+
+
+def test_the_storage_s_own_disk_is_checked(tmp_path: Path) -> None:
+    own = settings_for(tmp_path, storage_url="file:///dev/shm", min_free_disk_bytes=1 << 60)
+    found = [(each.level, each.check) for each in stores.disk(own)]
+    assert found == [(Level.FAILURE, "disk"), (Level.FAILURE, "disk of storage")]

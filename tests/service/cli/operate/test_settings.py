@@ -38,3 +38,15 @@ def test_the_doctor_s_finding_about_a_home_that_cannot_be_created_names_its_vari
     assert packages.startswith("ok       packages")
     assert settings == "failure  settings     cannot write to /proc/home: No such file or directory"
     assert advice.split(maxsplit=1)[1].startswith("Correct GRPO_HOME;")
+
+
+def test_a_full_disk_is_reported_at_once_and_after_a_variable_without_effect(tmp_path: Path) -> None:
+    given = {"GRPO_MIN_FREE_DISK_BYTES": str(1 << 60), "GRPO_MAX_CHAT": "3"}
+    done = call_grpo("up", "--port", "0", environment=environment(tmp_path / "home", **given))
+    assert done.returncode == 1
+    warning, error, *_ = done.stderr.splitlines()
+    assert warning == "warning: GRPO_MAX_CHAT has no effect: no setting has this name"
+    assert error.startswith(f"Error: {tmp_path / 'home'}: ")
+    assert f"MiB are free, {1 << 40} MiB are required" in error
+    assert "lower GRPO_MIN_FREE_DISK_BYTES" in done.stderr
+    assert not (tmp_path / "home" / "logs").exists()
