@@ -48,6 +48,30 @@ def test_an_admin_key_creates_and_revokes_a_key(
     assert httpx.get(f"{deployment.url}/v1/keys/current", headers=headers, timeout=60).status_code == 401
 
 
+def test_the_keyboard_keeps_its_place_in_a_long_list_of_keys(blank: Page, deployment: Deployment) -> None:
+    for _ in range(52):
+        deployment.new_key("many", "read")
+    log_in(blank, deployment.new_key("operators", "read", "write", "admin"))
+    blank.goto("/#/keys")
+    blank.get_by_role("button", name="More keys").press("Enter")
+    rows = blank.get_by_role("table", name="Keys of all tenants").locator("tbody tr")
+    rotated, revoked = rows.nth(50), rows.nth(51)
+    expect(rotated.get_by_role("rowheader")).to_be_focused()
+    number = rows.count()
+    revoked.get_by_role("button", name="Revoke").press("Enter")
+    expect(blank.get_by_role("dialog")).to_be_visible()
+    blank.keyboard.press("Tab")
+    blank.keyboard.press("Enter")
+    expect(revoked).to_contain_text("revoked")
+    expect(revoked.get_by_role("rowheader")).to_be_focused()
+    expect(rows).to_have_count(number)
+    rotated.get_by_role("button", name="Rotate").press("Enter")
+    expect(blank.get_by_role("dialog")).to_be_visible()
+    blank.keyboard.press("Tab")
+    blank.keyboard.press("Enter")
+    expect(blank.get_by_role("button", name="Copy: Key of many")).to_be_focused()
+
+
 def test_a_refused_key_is_reported_at_the_form(
     blank: Page, deployment: Deployment, expected_errors: list[str]
 ) -> None:

@@ -38,7 +38,7 @@ class KeysPage {
     try {
       const [tenants, keys] = await Promise.all([get("/v1/tenants", { signal: this.signal }), pages.next()]);
       this.names.replaceChildren(...tenants.data.map((one) => el("option", { value: one.id })));
-      this.tenants.replaceChildren(table("Use of tenants", ["Tenant", "Keys", "Unfinished jobs", "Stored"], tenants.data.map(tenantRow), "cards"));
+      this.showTenants(tenants);
       const listed = table("Keys of all tenants", ["Key", "Tenant", "Name", "Scopes", "Created", "Last used", "State", "Actions"], keys.map((one) => this.row(one)), "cards");
       this.keys.replaceChildren(listed);
       this.pages = pages;
@@ -51,7 +51,9 @@ class KeysPage {
   async grow() {
     this.more.disabled = true;
     try {
-      addRows(this.keys, (await this.pages.next()).map((one) => this.row(one)));
+      const rows = (await this.pages.next()).map((one) => this.row(one));
+      addRows(this.keys, rows);
+      rows[0]?.firstChild.focus(); // the button cannot keep the focus
     } catch (error) {
       if (!this.signal.aborted) failed(this.problem, error);
     }
@@ -59,16 +61,21 @@ class KeysPage {
     this.more.hidden = !this.pages.hasMore;
   }
 
+  showTenants({ data }) {
+    this.tenants.replaceChildren(table("Use of tenants", ["Tenant", "Keys", "Unfinished jobs", "Stored"], data.map(tenantRow), "cards"));
+  }
+
   row(one) {
     const isUsable = !one.revoked_at && !(one.expires_at && one.expires_at <= now());
     const name = one.name || one.id;
-    return el("tr", {},
-      el("th", { scope: "row" }, el("code", {}, one.id)), el("td", {}, one.tenant), el("td", { class: "name" }, one.name || "–"),
+    const row = el("tr", {},
+      el("th", { scope: "row", tabindex: -1 }, el("code", {}, one.id)), el("td", {}, one.tenant), el("td", { class: "name" }, one.name || "–"),
       el("td", {}, one.scopes.join(", ") || "none"), el("td", {}, ago(one.created_at)),
       el("td", {}, ago(one.last_used_at)), el("td", {}, stateOf(one)),
       el("td", {}, el("div", { class: "actions" },
         isUsable && !one.scopes.includes("admin") && button("Rotate", () => this.rotate(one), { kind: "small", "aria-label": `Rotate ${name}` }),
-        isUsable && button("Revoke", () => this.revoke(one), { kind: "small danger", "aria-label": `Revoke ${name}` }))));
+        isUsable && button("Revoke", () => this.revoke(one, row), { kind: "small danger", "aria-label": `Revoke ${name}` }))));
+    return row;
   }
 
   async rotate(one) {
@@ -78,6 +85,7 @@ class KeysPage {
     try {
       this.reveal(await post(`${KEYS}/${one.id}/rotate`, {}, { signal: this.signal }), "Key rotated");
       this.made.scrollIntoView({ block: "center" });
+      this.made.querySelector("button").focus({ preventScroll: true });
       await this.load();
     } catch (error) {
       if (!this.signal.aborted) failed(this.problem, error);
@@ -89,14 +97,17 @@ class KeysPage {
     announce(news);
   }
 
-  async revoke(one) {
+  async revoke(one, row) {
     const detail = `Requests with the key ${one.id} of ${one.tenant} are refused from then on. This cannot be undone.`;
     if (!(await confirmed(`Revoke ${one.name || one.id}?`, { detail, yes: "Revoke", no: "Keep" }))) return;
     this.problem.replaceChildren();
     try {
-      await remove(`${KEYS}/${one.id}`, { signal: this.signal });
+      const revoked = this.row(await remove(`${KEYS}/${one.id}`, { signal: this.signal }));
       announce("Key revoked");
-      await this.load();
+      addRows(this.keys, [revoked]);
+      row.replaceWith(revoked); // only this row, so that the others and the focus keep their places
+      revoked.firstChild.focus();
+      this.showTenants(await get("/v1/tenants", { signal: this.signal }));
     } catch (error) {
       if (!this.signal.aborted) failed(this.problem, error);
     }
