@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from playwright.sync_api import Page, expect
+from sqlalchemy import update
 
 from service.jobs.model.states import JobState
 from service.platform.db import connect
-from service.platform.tables.core import Metric
+from service.platform.tables.core import Job, Metric
 from tests.browser.deployment import JOBS, Deployment
 from tests.service.job_samples import add_job
 
@@ -80,6 +81,27 @@ def test_the_list_of_jobs_leads_to_the_sweep(page: Page, sweep: list[str]) -> No
     expect(page.get_by_role("heading", name="Compare jobs")).to_be_visible()
     for job_id in sweep:
         assert job_id in page.url
+
+
+def test_a_run_keeps_the_focus_while_the_sweep_is_updated(page: Page, deployment: Deployment) -> None:
+    database = connect(deployment.api.settings)
+    about = {"labels": {"sweep": "focus"}, "tenant": "acme"}
+    ids = [add_job(database, JobState.PAUSED, name=name, **about) for name in ("first", "second")]
+
+    def change(**values: object) -> None:
+        with database.transaction() as session:
+            session.execute(update(Job).where(Job.id.in_(ids)).values(values))
+
+    page.goto("/#/sweeps/focus")
+    link = page.get_by_role("table").locator(f'a[href="#/jobs/{ids[0]}"]')
+    link.focus()
+    change(name="renamed")
+    expect(link).to_have_text("renamed")
+    expect(link).to_be_focused()
+    change(state=JobState.CANCELLED.value)
+    for job_id in ids:
+        assert deployment.client.delete(f"{JOBS}/{job_id}").status_code == 200
+    database.engine.dispose()
 
 
 def test_an_unknown_sweep_explains_how_to_create_it(page: Page) -> None:

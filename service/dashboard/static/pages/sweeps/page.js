@@ -56,7 +56,15 @@ function draw(root, jobs, compare) {
   compare.hidden = best.length < 2;
   compare.textContent = `Compare ${best.length === jobs.length ? "all" : `best ${best.length}`}`;
   compare.href = `#/compare?jobs=${best.map((job) => job.id).join(",")}`;
-  root.replaceChildren(summary(jobs), section("Next step", nextStep(names, runs)), section("Settings and results", coordinates(names, runs)), section("Runs", runsTable(names, runs)));
+  keepingFocus(root, summary(jobs), section("Next step", nextStep(names, runs)), section("Settings and results", coordinates(names, runs)), section("Runs", runsTable(names, runs)));
+}
+
+// Replaces the children; the same link has the focus afterwards, in the table or above it.
+function keepingFocus(root, ...children) {
+  const held = root.contains(document.activeElement) ? document.activeElement : null;
+  root.replaceChildren(...children);
+  const href = held?.getAttribute("href");
+  if (href) root.querySelector(`${held.closest("table") ? "table " : ""}a[href="${CSS.escape(href)}"]`)?.focus({ preventScroll: true });
 }
 
 function summary(jobs) {
