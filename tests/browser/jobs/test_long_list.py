@@ -52,6 +52,16 @@ def test_deleted_jobs_leave_a_list_of_more_than_a_hundred(page: Page, deployment
     expect(more).to_be_hidden()
 
 
+def test_the_first_job_that_the_keyboard_loaded_gets_the_focus(page: Page, deployment: Deployment) -> None:
+    jobs = ManyJobs(deployment.job("failed"), 25)
+    page.route(f"**{JOBS}?*", jobs.answer)
+    page.route("**/ftjob-*/*", lambda route: route.fulfill(json={"data": [], "findings": []}))
+    page.goto("/#/jobs")
+    page.get_by_role("button", name="Load more").press("Enter")
+    expect(page.locator(NAMES)).to_have_text(jobs.names)
+    expect(page.locator(NAMES).nth(20)).to_be_focused()
+
+
 @pytest.mark.parametrize("width", [1280, 1024])
 def test_long_names_tags_and_metadata_leave_every_column_in_view(
     page: Page, deployment: Deployment, width: int

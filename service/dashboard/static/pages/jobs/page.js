@@ -83,6 +83,7 @@ class JobList {
 
   async loadMore() {
     const number = this.number;
+    let first = null;
     this.more.disabled = true;
     try {
       const jobs = await this.pages.next();
@@ -90,12 +91,14 @@ class JobList {
         this.number += 1; // a refresh that has begun would take these jobs away again
         this.take(jobs);
         announce(`${jobs.length} more jobs`);
+        first = this.rows.get(jobs[0]?.id);
       }
     } catch (error) {
       if (!this.signal.aborted) failed(this.none, error);
     }
     this.more.disabled = false;
     this.arrange();
+    first?.root.querySelector(".name > a").focus({ preventScroll: true }); // the button cannot keep the focus
   }
 
   take(jobs) {
