@@ -279,7 +279,8 @@ def test_the_failed_checks_are_why_a_start_does_not_become_ready(settings: Setti
     with serving(create_app(greedy)) as url:
         reason = unready_reason(url)
     assert reason is not None
-    assert re.fullmatch(rf"disk: \d+ MiB are free, {1 << 40} MiB are required", reason)
+    full = rf"\d+ MiB are free, {1 << 40} MiB are required"
+    assert re.fullmatch(f"storage: {full}, disk: {full}", reason)
     assert unready_reason("http://127.0.0.1:9") == "no answer"
 
 
