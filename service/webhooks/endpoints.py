@@ -78,10 +78,17 @@ def delete_webhook(endpoint_id: EndpointId, principal: Writer, webhooks: Webhook
 
 @router.post(f"{WEBHOOKS}/{{endpoint_id}}/rotate_secret")
 def rotate_secret(
-    endpoint_id: EndpointId, principal: Writer, webhooks: WebhooksDep, body: SecretRotate | None = None
+    endpoint_id: EndpointId,
+    principal: Writer,
+    webhooks: WebhooksDep,
+    body: SecretRotate | None = None,
+    retry_count: RetryCount = "0",
 ) -> WebhookWithSecret:
-    """A new secret, shown only once. The old one remains valid for 24 hours by default."""
-    return webhooks.rotate(principal, endpoint_id, body or SecretRotate())
+    """A new secret, shown only once. The old one remains valid for 24 hours by default.
+
+    If a client repeats the request because it received no response, the first request's secret is returned.
+    """
+    return webhooks.rotate(principal, endpoint_id, body or SecretRotate(), is_retry=is_retry(retry_count))
 
 
 @router.post(f"{WEBHOOKS}/{{endpoint_id}}/test")

@@ -26,7 +26,10 @@ def send(endpoint: WebhookEndpoint, claimed: Claimed, allowed_hosts: AllowedHost
     body = json.dumps(claimed.delivery.event).encode()
     headers = {"Content-Type": "application/json", "User-Agent": "grpo-webhooks"}
     headers |= signature_headers(
-        _valid_secrets(endpoint, claimed.now), claimed.delivery.id, body, claimed.now
+        [SecretStr(secret) for secret in valid_secrets(endpoint, claimed.now)],
+        claimed.delivery.id,
+        body,
+        claimed.now,
     )
     result: dict[str, Any]
     start = time.monotonic()
@@ -48,11 +51,10 @@ def send(endpoint: WebhookEndpoint, claimed: Claimed, allowed_hosts: AllowedHost
     return Attempt(created_at=int(claimed.now), seconds=round(time.monotonic() - start, 3), **result)
 
 
-def _valid_secrets(endpoint: WebhookEndpoint, now: float) -> list[SecretStr]:
-    secrets = [SecretStr(endpoint.secret)]
-    if endpoint.previous_secret is not None and now < (endpoint.previous_secret_until or 0.0):
-        secrets.append(SecretStr(endpoint.previous_secret))
-    return secrets
+def valid_secrets(endpoint: WebhookEndpoint, now: float) -> list[str]:
+    """The secrets that sign a request, newest first."""
+    is_old_valid = now < (endpoint.previous_secret_until or 0.0)
+    return [endpoint.secret, *((endpoint.previous_secret or "").split() if is_old_valid else ())]
 
 
 def _excerpt(body: bytes) -> str:

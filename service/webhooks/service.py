@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from grpo_engine.outbound.addresses import AllowedHosts, RefusedUrl, check_destination
+from service.jobs.store.repository import DEDUPLICATION_SECONDS
 from service.jobs.store.webhook_events import EventType
 from service.platform import audit
-from service.platform.clock import db_now
+from service.platform.clock import db_now, read_clock
 from service.platform.db import lock_tenant
 from service.platform.errors import InvalidRequest, NotFound
 from service.platform.ids import new_id
@@ -36,6 +37,8 @@ from service.webhooks.schemas import (
 MAX_ENDPOINTS = 20
 """Maximum endpoints of a tenant."""
 OLD_SECRET_SECONDS = 24 * 3600.0
+MAX_OLD_SECRETS = 2
+"""Maximum number of old secrets that still sign: as many as the column holds."""
 SECRET_BYTES = 32
 _receiver_limit = ConcurrencyLimit("requests to webhook receivers", per_tenant=4, overall=8)
 """Limits requests that wait for a receiver or a name server."""
@@ -111,13 +114,22 @@ class Webhooks:
             repository.delete_endpoint(session, row)
             _record(session, principal, "delete", row)
 
-    def rotate(self, principal: Principal, endpoint_id: str, body: SecretRotate) -> WebhookWithSecret:
-        """Create a new secret. For a day, requests may be signed with the old one as well."""
+    def rotate(
+        self, principal: Principal, endpoint_id: str, body: SecretRotate, *, is_retry: bool = False
+    ) -> WebhookWithSecret:
+        """A new secret, or for a retry the one that the first request made.
+
+        For a day, requests may be signed with the old ones as well.
+        """
         keeps_old = body.keep_old_secret_active_for_24_hours
         with self.database.transaction() as session:
             row = _require(session, principal.tenant, endpoint_id, lock=True)
-            row.previous_secret = row.secret if keeps_old else None
-            row.previous_secret_until = db_now() + OLD_SECRET_SECONDS if keeps_old else None  # type: ignore[assignment]
+            now = read_clock(session)
+            if is_retry and keeps_old and _was_just_rotated(row, now):
+                return WebhookWithSecret.model_validate(row)
+            old = sending.valid_secrets(row, now)[:MAX_OLD_SECRETS] if keeps_old else []
+            row.previous_secret = " ".join(old) or None
+            row.previous_secret_until = now + OLD_SECRET_SECONDS if old else None
             row.secret = _new_secret()
             _record(session, principal, "rotate_secret", row)
             return WebhookWithSecret.model_validate(row)
@@ -196,6 +208,12 @@ def _require_enabled(session: Session, tenant: str, endpoint_id: str) -> Webhook
         message = f"{endpoint_id} is disabled: nothing is sent to it until you enable it."
         raise InvalidRequest(message, param="endpoint_id", code="webhook_disabled")
     return row
+
+
+def _was_just_rotated(row: WebhookEndpoint, now: float) -> bool:
+    """Whether a rotation within the last ten minutes kept the old secret."""
+    rotated_at = (row.previous_secret_until or 0.0) - OLD_SECRET_SECONDS
+    return now - rotated_at < DEDUPLICATION_SECONDS
 
 
 def _record(session: Session, principal: Principal, verb: str, row: WebhookEndpoint) -> None:

@@ -23,8 +23,9 @@ class WebhookEndpoint(Base):
     disabled_reason: Mapped[str | None] = mapped_column(String(256))
     secret: Mapped[str] = mapped_column(String(128))
     previous_secret: Mapped[str | None] = mapped_column(String(128))
+    """Old secrets, newest first, separated by spaces."""
     previous_secret_until: Mapped[float | None]
-    """Until then both secrets sign."""
+    """Until then the old secrets sign as well."""
     created_at: Mapped[float] = mapped_column(default=db_now())
     updated_at: Mapped[float] = mapped_column(default=db_now(), onupdate=db_now())
 
