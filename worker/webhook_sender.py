@@ -61,7 +61,7 @@ class Sender:
             tenants = [tenant for tenant, num in num_sending.items() if num >= MAX_OF_TENANT]
             endpoints = [each.endpoint_id for each in self._sending]
             with self.database.transaction() as session:
-                claimed = outbox.claim_due(session, tenants, endpoints)
+                claimed = outbox.claim_due(session, tenants, endpoints, list(num_sending))
             if claimed is not None:
                 self._sending.append(claimed.delivery)
         return claimed

@@ -44,15 +44,22 @@ class Claimed:
 
 
 def claim_due(
-    session: Session, busy_tenants: Collection[str] = (), busy_endpoints: Collection[str] = ()
+    session: Session,
+    busy_tenants: Collection[str] = (),
+    busy_endpoints: Collection[str] = (),
+    served_tenants: Collection[str] = (),
 ) -> Claimed | None:
-    """Claim the delivery that has been due for longest, except those of busy tenants and endpoints."""
+    """Claim the delivery that has been due for longest, except those of busy tenants and endpoints.
+
+    Deliveries of tenants that are being served come last, so that slow receivers do not delay other tenants.
+    """
     due = select(WebhookDelivery.id).where(
         LEASES.has_expired,
         WebhookDelivery.tenant.not_in(busy_tenants),
         WebhookDelivery.endpoint_id.not_in(busy_endpoints),
     )
-    return _claim(session, due.order_by(WebhookDelivery.due_at))
+    last = [WebhookDelivery.tenant.in_(served_tenants)] if served_tenants else []
+    return _claim(session, due.order_by(*last, WebhookDelivery.due_at))
 
 
 def claim_test(session: Session, endpoint: WebhookEndpoint, event_type: str) -> Claimed:

@@ -60,10 +60,10 @@ def finish(database: Database, state: JobState) -> str:
     return job_id
 
 
-def cancel_queued(database: Database) -> str:
-    job_id = insert_job(database)
+def cancel_queued(database: Database, tenant: str = "acme") -> str:
+    job_id = insert_job(database, tenant=tenant)
     with database.transaction() as session:
-        queue.request_cancel(session, "acme", job_id)
+        queue.request_cancel(session, tenant, job_id)
     return job_id
 
 
@@ -231,6 +231,29 @@ def test_a_silent_receiver_does_not_delay_the_tenant_s_other_one(
         start_helpers()
         wait_until(lambda: server.requests, 120, "the other receiver gets its event")
         assert len(silent.requests) == 1
+
+
+def test_the_silent_receivers_of_several_tenants_do_not_delay_another_tenant(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch, worker: Worker
+) -> None:
+    monkeypatch.setattr(sending, "SEND_SECONDS", 1.0)
+    helpers, stopping = maintenance(database, worker.wakeups, settings, has_worker=False), threading.Event()
+    with (
+        ScriptedServer(lambda _recorded: Reply(stall=True)) as silent,
+        ScriptedServer(lambda _recorded: Reply(status=200)) as server,
+    ):
+        for tenant in ("acme", "second"):
+            for _ in range(2):
+                register(database, settings, silent.url, tenant=tenant)
+            for _ in range(6):
+                cancel_queued(database, tenant)
+        register(database, settings, server.url, tenant="other")
+        cancel_queued(database, "other")
+        with supervised(helpers, stopping):
+            wait_until(lambda: server.requests, 120, "the other tenant receives its event")
+            num_silent = len(silent.requests)
+            stopping.set()
+    assert num_silent <= 8, "it waits for two rounds of the four threads at most"
 
 
 def test_a_delivery_that_cannot_be_signed_delays_no_other_delivery(
