@@ -1,6 +1,7 @@
 """Weights & Biases: one run per job, with the job's id; WANDB_MODE, WANDB_API_KEY etc. as W&B documents them.
 
-W&B keeps a file of each run on this disk, uploaded or not; its newest step shows where to continue.
+Online, the server's newest step shows where to continue: a process of W&B that was killed may have written
+steps to its file on this disk without uploading them. Offline, the newest step in these files does.
 """
 
 import os
@@ -23,7 +24,6 @@ class WandbRun:
     def __init__(self, job: SinkJob) -> None:
         folder = Path(os.environ.get("WANDB_DIR") or job.home)
         folder.mkdir(parents=True, exist_ok=True)
-        written = newest_step(folder, job.job_id)
         given = job.settings
         self._run = wandb.init(
             id=job.job_id,
@@ -45,8 +45,11 @@ class WandbRun:
                 x_disable_machine_info=True,
             ),
         )
-        here = job.known_step if written is None else written
-        self.last_step = max(here, self._run.step - 1)
+        self.last_step = self._offline_step(job, folder) if self._run.offline else self._run.starting_step - 1
+
+    def _offline_step(self, job: SinkJob, folder: Path) -> int:
+        written = newest_step(folder, job.job_id)
+        return job.known_step if written is None else written
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
