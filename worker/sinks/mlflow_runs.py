@@ -1,6 +1,7 @@
 """MLflow: one run per job, in the tracking store named by MLFLOW_TRACKING_URI.
 
-A batch may be interrupted, so an existing run is read first: only missing values are written.
+Values are written in order of steps, so an existing run's newest values show where to continue. Its whole
+history could take longer to read than a claim lasts.
 """
 
 import os
@@ -41,10 +42,12 @@ class MlflowRun:
         experiment = mlflow.set_experiment(job.settings.get("experiment", EXPERIMENT)).experiment_id
         run = self._existing(job, experiment) or self._created(job, experiment)
         self._run_id = run.info.run_id
-        histories = {key: self._client.get_metric_history(self._run_id, key) for key in run.data.metrics}
-        self._written = {(key, metric.step) for key, history in histories.items() for metric in history}
-        # the newest step may lack some of its values
-        self.last_step = max((step for _, step in self._written), default=0) - 1
+        self._log_missing_params(run, job)
+        newest = run.data.to_proto().metrics  # one value for each name
+        step = max((metric.step for metric in newest), default=0)
+        # a batch may have been interrupted, so that the newest step lacks some of its values
+        self._written = {(metric.key, step) for metric in newest if metric.step == step}
+        self.last_step = step - 1
         self._unwritten: list[Metric] = []
 
     def _existing(self, job: SinkJob, experiment: str) -> Run | None:
@@ -56,11 +59,14 @@ class MlflowRun:
 
     def _created(self, job: SinkJob, experiment: str) -> Run:
         tags = {JOB_TAG: job.job_id, "grpo.tenant": job.tenant}
-        run = self._client.create_run(experiment, tags=tags, run_name=job.job_id)
-        params = [Param(name, str(value)[:MAX_PARAM_CHARS]) for name, value in job.config.items()]
+        return self._client.create_run(experiment, tags=tags, run_name=job.job_id)
+
+    def _log_missing_params(self, run: Run, job: SinkJob) -> None:
+        """Log the parameters that the run lacks: all of a new one, or after an interruption the rest."""
+        missing = job.config.keys() - run.data.params.keys()
+        params = [Param(name, str(job.config[name])[:MAX_PARAM_CHARS]) for name in sorted(missing)]
         for start in range(0, len(params), MAX_PARAMS):
-            self._client.log_batch(run.info.run_id, params=params[start : start + MAX_PARAMS])
-        return run
+            self._client.log_batch(self._run_id, params=params[start : start + MAX_PARAMS])
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         now, named = int(time.time() * 1000), ((allowed(name), value) for name, value in values.items())
