@@ -5,9 +5,9 @@ history could take longer to read than a claim lasts.
 """
 
 import os
-import posixpath
 import re
 import time
+import zlib
 from collections.abc import Mapping
 
 import mlflow
@@ -28,8 +28,17 @@ MAX_METRICS = 1000
 
 
 def allowed(name: str) -> str:
-    """The name without characters that MLflow refuses; the metric of a grader's part may have any name."""
-    return posixpath.normpath(re.sub(r"[^\w.\-/ ]", "_", name)).lstrip("./")[:MAX_NAME_CHARS]
+    """The name without what MLflow refuses; the metric of a grader's part may have any name.
+
+    Changed parts of the path end with a checksum, so that different names remain different.
+    """
+    return "/".join(_allowed_part(part) for part in name.split("/"))[:MAX_NAME_CHARS]
+
+
+def _allowed_part(part: str) -> str:
+    shown = re.sub(r"[^\w.\- ]", "_", part)
+    is_allowed = shown == part and part not in ("", ".", "..")
+    return part if is_allowed else f"{shown}_{zlib.crc32(part.encode()):08x}"
 
 
 class MlflowRun:

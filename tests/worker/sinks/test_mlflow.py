@@ -9,7 +9,7 @@ from mlflow.entities import Run
 
 from service.jobs.model.states import JobState
 from worker.sinks.base import SinkJob
-from worker.sinks.mlflow_runs import JOB_TAG, MlflowRun
+from worker.sinks.mlflow_runs import JOB_TAG, MlflowRun, allowed
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::sqlalchemy.exc.SADeprecationWarning"  # in MLflow's own statements
@@ -74,3 +74,14 @@ def test_a_run_that_was_created_without_its_parameters_gets_them_later(client: M
     client.log_param(created.info.run_id, "model", "tiny")
     MlflowRun(job("bare"))
     assert run_of(client, "bare").data.params == {"model": "tiny", "lora.rank": "8"}
+
+def test_names_that_mlflow_refuses_remain_different(client: MlflowClient) -> None:
+    parts = ("acc < 50", "acc > 50", "✅", "❌", "a//b", "a/./b", "a/../b", "plain_name-1.5/x y")
+    names = [f"rewards/{part}/mean" for part in parts]
+    run = MlflowRun(job("names"))
+    run.write(1, {name: float(number) for number, name in enumerate(names)})
+    run.flush()
+    shown = run_of(client, "names").data.metrics
+    assert shown == {allowed(name): float(number) for number, name in enumerate(names)}
+    assert len(shown) == len(names)
+    assert shown[names[-1]] == len(names) - 1
