@@ -75,6 +75,7 @@ def test_a_run_that_was_created_without_its_parameters_gets_them_later(client: M
     MlflowRun(job("bare"))
     assert run_of(client, "bare").data.params == {"model": "tiny", "lora.rank": "8"}
 
+
 def test_names_that_mlflow_refuses_remain_different(client: MlflowClient) -> None:
     parts = ("acc < 50", "acc > 50", "✅", "❌", "a//b", "a/./b", "a/../b", "plain_name-1.5/x y")
     names = [f"rewards/{part}/mean" for part in parts]
