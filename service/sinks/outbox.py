@@ -13,7 +13,8 @@ from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session
 
 from service.jobs.model.states import ENDED, HELD, TERMINAL, JobState
-from service.jobs.progress.metrics import EVALUATION, MetricRow, metric_rows
+from service.jobs.progress import evaluations
+from service.jobs.progress.metrics import MetricRow, metric_rows
 from service.jobs.store import history
 from service.platform.clock import db_now
 from service.platform.leases import QUIET, Leases
@@ -100,8 +101,7 @@ def new_metrics(session: Session, job_id: str, after_step: int) -> NewMetrics:
     state = JobState(job.state)
     found = metric_rows(session, job.tenant, job_id, after_step=max(0, after_step), limit=MAX_ROWS)
     rows = [row for row in found if state in TERMINAL or row["step"] < job.step]
-    if after_step < 0 and (baseline := job.evaluation.get("baseline")):
-        measured = {f"{EVALUATION}{name}": value for name, value in baseline.items() if name != "step"}
+    if after_step < 0 and (measured := evaluations.baseline(job.evaluation)):
         rows.insert(0, {"step": 0, **measured})
     return NewMetrics(rows, state, has_more=len(found) == MAX_ROWS)
 

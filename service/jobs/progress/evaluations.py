@@ -53,6 +53,17 @@ def _newer(known: Mapping[str, Any], event: Evaluated) -> dict[str, Any] | None:
     return {"baseline": known.get("baseline", found), "last": found, **verdict}
 
 
+def baseline(document: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of the evaluations before training, under the names of `metrics`."""
+    sets = {f"{name}/": found for name, found in document.get("retention", {}).items()}
+    return {
+        f"{EVALUATION}{prefix}{name}": value
+        for prefix, found in ({"": document} | sets).items()
+        for name, value in found.get("baseline", {}).items()
+        if name != "step"
+    }
+
+
 def metrics(event: Evaluated) -> dict[str, float]:
     """The event's values by metric name: `eval/…`, or `eval/<name>/…` for a retention set.
 

@@ -98,6 +98,14 @@ def test_the_newest_step_of_a_running_job_is_withheld(database: Database) -> Non
     assert not found.is_at_rest
 
 
+def test_retention_sets_have_their_evaluation_before_training_as_step_zero(database: Database) -> None:
+    retention = {"chat": {"baseline": {"step": 0, "reward": 0.75}, "last": {"step": 2, "reward": 0.5}}}
+    job_id = add_job(database, TENSORBOARD, steps=3, evaluation=BASELINE | {"retention": retention})
+    with database.reading() as session:
+        first = outbox.new_metrics(session, job_id, -1).rows[0]
+    assert first == {"step": 0, "eval/reward": 0.25, "eval/chat/reward": 0.75}
+
+
 @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
 def test_the_newest_step_of_a_finished_job_is_sent(database: Database, state: JobState) -> None:
     job_id = add_job(database, TENSORBOARD, steps=3)
