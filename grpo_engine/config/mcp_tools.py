@@ -8,6 +8,7 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from operator import itemgetter
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -77,7 +78,10 @@ def _chosen(
     if missing := [name for name in allowed or () if name not in names]:
         reason = f"the server has no tool {', '.join(missing)}; it has {excerpt(', '.join(sorted(names)))}"
         return [], [ToolProblem(f"tools[{index}].allowed_tools", reason)]
-    chosen = [each for each in listed if allowed is None or each["name"] in allowed]
+    # sorted, because a server may list them in another order when the job resumes
+    chosen = sorted(
+        (each for each in listed if allowed is None or each["name"] in allowed), key=itemgetter("name")
+    )
     tools, reasons = list[ListedTool](), list[str]() if chosen else [NO_TOOLS]
     size = len(json.dumps(chosen, ensure_ascii=False))
     if len(chosen) > MAX_TOOLS or size > MAX_CHARACTERS:

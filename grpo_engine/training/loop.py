@@ -93,9 +93,9 @@ class TrainingLoop(Generic[M]):
             self.method.close()
 
     def _run(self, should_stop: Callable[[], bool]) -> Iterator[BaseEvent]:
-        skipped = self._resume()
+        warnings = self._resume()
         yield started(self.method, self.state.step)
-        yield from skipped
+        yield from warnings
         yield from weights_left_out(
             self.method, getattr(hyperparameters_of(self.config.method), "lora", None)
         )
@@ -201,20 +201,20 @@ class TrainingLoop(Generic[M]):
         return [Warned(code="early_stopping", message=message, step=step)]
 
     def _resume(self) -> list[Warned]:
-        """Load the newest valid checkpoint; returns a warning for each one that was skipped.
+        """Load the newest valid checkpoint; returns warnings of skipped ones and of what has changed since.
 
         Raises RanksDisagreeError unless all ranks start from the same state.
         """
-        found, skipped = None, list[str]()
+        found, skipped, changed = None, list[str](), list[Warned]()
         if self.artifact is not None:
             found, skipped = checkpoint.newest_valid(self.checkpoints, self.config)
         require_same_files(self.config, self.method.policy, found)
         if self.artifact is not None and found is not None:
             self.state, method_state = checkpoint.load(found, self.artifact)
-            self.method.load_state(method_state)
+            changed = self.method.load_state(method_state)
             self.saved_step = self.state.step
         require_same_weights(self.method.policy)
-        return [Warned(code="checkpoint_skipped", message=sentence) for sentence in skipped]
+        return [*(Warned(code="checkpoint_skipped", message=sentence) for sentence in skipped), *changed]
 
     def _save_if_due(self, stopping: str | None) -> Iterator[CheckpointSaved]:
         step = self.state.step

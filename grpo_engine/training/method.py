@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from grpo_engine.contract.events import BaseEvent, Finished
+from grpo_engine.contract.events import BaseEvent, Finished, Warned
 from grpo_engine.models.policy import Policy
 
 
@@ -59,9 +59,10 @@ class Method(Protocol):
         """JSON from which `load_state` continues exactly."""
         return {each.name: getattr(self.state, each.name) for each in fields(self.state)}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()` of an earlier run."""
+    def load_state(self, state: Mapping[str, Any]) -> list[Warned]:
+        """Continue from `state_dict()` of an earlier run; returns warnings of what has changed since."""
         self.state = type(self.state)(**state)
+        return []
 
     def close(self) -> None:
         """Release what the method holds outside this process."""

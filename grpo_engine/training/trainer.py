@@ -11,7 +11,7 @@ from typing import Any
 
 from grpo_engine.config.job import ReinforcementMethod, RunConfig
 from grpo_engine.config.tools import function_schemas
-from grpo_engine.contract.events import BaseEvent, StepFinished, StepSkipped
+from grpo_engine.contract.events import BaseEvent, StepFinished, StepSkipped, Warned
 from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.loss import adapted_beta
@@ -27,6 +27,7 @@ from grpo_engine.rollout.prompt_source import ORDERS
 from grpo_engine.rollout.recording import rollouts
 from grpo_engine.rollout.sampler.base import Sampler, sampler_name
 from grpo_engine.rollout.scoring import prompt_outcomes, with_advantages, with_zero_advantages
+from grpo_engine.rollout.tools.listing import changed_tools, digests_of
 from grpo_engine.training.gradients import PolicyGradient, with_kl_penalties
 from grpo_engine.training.method import Method, MethodState
 from grpo_engine.training.micro_batch_budget import longest_group
@@ -51,6 +52,8 @@ class ReinforcementState(MethodState):
     """State of the prompt source."""
     baseline: Mapping[str, Rewards] = field(default_factory=dict)
     """Evaluated set → row → reward before step 1; unscorable rows are left out."""
+    listed_tools: Mapping[str, str] | None = None
+    """Tools that MCP servers listed: name → digest. None: an older release wrote the checkpoint."""
 
 
 class Trainer(Method):
@@ -82,7 +85,7 @@ class Trainer(Method):
         self.reader = RowReader(policy.tokenizer, config.created_at, function_schemas(method.tools))
         self.num_rows = len(prompts)
         self.sampler_name = sampler_name(sampler)
-        self.state: ReinforcementState = ReinforcementState()
+        self.state: ReinforcementState = ReinforcementState(listed_tools=digests_of(method.tools))
         order = ORDERS[self.hyperparameters.curriculum]
         self.source, self.collector = open_rollouts(
             method,
@@ -257,9 +260,12 @@ class Trainer(Method):
             return StepFinished(step=step, metrics=everything)
         return StepSkipped(step=step, reason=skip_reason(scored, self.hyperparameters), metrics=everything)
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> list[Warned]:
         super().load_state(state)
         self.source.load(self.state.prompts)
+        before, now = self.state.listed_tools, digests_of(self.tools)
+        self.state = replace(self.state, listed_tools=now)
+        return [] if before is None else changed_tools(before, now)
 
     def close(self) -> None:
         for grading in {self.grading, *(held_out.grading for held_out in self.held_out)}:

@@ -202,11 +202,11 @@ class ExperienceTrainer(Method):
         spent = {"num_calls": account.calls, "cost_usd": account.usd}
         return {**super().state_dict(), "library": self.state.library.model_dump(), "spent": spent}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> list[Warned]:
         library = Library.model_validate(state["library"])
         own = {name: value for name, value in state.items() if name != "spent"}
-        super().load_state({**own, "library": library})
         self.resources.budget.restore(**state["spent"])
+        return super().load_state({**own, "library": library})
 
     @property
     def folder_name(self) -> str:

@@ -1,17 +1,23 @@
-"""The tools of a job's MCP servers, listed once when the engine starts."""
+"""The tools of a job's MCP servers, listed once when the engine starts, and their changes since then."""
 
+import hashlib
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 from grpo_engine.config.mcp_tools import ToolProblem, is_installed, with_listed_tools
-from grpo_engine.config.tools import McpTool, Tool
+from grpo_engine.config.tools import ListedTool, McpTool, Tool, function_schemas
 from grpo_engine.contract.errors import ConfigError, EndpointDownError
+from grpo_engine.contract.events import Warned
 from grpo_engine.parallel.ranks import Ranks
 
 PAUSES_SECONDS = (1.0, 4.0, 15.0, 30.0, 0.0)
 """Pauses after each attempt to list the tools of a server that does not answer; it may be restarting."""
+
+MAX_SHOWN_CHARACTERS = 500
+"""Maximum characters of the tools' names in a warning."""
 
 SERVER_HINT = "Check that the MCP server runs and lists the tools, then submit the job again."
 
@@ -45,3 +51,23 @@ def _patiently(
             break
         time.sleep(pause)
     return found, problems
+
+
+def digests_of(tools: Sequence[Tool]) -> dict[str, str]:
+    """Name → SHA-256 of what the model is shown of each tool that an MCP server listed."""
+    shown = function_schemas([tool for tool in tools if isinstance(tool, ListedTool)])
+    return {each["function"]["name"]: hashlib.sha256(json.dumps(each).encode()).hexdigest() for each in shown}
+
+
+def changed_tools(before: Mapping[str, str], now: Mapping[str, str]) -> list[Warned]:
+    """A warning if the MCP servers list other tools than before; both are from `digests_of`."""
+    changed = {name for name in before.keys() & now.keys() if before[name] != now[name]}
+    kinds = {"added": now.keys() - before.keys(), "removed": before.keys() - now.keys(), "changed": changed}
+    found = "; ".join(f"{kind}: {', '.join(sorted(names))}" for kind, names in kinds.items() if names)
+    if not found:
+        return []
+    message = (
+        f"The MCP servers list other tools than before the checkpoint ({found[:MAX_SHOWN_CHARACTERS]}). "
+        "The following steps use the new ones, so their result differs from that of an uninterrupted run."
+    )
+    return [Warned(code="tools_changed", message=message)]
