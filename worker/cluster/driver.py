@@ -4,6 +4,8 @@ Reserves GPUs, starts the ranks and answers the worker's calls until the connect
 process if it loses the cluster, and all actors of this process when it ends.
 """
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,6 +40,8 @@ USED_BY_AN_ACTOR: dict[str, dict[str, Any]] = {
     "rank": {"resources": {"rank": 1}},
 }
 """Resource of the plan → Ray's options for an actor."""
+END_OF_GROUP = "import os, signal, sys; sys.stdin.read(); os.killpg(0, signal.SIGKILL)"
+"""Program that kills its process group when its standard input is closed."""
 
 
 class Driver:
@@ -169,6 +173,7 @@ def joined_cluster(plan: Plan) -> Iterator[None]:
     if plan.address is not None:
         ray.init(address=plan.address, log_to_driver=False)
     else:
+        end_group_with_driver()
         ray.init(
             num_cpus=0,
             num_gpus=0,
@@ -183,6 +188,14 @@ def joined_cluster(plan: Plan) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def end_group_with_driver() -> None:
+    """Start a process that kills the driver's process group, which a private cluster is in, when the driver
+    ends. The kernel kills only its children; Ray's agents would try to reach the cluster for a minute."""
+    reading, _open_until_the_end = os.pipe()
+    subprocess.Popen([sys.executable, "-I", "-S", "-c", END_OF_GROUP], stdin=reading)
+    os.close(reading)
 
 
 def answer(driver: Driver, call: Call) -> Reply:

@@ -16,9 +16,9 @@ from service.jobs.store import history
 from service.platform.db import Database
 from service.platform.storage import Storage
 from tests.support.servers import wait_until
-from tests.support.waiting import descendants
-from tests.worker.conftest import engine_pids
-from tests.worker.jobs import read_job
+from tests.support.waiting import descendants, is_alive
+from tests.worker.conftest import Processes, engine_pids
+from tests.worker.jobs import insert_dataset, insert_job, read_job
 from tests.worker.outcomes import expected_weights, messages, metric_steps, run_until_idle, weights
 from worker.attempt import runner
 from worker.attempt.attempt import Worker
@@ -29,6 +29,7 @@ from worker.launchers.gpu_reservation import HostGpus
 from worker.launchers.run_directory import LOCK, run_directory
 
 Submit = Callable[..., str]
+WaitFor = Callable[..., None]
 
 
 @pytest.fixture
@@ -133,6 +134,21 @@ def assert_continued(worker: Worker, database: Database, job_id: str, frozen: in
     assert any("lost" in message or "did not start" in message for message in messages(database, job_id))
     wait_until(lambda: not Path(f"/proc/{frozen}").exists())
     assert not engine_pids(worker.settings)
+
+
+@pytest.mark.slow
+def test_no_process_of_the_cluster_outlives_a_killed_worker(
+    processes: Processes, database: Database, storage: Storage, wait_for: WaitFor, temporary: Path
+) -> None:
+    processes.settings = processes.settings.model_copy(update={"gpus": 2})
+    job_id = insert_job(database, insert_dataset(database, storage, {"*": {"hang_at": 7}}), required_gpus=2)
+    worker = processes.start("-P", "-m", "worker", environment={"TMPDIR": str(temporary)})
+    wait_for(job_id, checkpoint_step=5)
+    started = descendants(worker.pid, b"")
+    assert len(descendants(worker.pid, b"Agent")) == 2
+    worker.kill()
+    # alone, Ray's agents end after a minute
+    wait_until(lambda: not any(map(is_alive, started)), 40, "its processes have ended")
 
 
 @pytest.mark.slow
