@@ -23,27 +23,28 @@ typedef struct {
     void *out; /* [B, Hq, D] */
 } Call;
 
-/* Scores of `many` queries at once, so that a key is read and widened only once. They are `width` apart. */
-INLINED void score(Lanes query[][MOST_PARTS], int many, const void *keys, const void *bias, long count,
+/* Scores of `many` queries at once, so that a key is read and widened only once; they are `width` apart.
+   Queries are one array: GCC would unroll up to 16 parts of an array of arrays, whose size it knows. */
+INLINED void score(const Lanes *query, int many, const void *keys, const void *bias, long count,
                    long parts, float *scores, long width, int half) {
     for (long t = 0; t < count; t++) {
         const void *key = past(keys, t * parts * LANES, half);
         Lanes products[MOST_QUERIES] = {0};
         for (long p = 0; p < parts; p++) {
             Lanes read = part(key, p, half);
-            for (int n = 0; n < many; n++) products[n] += query[n][p] * read;
+            for (int n = 0; n < many; n++) products[n] += query[n * parts + p] * read;
         }
         for (int n = 0; n < many; n++) scores[n * width + t] = sum(products[n]) + get(bias, t, half);
     }
 }
 
 INLINED void mix(const float *weights, long width, int many, const void *values, long count, long parts,
-                 Lanes mixed[][MOST_PARTS], int half) {
+                 Lanes *mixed, int half) {
     for (long t = 0; t < count; t++) {
         const void *value = past(values, t * parts * LANES, half);
         for (long p = 0; p < parts; p++) {
             Lanes read = part(value, p, half);
-            for (int n = 0; n < many; n++) mixed[n][p] += weights[n * width + t] * read;
+            for (int n = 0; n < many; n++) mixed[n * parts + p] += weights[n * width + t] * read;
         }
     }
 }
@@ -67,11 +68,11 @@ INLINED void attend_queries(const Call *c, long row, long head, long first, int 
     long dim = parts * LANES, before = c->before, length = c->length, width = before + length;
     long own = (row * c->heads + head) * c->capacity * dim, prompt = before ? c->prompt_of_row[row] : 0;
     long at_prompt = (prompt * c->heads + head) * before * dim;
-    Lanes query[MOST_QUERIES][MOST_PARTS], mixed[MOST_QUERIES][MOST_PARTS];
+    Lanes query[MOST_QUERIES * MOST_PARTS], mixed[MOST_QUERIES * MOST_PARTS];
     for (int n = 0; n < many; n++)
         for (long p = 0; p < parts; p++) {
             const void *from = past(c->query, row * c->query_stride + (first + n) * dim, half);
-            query[n][p] = part(from, p, half) * c->scale, mixed[n][p] = (Lanes){0};
+            query[n * parts + p] = part(from, p, half) * c->scale, mixed[n * parts + p] = (Lanes){0};
         }
     score(query, many, past(c->prompt_keys, at_prompt, half), past(c->prompt_bias, prompt * before, half),
           before, parts, scores, width, half);
@@ -81,7 +82,7 @@ INLINED void attend_queries(const Call *c, long row, long head, long first, int 
     mix(scores, width, many, past(c->prompt_values, at_prompt, half), before, parts, mixed, half);
     mix(scores + before, width, many, past(c->values, own, half), length, parts, mixed, half);
     void *out = past(c->out, (row * c->heads * c->shared + first) * dim, half);
-    for (int n = 0; n < many; n++) write_parts(past(out, n * dim, half), mixed[n], parts, half);
+    for (int n = 0; n < many; n++) write_parts(past(out, n * dim, half), mixed + n * parts, parts, half);
 }
 
 INLINED void attend_head(const Call *c, long row, long head, float *scores, long parts, int half) {
@@ -96,28 +97,40 @@ INLINED void attend_head(const Call *c, long row, long head, float *scores, long
     for (; first < end; first++) attend_queries(c, row, head, first, 1, scores, parts, half);
 }
 
-/* The compiler knows the usual sizes of a head, so it can keep such heads in registers. */
-INLINED void attend_task(const Call *c, long row, long head, float *scores, int half) {
-    switch (c->dim / LANES) {
-    case 2: attend_head(c, row, head, scores, 2, half); break;
-    case 4: attend_head(c, row, head, scores, 4, half); break;
-    case 8: attend_head(c, row, head, scores, 8, half); break;
-    default: attend_head(c, row, head, scores, c->dim / LANES, half);
+/* The compiler knows the usual sizes of a head, so it can keep such heads in registers. Each size has its own
+   functions, because GCC takes a minute for one that contains them all. */
+#define FOR_SIZE(name, parts) \
+    INLINED void name(const Call *c, long row, long head, float *scores, int half) { \
+        attend_head(c, row, head, scores, parts, half); \
+    } \
+    FOR_EACH_DTYPE(name, (const Call *c, long row, long head, float *scores), c, row, head, scores)
+
+FOR_SIZE(attend_head_of_32, 2)
+FOR_SIZE(attend_head_of_64, 4)
+FOR_SIZE(attend_head_of_128, 8)
+FOR_SIZE(attend_head_of_any, c->dim / LANES)
+
+typedef void Task(const Call *c, long row, long head, float *scores);
+
+static Task *task_for(long dim, int half) {
+    switch (dim) {
+    case 32: return half ? attend_head_of_32_half : attend_head_of_32_single;
+    case 64: return half ? attend_head_of_64_half : attend_head_of_64_single;
+    case 128: return half ? attend_head_of_128_half : attend_head_of_128_single;
+    default: return half ? attend_head_of_any_half : attend_head_of_any_single;
     }
 }
-
-FOR_EACH_DTYPE(attend_task, (const Call *c, long row, long head, float *scores), c, row, head, scores)
 
 /* D: a multiple of 16 (bfloat16: of 32), at most 256. Returns a number other than 0 if there is no memory. */
 int attend(const Call *c, int half, int threads) {
     long tasks = c->rows * c->heads, width = (c->before + c->length) * MOST_QUERIES;
     float *scores = malloc(sizeof(float) * width * threads);
     if (scores == NULL) return 1;
+    Task *attend_task = task_for(c->dim, half);
     #pragma omp parallel for num_threads(threads) schedule(static)
     for (long share = 0; share < threads; share++)
         for (long task = share * tasks / threads; task < (share + 1) * tasks / threads; task++)
-            (half ? attend_task_half : attend_task_single)(c, task / c->heads, task % c->heads,
-                                                           scores + share * width);
+            attend_task(c, task / c->heads, task % c->heads, scores + share * width);
     free(scores);
     return 0;
 }
