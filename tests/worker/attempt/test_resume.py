@@ -43,7 +43,7 @@ def test_a_killed_engine_resumes_with_an_identical_result(
     assert weights(database, storage, job_id) == expected_weights()
     found = messages(database, job_id)
     assert sum("ended by SIGKILL. Usually the machine" in text for text in found) == 2
-    assert "Training resumed from step 5 on cpu (float32, fake)." in found
+    assert "Training resumed from step 5 on cpu (float32, sampler fake)." in found
 
 
 def test_an_engine_that_dies_before_any_checkpoint_poisons_its_job(
@@ -158,7 +158,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(
         "The checkpoint of step 6 is skipped: its archive is damaged: the stored object has the wrong sha256"
         in found
     )
-    assert "Training resumed from step 4 on cpu (float32, fake)." in found
+    assert "Training resumed from step 4 on cpu (float32, sampler fake)." in found
     assert read_job(database, job_id).state == "succeeded"
     assert weights(database, storage, job_id) == expected_weights()
     assert metric_steps(database, job_id) == list(range(1, 11))

@@ -204,6 +204,6 @@ def test_a_truncated_checkpoint_in_the_bucket_is_skipped_for_the_previous_one(
         "The checkpoint of step 6 is skipped: its archive is damaged: the stored object has the wrong sha256"
         in found
     )
-    assert "Training resumed from step 4 on cpu (float32, fake)." in found
+    assert "Training resumed from step 4 on cpu (float32, sampler fake)." in found
     assert weights(database, storage, job_id) == expected_weights()
     assert metric_steps(database, job_id) == list(range(1, 11))

@@ -109,5 +109,5 @@ def test_the_result_names_the_hub_model_and_its_revision(
 ) -> None:
     run_job(worker)
     with worker.database.reading() as session:
-        facts = facts_of(session, session.get_one(Job, job_id), worker.catalog)
-    assert (facts.base, facts.revision, facts.base_place) == (hub.id, REVISION, "hub")
+        base = facts_of(session, session.get_one(Job, job_id), worker.catalog).base
+    assert (base.name, base.revision, base.place) == (hub.id, REVISION, "hub")
