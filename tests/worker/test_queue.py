@@ -45,16 +45,17 @@ def test_a_claim_increments_attempt_and_fence(database: Database) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_the_claim_statement_is_planned_once(database: Database) -> None:
+def test_the_claim_statement_is_prepared_once(database: Database) -> None:
     for _ in range(12):
         claimed(database)
+    # whether PostgreSQL then plans it once or each time depends on the table's statistics
     plans = (
-        "SELECT generic_plans, custom_plans FROM pg_prepared_statements"
+        "SELECT generic_plans + custom_plans FROM pg_prepared_statements"
         " WHERE statement LIKE 'UPDATE jobs%candidate%'"
     )
     with database.reading() as session:
-        num_generic, num_custom = session.execute(text(plans)).one()
-    assert (num_generic > 0, num_custom) == (True, 5), "PostgreSQL makes five custom plans first"
+        num_executions = session.scalars(text(plans)).all()
+    assert num_executions == [7], "psycopg prepares a statement when it is executed for the sixth time"
 
 
 def claim_with(database: Database, gpus: int, all_gpus: int, max_running: int | None = None) -> str | None:
