@@ -79,7 +79,7 @@ class ClusterPlace:
     def __init__(self, process: EngineProcess, connection: Connection) -> None:
         self._process, self._connection = process, connection
         self._has_joined = False
-        self._join_by = time.monotonic() + ANSWER_SECONDS
+        self._created_at = time.monotonic()
 
     @property
     def files(self) -> RunFiles:
@@ -89,7 +89,7 @@ class ClusterPlace:
         """The missing resources, or None. Raises ClusterLost."""
         if not self._has_joined:
             if not self._connection.poll() and self._process.poll() is None:
-                if time.monotonic() < self._join_by:
+                if time.monotonic() - self._created_at < ANSWER_SECONDS:
                     return "the Ray cluster"
                 self._process.kill()
             self._receive()

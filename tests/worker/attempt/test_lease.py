@@ -80,7 +80,7 @@ def test_a_lease_is_renewed_and_ended_on_a_machine_that_starts_no_more_threads(
     renewals: list[float] = []
     counted = SlowDatabase(database.engine)
     counted.delay = lambda: renewals.append(monotonic())
-    quick = settings.model_copy(update={"heartbeat_seconds": 0.01})
+    quick = settings.model_copy(update={"heartbeat_seconds": 0.01, "self_fence_seconds": 10.0})
     with Lease(counted, quick, job, monotonic()) as lease:
         monkeypatch.setattr(threading.Thread, "start", refuse)
         wait_until(lambda: len(renewals) >= 3, 60, "three renewals")
