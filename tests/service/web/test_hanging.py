@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -31,19 +31,22 @@ def own_postgres() -> Iterator[Postgres]:
 
 @contextmanager
 def stopped(server: Postgres) -> Iterator[None]:
-    """SIGSTOP to the server and all its processes."""
+    """SIGSTOP to the server and all its processes, one of which may end meanwhile, such as an autovacuum."""
     assert server.process is not None
     main = server.process.pid
+    os.kill(main, signal.SIGSTOP)  # starts no further process
     children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
-    pids = [main, *map(int, children)]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
     try:
+        _send(signal.SIGSTOP, children)
         yield
     finally:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+        _send(signal.SIGCONT, [*children, main])
+
+
+def _send(number: signal.Signals, pids: Iterable[int | str]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), number)
 
 
 @pytest.fixture
