@@ -21,7 +21,7 @@ for _ in range(2000):
 
 
 def test_a_signal_sets_it_while_its_own_thread_waits() -> None:
-    """A lock in it stops this program for good, within its first hundred signals."""
+    """If the flag contained a lock, this program would deadlock within its first hundred signals."""
     done = subprocess.run([sys.executable, "-c", SIGNALS], timeout=60, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 

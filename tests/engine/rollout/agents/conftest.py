@@ -37,7 +37,7 @@ def run(make_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch) -> 
         ports: tuple[int, int] | None = None,
         **options: Any,
     ) -> list[Group]:
-        """`says`: as for a `ScriptedSampler`, or a sampler."""
+        """`says`: a sampler, or the answers of a `ScriptedSampler`."""
         policy = make_policy()
         inner = ScriptedSampler(policy, says) if callable(says) else says
         with serving(agent) as url:

@@ -98,7 +98,7 @@ def test_the_page_is_what_the_generator_writes() -> None:
 
 
 def check_types(name: str, answer: Any) -> None:
-    """Strictly: what a client's own types demand of a document that it parses leniently."""
+    """The document is valid for the client's own types, which the client itself checks only leniently."""
     if isinstance(answer, BasePage):
         assert answer.data, f"{name}: an empty page shows nothing"
         for item in answer.data:
@@ -106,7 +106,7 @@ def check_types(name: str, answer: Any) -> None:
     elif isinstance(answer, BaseModel):
         document = answer.to_dict()
         if document.get("status") == "paused":
-            document["status"] = "queued"  # OpenAI answers it too, and its own types do not know it
+            document["status"] = "queued"  # OpenAI returns it too, but its own types lack it
         type(answer).model_validate(document)
     elif name == "files.content":
         assert answer.read()
