@@ -26,6 +26,13 @@ POLL_SECONDS = 1.0
 """Time between two queries for new steps."""
 RENEW_POLLS = 20
 """A claim is renewed at least once in this many queries."""
+MLFLOW = {
+    "MLFLOW_CONFIGURE_LOGGING": "false",  # its lines of the log are not JSON
+    # its defaults wait for an unreachable server longer than a claim lasts
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+}
+"""Environment variables that MLflow reads, unless the operator has set them."""
 DATABASE_UNAVAILABLE = os.EX_TEMPFAIL
 """Exit code if the sink itself did not fail; its claim expires, and the next process continues."""
 
@@ -117,7 +124,8 @@ def main() -> None:
     parser.add_argument("type", choices=sorted(SINK_PACKAGES))
     parser.add_argument("claim", type=int)
     given = parser.parse_args()
-    os.environ.setdefault("MLFLOW_CONFIGURE_LOGGING", "false")  # MLflow's log lines are not JSON
+    for name, value in MLFLOW.items():
+        os.environ.setdefault(name, value)
     settings = Settings()
     logs.own_process(settings.log_level)
     stopping = stop_flag()

@@ -16,9 +16,11 @@ from service.platform.tables.core import Job
 from service.platform.tables.sinks import JobSink
 from service.settings import Settings
 from service.sinks import outbox
+from tests.ports import free_port
 from tests.support.servers import wait_until
 from tests.worker.jobs import read_job
 from tests.worker.sinks.samples import (
+    MLFLOW,
     TENSORBOARD,
     WANDB,
     add_job,
@@ -106,6 +108,17 @@ def test_wandb_without_a_key_fails_and_does_not_prompt(database: Database, setti
     assert found is not None
     wait_for(start(found, environment(settings, WANDB_MODE="online", HOME=str(settings.home))))
     assert row_of(database, job_id).reason.startswith("UsageError: No API key configured.")
+
+
+def test_a_server_that_is_down_is_named_before_the_claim_expires(
+    database: Database, settings: Settings
+) -> None:
+    server = f"http://127.0.0.1:{free_port()}"
+    job_id = add_job(database, MLFLOW, steps=3)
+    found = claim(database)
+    assert found is not None
+    wait_for(start(found, environment(settings, MLFLOW_TRACKING_URI=server)))
+    assert row_of(database, job_id).reason.startswith(f"MlflowException: API request to {server}")
 
 
 def test_a_crashed_process_is_reported_by_its_signal_and_retried(
