@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from grpo_engine.config.job import ReinforcementHyperparameters
 from grpo_engine.contract.errors import NoSignalError
 from grpo_engine.contract.events import SkipReason
-from grpo_engine.objective.metrics import PASS_REWARD, reward_metrics
+from grpo_engine.objective.metrics import PASS_REWARD, reward_metrics, tool_metrics
 from grpo_engine.objective.types import ScoredGroup
 
 SKIP_CAUSES: dict[SkipReason, str] = {
@@ -26,6 +26,12 @@ SOLVED_HINT = (
     "Every completion of the last step earned the full reward: the model can do this already. "
     "Use harder rows, or a grader that accepts less."
 )
+CALLS_HINT = (
+    "Most tool calls of the last step failed, so the model read errors instead of results. Read them in the "
+    "rollouts, and check the tools' server."
+)
+MOST = 0.5
+"""Share of failed tool calls above which the hint is about them."""
 
 
 def skip_reason(scored: Sequence[ScoredGroup], settings: ReinforcementHyperparameters) -> SkipReason:
@@ -45,12 +51,22 @@ def fail_without_signal(
     if skipped_in_a_row < settings.max_skipped_steps:
         return
     reason = skip_reason(scored_P, settings)
-    mean = f"mean reward of step {step}: {reward_metrics(scored_P)['reward']:.3f}"
-    raise NoSignalError(
-        f"{skipped_in_a_row} steps in a row {SKIP_CAUSES[reason]}, up to step {step}",
-        hint=SOLVED_HINT if _all_right(scored_P) else SKIP_HINTS.get(reason),
-        evidence=() if reason == "nothing_scored" else (mean,),
-    )
+    hint = SOLVED_HINT if _all_right(scored_P) else SKIP_HINTS.get(reason)
+    evidence = []
+    if reason != "nothing_scored":
+        evidence.append(f"mean reward of step {step}: {reward_metrics(scored_P)['reward']:.3f}")
+    failed = _failed_calls(scored_P)
+    if hint is None and failed > MOST:
+        hint = CALLS_HINT
+        evidence.append(f"failed tool calls of step {step}: {failed:.0%}")
+    message = f"{skipped_in_a_row} steps in a row {SKIP_CAUSES[reason]}, up to step {step}"
+    raise NoSignalError(message, hint=hint, evidence=tuple(evidence))
+
+
+def _failed_calls(scored: Sequence[ScoredGroup]) -> float:
+    """Share of the tool calls that failed; 0 without calls."""
+    completions = [completion for each in scored for completion in each.group.completions]
+    return tool_metrics(completions).get("tools/error_rate", 0.0)
 
 
 def _all_right(scored: Sequence[ScoredGroup]) -> bool:

@@ -15,6 +15,8 @@ from service.jobs.results.manifest import settings_in
 
 SHOWN_LINES = 8
 """Number of lines of the stored evidence that a finding shows; `failure.evidence` has all."""
+FAILED_CALLS = 0.5
+"""Share of the tool calls that may fail; models that learn to call make many mistakes at first."""
 TIMEOUT = "unresponsive_reward_error"
 LIMITS = ("max_calls", "max_cost_usd")
 
@@ -33,6 +35,9 @@ def failure(run: Run) -> DiagnosisFinding | None:
             change = lower_learning_rate(run)
             evidence += fallen.evidence
             return finding(code, fallen.cause, evidence, fallen.advice, change, "error", fallen.compared)
+        if run.failing("tools/error_rate", FAILED_CALLS):
+            tools: Change = {"field": f"method.{run.kind}.tools"}
+            return finding(code, cause, evidence, str(run.failure["hint"]), tools, "error")
         if run.groups.num and not run.groups.num_flat:  # nothing was scored
             return finding(code, cause, evidence, str(run.failure["hint"]), suggest(run), "error")
         reason = without_signal(run)

@@ -5,7 +5,7 @@ Boundary: pure rules over a run. Thresholds that a guard has too are the guard's
 
 from grpo_engine.config.guards import DEFAULT_THRESHOLDS
 from service.jobs.diagnosis.changes import READ_CUT_TEXT, more_tokens
-from service.jobs.diagnosis.failures import error_lines, slow_or_wrong_grader
+from service.jobs.diagnosis.failures import FAILED_CALLS, error_lines, slow_or_wrong_grader
 from service.jobs.diagnosis.findings import Change, Compared, DiagnosisFinding, finding, number
 from service.jobs.diagnosis.held_out import MIN_ROWS, evaluations, is_good, not_held_out
 from service.jobs.diagnosis.run import Run
@@ -14,8 +14,6 @@ from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, Span, above
 
 FAILED_SESSIONS = 0.1
 """Share of an environment's sessions that may fail."""
-FAILED_CALLS = 0.5
-"""Share of the tool calls that may fail; models that learn to call make many mistakes at first."""
 SHOWN_TOOLS = 3
 CORRELATION = "completions/reward_length_correlation"
 LENGTH = "completions/mean_length"

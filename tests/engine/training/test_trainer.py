@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_engine.config.job import RunConfig
+from grpo_engine.config.job import ReinforcementHyperparameters, RunConfig
 from grpo_engine.contract.errors import GraderError, NonFiniteError, NoSignalError
 from grpo_engine.contract.events import (
     BaseEvent,
@@ -18,9 +18,12 @@ from grpo_engine.contract.events import (
     StepFinished,
     StepSkipped,
 )
+from grpo_engine.contract.records import FinishReason, Score
 from grpo_engine.models.policy import Policy
+from grpo_engine.objective.types import Completion, Group, Prompt, ScoredGroup
 from grpo_engine.rollout import recording
 from grpo_engine.run.build import build_loop
+from grpo_engine.training.skipped_steps import fail_without_signal
 from tests.engine.conftest import FAMILIES, cut, largest_difference, parameters_of, trained
 
 NOTHING = {"type": "string_check", "operation": "eq", "input": "{{sample.output_text}}", "reference": "☃"}
@@ -85,6 +88,17 @@ def test_a_job_whose_completions_are_all_right_fails_with_the_hint_that_it_is_so
     with pytest.raises(NoSignalError) as caught:
         list(trainer.run(lambda: False))
     assert "the model can do this already" in (caught.value.hint or "")
+
+
+def test_steps_without_signal_in_which_most_tool_calls_failed_point_to_the_tools() -> None:
+    calls = ({"error": True}, {"error": True}, {"error": False})
+    completion = Completion("", (1,), (0.0,), FinishReason.STOP, 0, tool_calls=calls)
+    group = Group(Prompt(0, "", (1,), {}), (completion,) * 2)
+    scored = ScoredGroup(group, (Score(reward=0.0),) * 2, (0.0, 0.0), False)
+    with pytest.raises(NoSignalError, match="3 steps in a row without signal") as caught:
+        fail_without_signal(3, 3, [scored], ReinforcementHyperparameters(max_skipped_steps=3))
+    assert "check the tools' server" in caught.value.hint
+    assert caught.value.evidence == ("mean reward of step 3: 0.000", "failed tool calls of step 3: 67%")
 
 
 def test_steps_in_which_nothing_was_scored_are_skipped_for_that_reason(

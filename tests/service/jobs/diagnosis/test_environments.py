@@ -1,5 +1,7 @@
 """Findings about environments and tools: failed sessions of short runs, missing rewards, failed calls."""
 
+from dataclasses import replace
+
 import pytest
 
 from grpo_engine.objective.metrics import finite, reward_metrics
@@ -30,6 +32,13 @@ def test_a_run_without_a_scored_completion_gets_the_failures_own_advice() -> Non
     unscored = counted([group(None, None, step=1)])
     finding = the(failed("no_signal", groups=unscored), "no_signal")
     assert finding.advice == "the hint"
+
+
+def test_a_run_whose_tool_calls_failed_until_it_had_no_signal_gets_the_failures_own_advice() -> None:
+    ended = failed("no_signal", groups=counted([group(0, 0, step=1)]))
+    called = replace(ended, metrics=metrics(4, **{"tools/error_rate": 1.0}))
+    finding = the(called, "no_signal")
+    assert (finding.advice, finding.field) == ("the hint", "method.reinforcement.tools")
 
 
 def test_a_run_whose_sessions_all_failed_has_completions_without_a_token() -> None:
