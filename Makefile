@@ -121,12 +121,11 @@ test: system  ## Run all checks and tests
 	@$(MAKE) --no-print-directory --jobs 2 setup setup-vllm setup-openenv
 	@# the tests start a thousand processes; compile once, not in each of them
 	$(BIN)/python -m compileall -q -j 0 grpo_engine service worker migrations tests examples bench
-	@# checks and vLLM tests run beside the others; their output follows, that of a failed check at once
-	@{ $(CHECK) >$(VENV)/check.log 2>&1 || { cat $(VENV)/check.log; false; }; } & check=$$!; \
-	$(TEST_VLLM) >.venv-vllm/tests.log 2>&1 & vllm=$$!; \
-	$(BIN)/python -m pytest -n $(TESTERS) --dist worksteal; tests=$$?; \
-	wait $$vllm; vllm=$$?; cat .venv-vllm/tests.log; \
-	wait $$check; check=$$?; cat $(VENV)/check.log; exit $$((tests + vllm + check))
+	@# first what mostly uses one core each; beside the other tests it would slow them down
+	@$(CHECK) >$(VENV)/check.log 2>&1 & check=$$!; \
+	$(TEST_VLLM); vllm=$$?; \
+	wait $$check; check=$$?; cat $(VENV)/check.log; \
+	$(BIN)/python -m pytest -n $(TESTERS) --dist worksteal; exit $$(($$? + vllm + check))
 
 test-shuffled: setup setup-openenv system  ## Run the tests in a random order, which SEED repeats
 	$(BIN)/python -m pytest -n $(TESTERS) --dist worksteal --random-order \
