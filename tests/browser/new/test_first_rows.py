@@ -6,8 +6,9 @@ from pathlib import Path
 
 from playwright.sync_api import Page, Route, expect
 
-from tests.browser.deployment import JOBS
+from tests.browser.deployment import JOBS, Deployment
 from tests.browser.new.test_form import RUN_MS, open_with, request_shown
+from tests.service.job_samples import upload
 
 
 def test_several_graders_with_python_parts_are_edited_in_the_form(
@@ -69,6 +70,27 @@ def test_rows_for_grpo_get_their_answers_to_imitate_from_a_field(
     expect(page.get_by_label("Training file").locator("option:checked")).to_have_text(
         re.compile(r"^sums\.jsonl")
     )
+
+
+def test_a_first_row_that_arrives_after_a_check_leaves_its_result(
+    page: Page, deployment: Deployment, rows: Path
+) -> None:
+    training = upload(deployment.client, rows.read_bytes())
+    page.goto("/#/new")
+    page.get_by_role("button", name="Reset").click()
+    held: list[Route] = []
+    page.route("**/content", lambda route: held.append(route))
+    with page.expect_request("**/content"):
+        page.get_by_label("Training file").select_option(training)
+    page.get_by_label("Held-out rows", exact=True).select_option("file")
+    page.get_by_role("button", name="Check").click()
+    problem = page.locator("#new-validation_file-problem")
+    expect(problem).to_have_text("Choose or upload a file.")
+    for route in held:
+        route.continue_()
+    expect(page.get_by_text("First row")).to_be_visible()
+    expect(problem).to_have_text("Choose or upload a file.")
+    expect(page.get_by_text("The request has changed since this result.")).to_be_hidden()
 
 
 def test_a_long_reference_is_compared_by_similarity_also_after_another_method(page: Page, rows: Path) -> None:

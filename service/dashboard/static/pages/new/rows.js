@@ -15,7 +15,7 @@ export function firstRowPart(draft, known, use, signal) {
   const fields = el("datalist", { id: "row-fields" });
   let peeked, drawn, row;
   const draw = () => {
-    const now = `${peeked} ${draft.type === "supervised"}`;
+    const now = `${peeked} ${Boolean(row)} ${draft.type === "supervised"}`;
     if (now === drawn) return;
     drawn = now;
     const other = draft.type === "supervised" ? adding : removing;
@@ -25,6 +25,7 @@ export function firstRowPart(draft, known, use, signal) {
     const id = draft.body.training_file;
     if (id === peeked) return draw();
     peeked = id;
+    row = null; // the form may be drawn before this row has arrived
     const found = id ? await firstRow(id, { signal }).catch(() => null) : null;
     if (peeked !== id) return;
     row = found;
