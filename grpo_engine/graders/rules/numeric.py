@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from grpo_engine.contract.records import Sample
 from grpo_engine.graders.base import Graded, RewardGrader, Template, row_value
 from grpo_engine.graders.errors import UnscorableError
-from grpo_engine.graders.numbers import agree, last_number
+from grpo_engine.graders.numbers import Number, agree, last_number
 from grpo_engine.graders.template import render
 
 
@@ -29,7 +29,7 @@ class Numeric(RewardGrader):
 
     The number is the last one of the input: inside its last `<tag>…</tag>` if a tag is given, and inside the
     last `\\boxed{…}` if there is one. A completion without a number is wrong (0.0); a reference without a
-    number makes the row unscorable.
+    number, or with a decimal comma (`3,5`), makes the row unscorable.
     """
 
     template_fields = ("input", "reference")
@@ -47,9 +47,7 @@ class Numeric(RewardGrader):
     """Accepted difference as a share of the reference, 0 to 1; the larger tolerance counts."""
 
     def evaluate(self, sample: Sample, item: Mapping[str, Any]) -> Graded:
-        reference = last_number(render(self.reference, sample, item))
-        if reference is None:
-            raise UnscorableError("invalid_variable_error", "reference has no number")
+        reference = _reference_number(render(self.reference, sample, item))
         number = last_number(render(self.input, sample, item), tag=self.tag)
         absolute, relative = _exact(self.absolute_tolerance), _exact(self.relative_tolerance)
         if number is not None and agree(number, reference, absolute=absolute, relative=relative):
@@ -61,9 +59,22 @@ class Numeric(RewardGrader):
     def problems(self, item: Mapping[str, Any]) -> list[str]:
         found = super().problems(item)
         reference = row_value(self.reference, item)
-        if reference is not None and last_number(reference) is None:
-            found.append(f"reference has no number: {reference[:100]!r}")
+        if reference is not None:
+            try:
+                _reference_number(reference)
+            except UnscorableError as error:
+                found.append(f"{error.message}: {reference[:100]!r}")
         return found
+
+
+def _reference_number(text: str) -> Number:
+    number = last_number(text)
+    if number is None:
+        raise UnscorableError("invalid_variable_error", "reference has no number")
+    if number.follows_comma:
+        reason = "reference has a comma that separates no thousands; a decimal needs a point"
+        raise UnscorableError("invalid_variable_error", reason)
+    return number
 
 
 def _exact(tolerance: float) -> Fraction:

@@ -164,6 +164,19 @@ def test_a_reference_without_a_number_is_unscorable_and_found_beforehand() -> No
     assert read(**GRADER).problems({}) == ["{{item.answer}} does not resolve"]
 
 
+@pytest.mark.parametrize("answer", ["3,5", "-3,5", "1234,5", "1.234,50", "3,14159", "2,5 km", "(1,2)"])
+def test_a_reference_with_a_decimal_comma_is_refused(answer: str) -> None:
+    reason = "reference has a comma that separates no thousands; a decimal needs a point"
+    found = score(GRADER, "5", {"answer": answer})
+    assert (found.reward, found.errors["numeric"].message) == (None, reason)
+    assert read(**GRADER).problems({"answer": answer}) == [f"{reason}: {answer!r}"]
+
+
+@pytest.mark.parametrize("answer", ["1,234", "1,234.5", "3, 5", "so 1,5 or 7", "$1,000"])
+def test_a_reference_with_other_commas_is_read(answer: str) -> None:
+    assert read(**GRADER).problems({"answer": answer}) == []
+
+
 @pytest.mark.parametrize("wrong", [{"absolute_tolerance": -1}, {"relative_tolerance": 2}, {"tag": "a b"}])
 def test_an_option_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> None:
     place, _ = refusal(**GRADER, **wrong)
