@@ -3,8 +3,9 @@
 Equal texts give 1, except for METEOR, whose penalty leaves 1 - 0.5 / (number of words)^3. Texts without a
 word, or with fewer than N words for ROUGE-N, give 0.
 
-Words of bleu, gleu and meteor are those of mteval-v13a, sacrebleu's default; words of ROUGE are runs of a-z
-and 0-9 in lower case only. The libraries are imported when they are used.
+Words of bleu, gleu and meteor are those of mteval-v13a, sacrebleu's default. Words of ROUGE are runs of
+letters and digits in lower case, as in rouge-score, which knows only a-z; in Chinese and Japanese, which have
+no spaces, each character is a word. The libraries are imported when they are used.
 """
 
 import re
@@ -13,7 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-_ROUGE_WORD = re.compile(r"[a-z0-9]+")
+_NO_SPACES = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"  # kana and ideographs
+_ROUGE_WORD = re.compile(rf"[{_NO_SPACES}]|[^\W_{_NO_SPACES}]+")
 
 
 def fuzzy_match(text: str, reference: str) -> float:

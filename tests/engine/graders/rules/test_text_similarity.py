@@ -61,6 +61,10 @@ def grader(metric: str) -> dict[str, Any]:
         ("rouge_l", POLICE, 1 / 2),
         ("rouge_1", ("It's 3.5 km, isn't it?", "It's 3.5 km, is it not?"), 3 / 4),
         ("rouge_l", ("", "x"), 0.0),
+        # 2 of 3 words in common, and 4 of 5 characters; other scripts have no words in rouge-score.
+        ("rouge_1", ("Столица – город Париж", "столица: город Рим"), 2 / 3),
+        ("rouge_l", ("首都は東京", "首都は京都"), 4 / 5),
+        ("rouge_l", ("une réponse brève", "Une réponse_brève"), 1.0),
     ],
 )
 def test_a_metric_has_the_value_of_its_definition(
@@ -73,6 +77,13 @@ def test_a_metric_has_the_value_of_its_definition(
 @given(text=st.text(alphabet=" ab.é\ud800'\n", max_size=40), reference=st.text(max_size=40))
 def test_every_metric_is_between_0_and_1(metric: str, text: str, reference: str) -> None:
     assert 0.0 <= METRICS[metric](text, reference) <= 1.0
+
+
+@pytest.mark.parametrize(
+    "text", ["Париж стоит мессы", "باريس هي العاصمة", "서울은 수도이다", "मेरा भारत महान", "東京"]
+)
+def test_equal_texts_of_every_script_have_rouge_1(text: str) -> None:
+    assert (METRICS["rouge_1"](text, text), METRICS["rouge_l"](text, text)) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("metric", METRICS)
