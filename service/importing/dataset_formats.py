@@ -9,6 +9,7 @@ Boundary: the service checks the rows' fields.
 import csv
 import json
 import math
+from codecs import BOM_UTF8
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, time
@@ -59,6 +60,8 @@ def as_jsonl(
         name = source.removeprefix(HUB).replace("/", "-") if source.startswith(HUB) else path.stem
         target = Path(folder) / f"{name}.jsonl"
         write_jsonl(target, read_rows(source, split, config), columns or {}, plain=plain)
+        if target.stat().st_size == 0:
+            raise Unreadable(f"{source} has no rows")
         yield target
 
 
@@ -126,7 +129,7 @@ def is_jsonl(source: str) -> bool:
 def _kind(path: Path) -> str:
     """A file's format, by its first bytes; CSV, also with tabs, by its name."""
     with path.open("rb") as file:
-        start = file.read(64).lstrip()
+        start = file.read(64).removeprefix(BOM_UTF8).lstrip()
     if start.startswith(PARQUET):
         return "parquet"
     if path.suffix.lower() in DELIMITERS:
@@ -137,12 +140,15 @@ def _kind(path: Path) -> str:
 def jsonl_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a JSONL file. Raises Unreadable naming the first broken line."""
     with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
+        for number, read in enumerate(lines, 1):
+            line = read.removeprefix(BOM_UTF8) if number == 1 else read
             try:
                 if line.strip():
                     yield parse_line(line.rstrip(b"\r\n"))
             except RowError as error:
-                hint = "each line must be one JSON object; name a file with columns .csv or .tsv"
+                hint = "each line must be one JSON object"
+                if not line.lstrip().startswith(b"{"):
+                    hint += "; name a file with columns .csv or .tsv"
                 raise Unreadable(f"{path}, line {number} {error.reason}: {hint}") from error
 
 
@@ -175,8 +181,11 @@ def _csv_rows(path: Path) -> Iterator[Row]:
                     cells = f"{len(names)} cells, as line 1 has"
                     raise Unreadable(f"{path}, row {number} does not have {cells}")
                 yield row
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise Unreadable(f"{path}, line {rows.line_num + 1} is not CSV in UTF-8: {error}") from error
+        except UnicodeDecodeError as error:  # in one of the next lines: the file is decoded in blocks
+            reason = f"is not UTF-8 after line {rows.line_num}: save it as CSV in UTF-8"
+            raise Unreadable(f"{path} {reason}") from error
+        except csv.Error as error:
+            raise Unreadable(f"{path}, line {rows.line_num + 1} is not CSV: {error}") from error
 
 
 def _hub_name(source: str) -> list[str]:

@@ -118,6 +118,21 @@ def test_a_file_with_columns_and_another_name_is_refused_with_what_to_do(tmp_pat
         rows_of(source, columns={"question": "prompt"})
 
 
+def test_a_broken_line_of_jsonl_is_refused_by_its_number(tmp_path: Path) -> None:
+    source = written(tmp_path / "rows.jsonl", '{"a": 1}\n{"a": 1\n')
+    with pytest.raises(
+        Unreadable, match=r"rows.jsonl, line 2 is not JSON: [^;]*: each line must be one JSON object$"
+    ):
+        rows_of(source, columns={"a": "prompt"})
+
+
+@pytest.mark.parametrize("text", ['\ufeff{"a": "2+2?"}\n', '\ufeff[{"a": "2+2?"}]'], ids=["JSONL", "list"])
+def test_a_byte_order_mark_is_left_out(tmp_path: Path, text: str) -> None:
+    assert rows_of(written(tmp_path / "rows.json", text), columns={"a": "prompt"}, plain=True) == [
+        {"prompt": "2+2?"}
+    ]
+
+
 def test_a_file_with_tabs_between_its_cells_is_read(tmp_path: Path) -> None:
     text = 'prompt\tanswer\n"Say ""7"", please"\t007\n'
     assert rows_of(written(tmp_path / "rows.tsv", text)) == [{"prompt": 'Say "7", please', "answer": "007"}]
@@ -142,7 +157,10 @@ def test_a_file_with_tabs_between_its_cells_is_read(tmp_path: Path) -> None:
         ("a.csv", b"a,b\n1,2,3\n", "a.csv, row 1 does not have 2 cells, as line 1 has"),
         ("a.csv", b"question;answer\n2+2?;4\n", "a.csv, line 1 has no commas"),
         ("a.csv", b"question\tanswer\n2+2?\t4\n", "a.csv, line 1 has no commas"),
-        ("a.csv", b"a\n\xff\n", "a.csv, line 1 is not CSV in UTF-8"),
+        ("a.csv", b"a\n\xff\n", "a.csv is not UTF-8 after line 0: save it as CSV in UTF-8"),
+        ("a.csv", b'a\n"b" c\n', "a.csv, line 2 is not CSV: "),
+        ("a.csv", b"a,b\n", "a.csv has no rows"),
+        ("a.json", b"[]", "a.json has no rows"),
     ],
 )
 def test_a_file_that_is_not_its_format_is_refused_by_place(
