@@ -127,7 +127,8 @@ def _filled(template: str, item: Row, number: int) -> str:
     except TemplateError as error:
         raise CommandError(f"--answer: {error}", param="answer") from error
     except UnscorableError as error:
-        raise CommandError(f"--answer, row {number}: {error.message}", param="answer") from error
+        hint = f"the fields of this row are {', '.join(item)}"
+        raise CommandError(f"--answer, row {number}: {error.message}", param="answer", hint=hint) from error
 
 
 def _answer_in(line: str, place: str) -> str:

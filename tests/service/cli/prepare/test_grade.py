@@ -134,6 +134,14 @@ def test_an_unusable_answer_is_one_clear_error(
     assert error["message"].startswith(reason)
 
 
+def test_an_answer_with_an_unknown_field_is_refused_with_the_fields_of_the_row(
+    grpo: Grpo, rows: str, tmp_path: Path
+) -> None:
+    grader = written(tmp_path / "grader.json", NUMERIC)
+    _, error = grpo.error("grade", grader, "--rows", rows, "--answer", "{{item.solution}}", "--json")
+    assert error["hint"] == "the fields of this row are prompt, answer"
+
+
 def test_an_invalid_grader_is_the_service_s_error(grpo: Grpo, rows: str, tmp_path: Path) -> None:
     grader = written(tmp_path / "grader.json", {"type": "numeric"})
     code, error = grpo.error("grade", grader, "--rows", rows, "--answer", "x", "--json")
