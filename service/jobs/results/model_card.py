@@ -134,6 +134,13 @@ In vLLM, from this folder:
 {{ serve }}
 ```
 
+{% else %}
+## Use
+
+`prompt.txt` has the lessons as text for the prompt. Put it before the text of the system message, with an
+empty line between; without a system message, before the text of the first user message. `prompt.json` shows
+it in a row, and `experiences.json` lists the lessons.
+
 {% endif %}
 ## How it was made
 

@@ -89,6 +89,7 @@ def test_the_download_holds_the_lessons_and_the_prompt(done: Done) -> None:
     (lesson,) = json.loads((folder / "experiences.json").read_text())
     assert lesson["text"] == LESSON
     assert LESSON in (folder / "prompt.txt").read_text()
+    assert "Put it before the text of the system message" in (folder / "README.md").read_text()
     kinds = [(artifact["kind"], artifact["filename"]) for artifact in done.job["artifacts"]]
     name = done.job["id"]
     assert kinds == [("metrics", f"{name}-metrics.csv"), ("experiences", f"{name}-experiences.tar.gz")]
