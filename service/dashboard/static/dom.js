@@ -44,6 +44,18 @@ export function button(text, onclick, { kind = "", ...props } = {}) {
   return el("button", { type: "button", class: kind, onclick, ...props }, text);
 }
 
+// A button that loads the next rows of a list. `load()` → what gets the focus in the first new one: the button loses
+// it while it is disabled. Without a new row the button gets it back.
+export function moreButton(text, load, props = {}) {
+  const more = button(text, async () => {
+    more.disabled = true;
+    const first = await load();
+    more.disabled = false;
+    if ([document.body, more].includes(document.activeElement)) (first ?? more).focus({ preventScroll: true });
+  }, props);
+  return more;
+}
+
 // A control below its label; `more` follows it, such as a hint. The control has an id.
 export function field(label, control, ...more) {
   return el("div", { class: "field" }, el("label", { for: control.id }, label), control, more);

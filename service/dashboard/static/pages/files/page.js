@@ -3,7 +3,7 @@
 import { styled } from "../../address.js";
 import { can } from "../../access.js";
 import { paged } from "../../api.js";
-import { addRows, ago, button, bytes, el, empty, failed, heading, loading, number, table } from "../../dom.js";
+import { addRows, ago, bytes, el, empty, failed, heading, loading, moreButton, number, table } from "../../dom.js";
 import { uploader } from "../../uploads.js";
 import { fileActions } from "./actions.js";
 import { showFile } from "./file.js";
@@ -29,12 +29,12 @@ async function showList(box, signal, reload) {
     const files = await pages.next();
     if (!files.length) return empty(box, "No file yet", "Upload a JSONL or CSV file. Its rows are checked before they are stored.");
     const rows = files.map((file) => rowOf(file, signal, reload));
-    const more = button("More files", async () => {
-      more.disabled = true;
+    const more = moreButton("More files", async () => {
       const next = await pages.next().catch((error) => failed(box, error, reload));
-      addRows(listed, (next ?? []).map((file) => rowOf(file, signal, reload)));
-      more.disabled = false;
+      const fresh = (next ?? []).map((file) => rowOf(file, signal, reload));
+      addRows(listed, fresh);
       more.hidden = !pages.hasMore;
+      return fresh[0]?.querySelector("a");
     }, { hidden: !pages.hasMore });
     const listed = table("Files", ["Name", "Rows", "Size", "Uploaded", ...(can.write ? ["Actions"] : [])], rows, "files cards");
     box.replaceChildren(listed, more);

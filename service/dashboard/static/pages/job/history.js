@@ -1,7 +1,7 @@
 // A job's events, newest first. Each step is an event too; those are shown on request only.
 
 import { get, jobPath } from "../../api.js";
-import { button, el, empty, failed, loading, moment, section } from "../../dom.js";
+import { el, empty, failed, loading, moment, moreButton, section } from "../../dom.js";
 
 const PAGE = 50;
 const PAGES_AT_ONCE = 4;
@@ -14,7 +14,7 @@ export class History {
     this.hasMore = true;
     this.withSteps = el("input", { type: "checkbox", id: "steps", onchange: () => this.show() });
     this.list = el("ol", { class: "events" });
-    this.more = button("Load older events", () => this.older(), { hidden: true });
+    this.more = moreButton("Load older events", () => this.older(), { hidden: true });
     this.box = el("div");
     this.root = section("History",
       el("div", { class: "row" }, this.withSteps, el("label", { for: "steps" }, "Show every step")), this.box, this.more);
@@ -44,7 +44,7 @@ export class History {
     if (!this.shown().length && this.hasMore) await this.older();
   }
 
-  // Hidden steps can fill whole pages: reads a few more until something is shown.
+  // Hidden steps can fill whole pages: reads a few more until something is shown. → the first new line, if any.
   async older() {
     this.more.disabled = true;
     const before = this.shown().length;
@@ -59,6 +59,9 @@ export class History {
       if (!this.signal.aborted) failed(this.box, error, () => this.reload());
     }
     this.more.disabled = false;
+    const first = this.list.children[before];
+    first?.setAttribute("tabindex", -1);
+    return first;
   }
 
   async refresh() {

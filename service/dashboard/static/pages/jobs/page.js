@@ -3,7 +3,7 @@
 import { styled } from "../../address.js";
 import { can } from "../../access.js";
 import { JOBS, jobPath, paged, patch, pause } from "../../api.js";
-import { announce, button, confirmed, el, empty, failed, heading, loading } from "../../dom.js";
+import { announce, button, confirmed, el, empty, failed, heading, loading, moreButton } from "../../dom.js";
 import { isOver } from "../../job_parts.js";
 import { deleteJobs, editJob } from "../job/edit.js";
 import { Filters } from "./filters.js";
@@ -46,7 +46,7 @@ class JobList {
     this.box = el("div");
     this.none = el("div");
     this.body = el("tbody", { role: "rowgroup" });
-    this.more = button("Load more", () => this.loadMore());
+    this.more = moreButton("Load more", () => this.loadMore());
     this.compare = button("Compare", () => this.goCompare());
     this.archive = button("Archive", () => this.archiveChosen());
     this.remove = button("Delete…", () => this.deleteChosen(), { kind: "danger" });
@@ -84,7 +84,6 @@ class JobList {
   async loadMore() {
     const number = this.number;
     let first = null;
-    this.more.disabled = true;
     try {
       const jobs = await this.pages.next();
       if (number === this.number) {
@@ -96,9 +95,8 @@ class JobList {
     } catch (error) {
       if (!this.signal.aborted) failed(this.none, error);
     }
-    this.more.disabled = false;
     this.arrange();
-    first?.root.querySelector(".name > a").focus({ preventScroll: true }); // the button cannot keep the focus
+    return first?.root.querySelector(".name > a");
   }
 
   take(jobs) {

@@ -3,7 +3,7 @@
 import { styled } from "../../address.js";
 import { get, paged, post, remove } from "../../api.js";
 import { commands } from "../../copying.js";
-import { addRows, ago, announce, button, bytes, confirmed, el, failed, field, heading, loading, moment, number, optionsOf, section, table } from "../../dom.js";
+import { addRows, ago, announce, button, bytes, confirmed, el, failed, field, heading, loading, moment, moreButton, number, optionsOf, section, table } from "../../dom.js";
 import { now } from "../../http.js";
 
 const KEYS = "/v1/keys";
@@ -29,7 +29,7 @@ class KeysPage {
     this.problem = el("div");
     this.made = el("div");
     this.names = el("datalist", { id: "key-tenants" });
-    this.more = button("More keys", () => this.grow(), { hidden: true });
+    this.more = moreButton("More keys", () => this.grow(), { hidden: true });
   }
 
   async load() {
@@ -49,16 +49,15 @@ class KeysPage {
   }
 
   async grow() {
-    this.more.disabled = true;
+    let rows = [];
     try {
-      const rows = (await this.pages.next()).map((one) => this.row(one));
+      rows = (await this.pages.next()).map((one) => this.row(one));
       addRows(this.keys, rows);
-      rows[0]?.firstChild.focus(); // the button cannot keep the focus
     } catch (error) {
       if (!this.signal.aborted) failed(this.problem, error);
     }
-    this.more.disabled = false;
     this.more.hidden = !this.pages.hasMore;
+    return rows[0]?.firstChild;
   }
 
   showTenants({ data }) {

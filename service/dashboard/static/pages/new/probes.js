@@ -1,7 +1,7 @@
 // Earlier probes with their results, newest first; each can be opened again.
 
 import { paged, PROBES } from "../../api.js";
-import { ago, button, el, empty, failed, loading, number } from "../../dom.js";
+import { ago, button, el, empty, failed, loading, moreButton, number } from "../../dom.js";
 import { modelName } from "../../job_names.js";
 
 const PAGE = 5;
@@ -16,7 +16,7 @@ export class PastProbes {
     this.list = el("ul", { class: "past" });
     this.running = new Set(); // ids of the listed ones that were running
     this.box = el("div");
-    this.more = button("Load older probes", () => this.grow(), { kind: "small" });
+    this.more = moreButton("Load older probes", () => this.grow(), { kind: "small" });
     this.root = el("details", { class: "panel", ontoggle: () => this.refresh() },
       el("summary", {}, "Previous probes"), this.box);
   }
@@ -29,17 +29,21 @@ export class PastProbes {
     await this.grow(() => { this.list.replaceChildren(); this.running.clear(); });
   }
 
+  // `first()` precedes the rows. → the button of the first new probe, if any.
   async grow(first) {
     this.more.disabled = true;
+    let before;
     try {
       const probes = await this.pages.next();
       first?.();
+      before = this.list.children.length;
       this.list.append(...probes.map((probe) => this.row(probe)));
       this.show();
     } catch (error) {
       if (!this.signal.aborted) failed(this.box, error, () => this.refresh());
     }
     this.more.disabled = false;
+    return this.list.children[before]?.querySelector("button");
   }
 
   show() {
