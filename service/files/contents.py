@@ -38,6 +38,9 @@ def check_dataset(file: BinaryIO, *, max_rows: int) -> DatasetDigest:
         number += 1
         _check_line(line, number)
         if not line.isspace():
+            if number > num_rows + 1:
+                reason = f"line {num_rows + 1} is blank: only lines at the end of the file may be"
+                raise _refused(reason, "invalid_jsonl")
             _check_row(line, number, is_first=num_rows == 0)
             num_rows += 1
         if num_rows > max_rows or number > 2 * max_rows:

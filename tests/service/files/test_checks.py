@@ -27,10 +27,11 @@ from tests.service.files.file_samples import ROWS, expires_after, refusal, store
         (b"PAR1\x15\x04", "unsupported_file_format", "converted by the CLI: grpo files upload data.parquet."),
         (b'{"a": 1}\n' + b"x" * (8 * 2**20 + 1), "line_too_long", "line 2"),
         (
-            b'{"a": 1}\n\n{"a": 1,}\n',
+            b'{"a": 1}\n{"a": 1,}\n',
             "invalid_jsonl",
-            "line 3 is not JSON: .* at character [89]; each line",
+            "line 2 is not JSON: .* at character [89]; each line",
         ),
+        (b'{"a": 1}\n \n\n{"a": 1}\n', "invalid_jsonl", "line 2 is blank: only lines at the end"),
         (b'{"a": 1}\n[1]\n', "invalid_jsonl", "line 2 is not a JSON object"),
         (b'{\n  "a": 1\n}\n', "invalid_jsonl", "line 1 is not JSON: .*; each line must be one JSON object"),
         (b'{"a": NaN}\n', "invalid_jsonl", "line 1 is not JSON: NaN is not a JSON number"),
@@ -58,8 +59,8 @@ from tests.service.files.file_samples import ROWS, expires_after, refusal, store
         ('{"a": 1}\n'.encode("utf-16"), "file_not_utf8", "UTF-16. Save it as UTF-8."),
     ],
     ids=[
-        *("empty", "blank", "latin-1", "nul", "bom", "parquet", "long-line", "comma", "list-row", "indented"),
-        *("nan", "joined", "text", "json-list", "csv", "semicolons"),
+        *("empty", "blank", "latin-1", "nul", "bom", "parquet", "long-line", "comma", "gap", "list-row"),
+        *("indented", "nan", "joined", "text", "json-list", "csv", "semicolons"),
         *("huge-integer", "cut-off", "gzip", "zip", "utf-16"),
     ],
 )

@@ -128,11 +128,11 @@ def test_each_side_is_checked_with_the_grader_that_scores_it(client: TestClient)
 @on_sqlite
 def test_a_faulty_row_is_reported_once(client: TestClient) -> None:
     lines = [json.dumps(one) for one in ROWS]
-    lines[4:6] = ['{"messages": 1}', ""]
+    lines[4:6] = ['{"messages": 1}', '{"prompt": 1}']
     file_id = uploaded(client, "\n".join(lines).encode())
     report = client.post(f"{JOBS}/validate", json=request(file_id, validation_split=3)).json()
     places = [problem["param"] for problem in report["problems"]]
-    assert places == ["training_file[5].messages", "training_file[6]"]
+    assert places == ["training_file[5].messages", "training_file[6].prompt"]
 
 
 @on_sqlite
