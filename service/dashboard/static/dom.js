@@ -171,6 +171,9 @@ export function number(value, digits = 4) {
   return fraction === undefined ? grouped : `${grouped}.${fraction}`;
 }
 
+// "1 row", "2 000 rows"
+export const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+
 // Three decimals, so that the numbers of a column line up; `number` for very small and large ones.
 export function decimals(value) {
   const size = Math.abs(value);

@@ -2,7 +2,7 @@
 // Boundary: one file at a time; what follows from it is the page's.
 
 import { upload } from "./api.js";
-import { announce, button, el, field, number, openDialog, percent } from "./dom.js";
+import { announce, button, counted, el, field, openDialog, percent } from "./dom.js";
 import { ANSWER_NAMES, IMITATE, jsonlOf, MAX_BYTES, parsedCsv, rowOf } from "./csv.js";
 
 const PROMPT_NAMES = ["prompt", "question", "input", "instruction", "problem", "text"];
@@ -52,7 +52,7 @@ export function uploader({ id, label = "Upload a file", signal, onUploaded, imit
 }
 
 function uploadedText(sent, stored) {
-  const rows = stored.num_rows === null ? "" : ` ${number(stored.num_rows)} ${stored.num_rows === 1 ? "row" : "rows"}.`;
+  const rows = stored.num_rows === null ? "" : ` ${counted(stored.num_rows, "row")}.`;
   const known = stored.filename === sent.name ? "" : ` These rows are stored already, as ${stored.filename}.`;
   return `${sent.name} uploaded.${rows}${known}`;
 }
@@ -101,7 +101,7 @@ function askedForColumns(name, { columns, rows }, imitates) {
   draw();
   return new Promise((resolve) => {
     const dialog = openDialog(`Convert ${name}`, [
-      el("p", {}, `${number(rows.length)} ${rows.length === 1 ? "row" : "rows"}. Which column is the prompt? ${imitates ? "Which one is the answer to imitate?" : "The others are fields for the grader, as text."}`),
+      el("p", {}, `${counted(rows.length, "row")}. Which column is the prompt? ${imitates ? "Which one is the answer to imitate?" : "The others are fields for the grader, as text."}`),
       field("Prompt column", prompt),
       reply && field("Answer column", reply),
       field("Instruction", instruction, el("p", { class: "hint" }, "Optional. Precedes the prompt of every row.")),

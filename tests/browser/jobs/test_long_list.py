@@ -90,6 +90,7 @@ def test_the_first_row_that_the_keyboard_loaded_gets_the_focus(
     page.goto(address.format(job=deployment.jobs["first"]))
     if path == PROBES:
         page.get_by_text("Previous probes").click()
+        expect(page.locator(rows).first).to_have_text("tiny, 1 prompt")
     page.get_by_role("button", name=more).press("Enter")
     expect(page.locator(rows)).to_have_count(shown + 2)
     expect(page.locator(rows).nth(shown)).to_be_focused()

@@ -4,7 +4,6 @@ import { patch, remove } from "../../api.js";
 import { announce, button, confirmed, el, field, openDialog } from "../../dom.js";
 
 export const filePath = (id) => `/v1/files/${encodeURIComponent(id)}`;
-export const rowsText = (count) => (count === 1 ? "row" : "rows");
 
 // The buttons of one file. `onRenamed(file)` and `onDeleted()` follow a success.
 export function fileActions(file, { signal, onRenamed, onDeleted, kind = "" }) {

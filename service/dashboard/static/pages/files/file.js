@@ -2,8 +2,8 @@
 
 import { can } from "../../access.js";
 import { download, get } from "../../api.js";
-import { ago, button, bytes, el, failed, field, heading, loading, number, section, table } from "../../dom.js";
-import { fileActions, filePath, rowsText } from "./actions.js";
+import { ago, button, bytes, counted, el, failed, field, heading, loading, number, section, table } from "../../dom.js";
+import { fileActions, filePath } from "./actions.js";
 
 const FIRST_ROWS = 20;
 const MOST_ROWS = 100;
@@ -23,7 +23,7 @@ export async function showFile(root, id, signal) {
 
 function title(file, signal, onRenamed) {
   const patch = encodeURIComponent(JSON.stringify({ training_file: file.id }));
-  const count = file.num_rows === null ? [] : [`${number(file.num_rows)} ${rowsText(file.num_rows)} · `];
+  const count = file.num_rows === null ? [] : [`${counted(file.num_rows, "row")} · `];
   const problem = el("p", { class: "problem", role: "alert" });
   const save = button("Download", async () => {
     save.disabled = true;
@@ -58,7 +58,7 @@ async function showRows(box, file, limit, signal) {
       && button(`Show ${Math.min(MOST_ROWS, found.num_rows)} rows`, () => showRows(box, file, MOST_ROWS, signal));
     box.replaceChildren(
       table("First rows", columns, lines, "rows"),
-      el("div", { class: "row" }, el("p", { class: "hint" }, `The first ${number(shown)} of ${number(found.num_rows)} ${rowsText(found.num_rows)}.`), more));
+      el("div", { class: "row" }, el("p", { class: "hint" }, `The first ${number(shown)} of ${counted(found.num_rows, "row")}.`), more));
   } catch (error) {
     if (!signal.aborted) failed(box, error, () => showRows(box, file, limit, signal));
   }
@@ -100,9 +100,9 @@ function lengths(file, models, signal) {
 
 function figures(tokens, all) {
   const shown = [["Shortest", tokens.min], ["Median", tokens.median], ["95% up to", tokens.p95], ["Longest", tokens.max]];
-  const counted = tokens.rows === all ? `all ${number(all)}` : `${number(tokens.rows)} of ${number(all)}`;
+  const which = tokens.rows === all ? `all ${counted(all, "row")}` : `${number(tokens.rows)} of ${counted(all, "row")}`;
   return [
     el("dl", { class: "figures" }, shown.map(([label, value]) => el("div", {}, el("dt", {}, label), el("dd", {}, number(value), el("small", {}, "tokens"))))),
-    el("p", { class: "hint" }, `Prompts with the chat template, counted in ${counted} ${rowsText(all)}.`),
+    el("p", { class: "hint" }, `Prompts with the chat template, counted in ${which}.`),
   ];
 }

@@ -2,7 +2,7 @@
 // The page keeps the last `KEPT` lines; only new ones are fetched and drawn.
 
 import { download, get, jobPath, pause } from "../../api.js";
-import { button, el, failed, moment } from "../../dom.js";
+import { button, counted, el, failed, moment } from "../../dom.js";
 import { isOver } from "../../job_parts.js";
 
 const KEPT = 3000;
@@ -102,7 +102,7 @@ export class Logs {
 
   describe() {
     const first = this.lines[0]?.sequence ?? 1;
-    this.note.textContent = first > 1 ? `Newest ${this.lines.length} lines; the download has more` : "";
+    this.note.textContent = first > 1 ? `Newest ${counted(this.lines.length, "line")}; the download has more` : "";
   }
 
   async save() {

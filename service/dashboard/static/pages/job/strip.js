@@ -1,7 +1,7 @@
 // The results at the top of a job's page: state, held-out change, steps, time and cost. Boundary: elements of one job.
 
 import { signed } from "../../change.js";
-import { ago, bytes, decimals, duration, el, number, secondsRun, svg } from "../../dom.js";
+import { ago, bytes, counted, decimals, duration, el, number, secondsRun, svg } from "../../dom.js";
 import { doing, isOver, progressBar, statusBadge } from "../../job_parts.js";
 import { heldOutName } from "../../metric_names.js";
 
@@ -56,12 +56,12 @@ function heldOut(baseline, last, best, verdict, isTrusted) {
 function change(verdict, isTrusted) {
   if (!hasInterval(verdict)) return verdict.text;
   const { difference, low, high, rows } = verdict;
-  if (low === high && !difference) return `No change on ${number(rows)} rows`;
+  if (low === high && !difference) return `No change on ${counted(rows, "row")}`;
   const text = `${signed(difference)} (95% CI ${decimals(low)} to ${decimals(high)})`;
   const isSignificant = low > 0 || high < 0;
   const tone = !isSignificant || (low > 0 && !isTrusted) ? "" : low > 0 ? "good" : "bad";
   return el("dd", { class: "more change" },
-    el("span", {}, el("strong", { class: tone }, text), isSignificant ? "" : ", not significant", rows ? ` · ${number(rows)} rows` : ""),
+    el("span", {}, el("strong", { class: tone }, text), isSignificant ? "" : ", not significant", rows ? ` · ${counted(rows, "row")}` : ""),
     interval(verdict, tone));
 }
 
@@ -109,7 +109,7 @@ function cost(job) {
   if (!tokens && !gpus) return null;
   const memory = peak && `${bytes(peak)} peak memory`;
   const spent = seconds ?? (job.started_at && secondsRun(job));
-  if (gpus && spent) return cell("GPU time", duration(spent * gpus), [`${number(gpus)} GPU${gpus > 1 ? "s" : ""} · ${number(tokens)} tokens`, memory]);
+  if (gpus && spent) return cell("GPU time", duration(spent * gpus), [`${counted(gpus, "GPU")} · ${number(tokens)} tokens`, memory]);
   return tokens ? cell("Tokens", short(tokens), [sampled ? "Sampled" : "Trained", memory && ` · ${memory}`].filter(Boolean).join("")) : null;
 }
 

@@ -3,7 +3,7 @@
 import { styled } from "../../address.js";
 import { can } from "../../access.js";
 import { JOBS, jobPath, paged, patch, pause } from "../../api.js";
-import { announce, button, confirmed, el, empty, failed, heading, loading, moreButton } from "../../dom.js";
+import { announce, button, confirmed, counted, el, empty, failed, heading, loading, moreButton } from "../../dom.js";
 import { isOver } from "../../job_parts.js";
 import { deleteJobs, editJob } from "../job/edit.js";
 import { Filters } from "./filters.js";
@@ -75,7 +75,7 @@ class JobList {
     this.sorting();
     try {
       await this.load();
-      announce(this.order.length ? `${this.order.length} jobs` : "No jobs");
+      announce(this.order.length ? counted(this.order.length, "job") : "No jobs");
     } catch (error) {
       if (!this.signal.aborted) failed(this.box, error, () => this.reload());
     }
@@ -89,7 +89,7 @@ class JobList {
       if (number === this.number) {
         this.number += 1; // a refresh that has begun would take these jobs away again
         this.take(jobs);
-        announce(`${jobs.length} more jobs`);
+        announce(counted(jobs.length, "more job"));
         first = this.rows.get(jobs[0]?.id);
       }
     } catch (error) {
@@ -224,7 +224,7 @@ class JobList {
     const jobs = this.selected();
     try {
       for (const job of jobs) await patch(jobPath(job.id), { archived });
-      announce(`${jobs.length} jobs ${archived ? "archived" : "restored"}`);
+      announce(`${counted(jobs.length, "job")} ${archived ? "archived" : "restored"}`);
     } catch (error) {
       await confirmed("Not archived", { detail: error.message, yes: "OK", no: "Close", kind: "" });
     }

@@ -4,7 +4,7 @@ import { can } from "../../access.js";
 import { get, jobPath, metricsOf } from "../../api.js";
 import { changeCell, changeOf } from "../../change.js";
 import { sparkline } from "../../charts.js";
-import { ago, button, el, number } from "../../dom.js";
+import { ago, button, counted, el, number } from "../../dom.js";
 import { doubtIn } from "../../findings.js";
 import { modelName } from "../../job_names.js";
 import { doing, isOver, jobName, kindOf, labels, progressBar, statusBadge } from "../../job_parts.js";
@@ -92,7 +92,7 @@ function notices(job, finding) {
 
 function steps(job) {
   const { step, total_steps: total } = job.progress;
-  return isOver(job) && step === total ? `${number(total)} step${total === 1 ? "" : "s"}` : `${number(step)} of ${number(total)}`;
+  return isOver(job) && step === total ? counted(total, "step") : `${number(step)} of ${number(total)}`;
 }
 
 // If the request fails, the curve stays: the list itself reports the service's problem.

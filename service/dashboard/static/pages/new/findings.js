@@ -1,7 +1,7 @@
 // The findings of a check, an estimate and a probe, as elements; a probe's advice can be applied to the draft.
 
 import { PROBES } from "../../api.js";
-import { ago, button, bytes, el, number, percent } from "../../dom.js";
+import { ago, button, bytes, counted, el, number, percent } from "../../dom.js";
 import { logButton } from "../../download_button.js";
 import { between, expectedTime } from "../job/cost.js";
 import { modelName } from "../../job_names.js";
@@ -19,7 +19,7 @@ const SHOWN = 10;
 export function showProblems(problems, go) {
   const groups = kindsOf(problems);
   return el("div", { class: "note bad", role: "alert" },
-    el("h3", {}, groups.length === 1 ? "1 problem to fix" : `${groups.length} problems to fix`),
+    el("h3", {}, `${counted(groups.length, "problem")} to fix`),
     el("ul", { class: "problems" }, groups.slice(0, SHOWN).map(([one, ...others]) => el("li", {},
       one.field ? fieldLink(one.field, placeOf(one), go) : one.param && el("span", { title: one.param }, settingLabel(one.param)), " ", inWords(textOf(one)),
       count([one, ...others]) > 1 && ` (and ${number(count([one, ...others]) - 1)} similar)`))),
@@ -54,13 +54,13 @@ function fieldLink(field, text, go) {
 }
 
 export function showCheck(report) {
-  const rows = `${number(report.rows.training)} row${report.rows.training === 1 ? "" : "s"}`;
+  const rows = counted(report.rows.training, "row");
   const held = report.rows.validation ? `, ${number(report.rows.validation)} held out` : "";
   const isClean = !report.warnings.length;
   const advice = isClean ? "No problems found." : "The job would be accepted. Review first:";
   return [
     el("div", { class: `note ${isClean ? "good" : ""}`, role: "status" },
-      el("h3", {}, isClean ? "Ready to start" : "Ready, with warnings"), el("p", {}, `${rows}${held}, ${number(report.total_steps)} steps. ${advice}`)),
+      el("h3", {}, isClean ? "Ready to start" : "Ready, with warnings"), el("p", {}, `${rows}${held}, ${counted(report.total_steps, "step")}. ${advice}`)),
     report.warnings.map((warning) => el("div", { class: "note warn" }, el("p", {}, inWords(warning.message)))),
     showEstimate(report.estimate),
   ];
@@ -103,7 +103,7 @@ export function showProbe(probe, go, draft, signal) {
     ["speed", `${number(result.tokens_per_second, 3)} tokens/s`],
   ].filter(Boolean);
   return el("div", { class: "stack" },
-    el("p", { class: "small faint" }, `${modelName(probe.model)}, ${number(result.prompts)} prompts, `, ago(probe.created_at)),
+    el("p", { class: "small faint" }, `${modelName(probe.model)}, ${counted(result.prompts, "prompt")}, `, ago(probe.created_at)),
     el("div", { class: `note ${TONES[result.can_learn]}`, role: "status" }, el("h3", {}, "Can GRPO learn here?"), el("p", {}, inWords(result.sentence)),
       result.advice.length > 0 && el("ul", { class: "problems" }, result.advice.map((one) => el("li", {},
         fieldLink(one.param, labelOf(one.param), go), ": ", inWords(one.message))))),

@@ -1,6 +1,6 @@
 // Held-out rows: none, a part of the training file, or a file of their own.
 
-import { el, number, optionsOf } from "../../dom.js";
+import { counted, el, optionsOf } from "../../dom.js";
 import { uploader } from "../../uploads.js";
 import { field, select } from "./fields.js";
 
@@ -56,7 +56,7 @@ export function heldOutParts(draft, files, signal, use) {
 function hintOf({ body }, files) {
   if (body.validation_file !== undefined || body.validation_split !== undefined) return HINT;
   const rows = files.find((file) => file.id === body.training_file)?.num_rows;
-  if (typeof rows === "number" && rows < FEWEST_ROWS) return `${number(rows)} rows are too few to hold some out, so there is no verdict on unseen rows.`;
+  if (typeof rows === "number" && rows < FEWEST_ROWS) return `${counted(rows, "row")} ${rows === 1 ? "is" : "are"} too few to hold some out, so there is no verdict on unseen rows.`;
   return body.training_file ? "Without them there is no verdict on unseen rows." : HINT;
 }
 

@@ -1,7 +1,7 @@
 // Earlier probes with their results, newest first; each can be opened again.
 
 import { paged, PROBES } from "../../api.js";
-import { ago, button, el, empty, failed, loading, moreButton, number } from "../../dom.js";
+import { ago, button, counted, el, empty, failed, loading, moreButton } from "../../dom.js";
 import { modelName } from "../../job_names.js";
 
 const PAGE = 5;
@@ -56,7 +56,7 @@ export class PastProbes {
 
   row(probe) {
     if (!isOver(probe)) this.running.add(probe.id);
-    const name = `${modelName(probe.model)}, ${number(probe.prompts)} prompts`;
+    const name = `${modelName(probe.model)}, ${counted(probe.prompts, "prompt")}`;
     return el("li", {},
       el("div", { class: "row" }, button(name, () => this.again(probe.id), { kind: "small" }),
         el("span", { class: "small faint" }, ago(probe.created_at))),

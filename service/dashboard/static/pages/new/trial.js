@@ -2,7 +2,7 @@
 
 import { get, post } from "../../api.js";
 import { markLine } from "../../code_editor.js";
-import { announce, button, el, failed, field, number, quoted } from "../../dom.js";
+import { announce, button, counted, el, failed, field, number, quoted } from "../../dom.js";
 import { explanations, prints } from "../../explanations.js";
 import { idOf } from "./fields.js";
 
@@ -44,7 +44,7 @@ async function tested(draft, at, template, box, signal) {
     }
     box.replaceChildren(...shown(scored));
     markSource(at, scored.flatMap((one) => Object.values(one.grader_errors))[0]?.message ?? "");
-    announce(`${scored.length} rows scored`);
+    announce(`${counted(scored.length, "row")} scored`);
   } catch (error) {
     if (signal.aborted) box.replaceChildren(el("p", { class: "hint" }, "Cancelled."));
     else {
@@ -69,8 +69,8 @@ function shown(scored) {
   const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
   const unscored = scored.length - rewards.length;
   return [
-    el("p", {}, rewards.length ? `Mean reward ${number(mean)} over ${rewards.length} rows.` : "",
-      unscored > 0 && el("span", { class: "problem" }, ` ${unscored} rows cannot be scored.`)),
+    el("p", {}, rewards.length ? `Mean reward ${number(mean)} over ${counted(rewards.length, "row")}.` : "",
+      unscored > 0 && el("span", { class: "problem" }, ` ${counted(unscored, "row")} cannot be scored.`)),
     rewards.length > 0 && histogram(rewards),
     el("details", { open: unscored > 0 }, el("summary", {}, "Rows"),
       el("ol", { class: "trial-rows" }, scored.map((...one) => el("li", {}, row(...one))))),

@@ -1,7 +1,7 @@
 // A group's rewards as bars, the mean as the waterline, each completion's advantage above its bar.
 // Every bar is a button: click, Tab, and arrow keys.
 
-import { el, number } from "../../dom.js";
+import { counted, el, number } from "../../dom.js";
 import { isTruncated } from "./ends.js";
 
 const HEADROOM = 0.16; // of the drawing, for the advantages above the highest bar
@@ -26,7 +26,7 @@ export class Bars {
     const mean = group.mean_reward;
     this.caption.textContent = "Reward of each completion. The line is the group mean; the number above a bar is its " +
       `advantage${after ? "; the marks are the rewards of the other grader" : ""}.`;
-    this.plot.setAttribute("aria-label", `Rewards of ${rewards.length} completions, mean ${number(mean)}`);
+    this.plot.setAttribute("aria-label", `Rewards of ${counted(rewards.length, "completion")}, mean ${number(mean)}`);
     this.plot.style.setProperty("--count", rewards.length);
     this.scale.replaceChildren(...level.ticks.map((tick) => el("span", { style: { bottom: level.at(tick) } }, number(tick))));
     this.columns = group.completions.map((one, at) => this.column(one, at, {

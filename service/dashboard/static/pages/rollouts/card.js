@@ -1,6 +1,6 @@
 // One completion of a group as a card: reward, advantage, text, parts, and why.
 
-import { el, number, quoted } from "../../dom.js";
+import { counted, el, number, quoted } from "../../dom.js";
 import { kindOf, signed } from "./bars.js";
 import { endOf } from "./ends.js";
 import { explanations } from "../../explanations.js";
@@ -26,9 +26,9 @@ function figure(name, value, after) {
 }
 
 function facts(one) {
-  const found = [`${number(one.num_tokens)} tokens`, endOf(one)];
+  const found = [counted(one.num_tokens, "token"), endOf(one)];
   const { environment, seed } = one.episode ?? {};
-  return [...found, `sampled after ${number(one.policy_version)} update${one.policy_version === 1 ? "" : "s"}`, one.turns > 1 && `${one.turns} turns`,
+  return [...found, `sampled after ${counted(one.policy_version, "update")}`, one.turns > 1 && `${one.turns} turns`,
     environment && `environment ${environment}, seed ${seed}`].filter(Boolean);
 }
 

@@ -148,10 +148,10 @@ class RolloutsPage {
   }
 
   nothingYet() {
-    const hint = this.job.method.type === "supervised"
-      ? "Supervised jobs do not sample completions."
-      : "They appear with the first step.";
-    this.replaceGroup(() => empty(this.box, "No rollouts yet", hint));
+    const texts = this.job.method.type === "supervised"
+      ? ["No rollouts", "Supervised jobs do not sample completions."]
+      : ["No rollouts yet", "They appear with the first step."];
+    this.replaceGroup(() => empty(this.box, ...texts));
   }
 
   nothingFits() {

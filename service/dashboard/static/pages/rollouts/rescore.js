@@ -1,7 +1,7 @@
 // A pasted grader applied to this job's rollouts: what would change. The job itself stays unchanged.
 
 import { jobPath, post } from "../../api.js";
-import { announce, button, el, failed, field, loading, number, percent } from "../../dom.js";
+import { announce, button, counted, el, failed, field, loading, number, percent } from "../../dom.js";
 import { ownMethod } from "../new/draft.js";
 
 export class Rescore {
@@ -53,10 +53,11 @@ export class Rescore {
 
   show(answer) {
     const { summary } = answer;
+    const { from_step: first, to_step: last } = summary;
     this.answered(answer);
     this.result.replaceChildren(
-      el("p", { class: "hint" }, `${number(summary.num_completions)} completions in ${number(summary.num_groups)} groups, `,
-        `steps ${summary.from_step} to ${summary.to_step}; advantages: ${answer.advantage}. `,
+      el("p", { class: "hint" }, `${counted(summary.num_completions, "completion")} in ${counted(summary.num_groups, "group")}, `,
+        `${first === last ? `step ${first}` : `steps ${first} to ${last}`}; advantages: ${answer.advantage}. `,
         "The groups above show the new scores."),
       ...comparison(summary),
       ...summary.errors.map((error) => el("p", { class: "note bad" },

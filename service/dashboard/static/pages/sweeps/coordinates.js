@@ -2,7 +2,7 @@
 // values.
 
 import { signed } from "../../change.js";
-import { el, number, svg } from "../../dom.js";
+import { counted, el, number, svg } from "../../dom.js";
 import { settingLabel } from "../../labels.js";
 
 // Where the axes are: beside each other, or one below the other on a phone. `point`: the place of a value on an axis.
@@ -82,5 +82,5 @@ function described(axes, runs) {
   const best = runs.find((run) => run.change !== null) ?? runs[0];
   const settings = Object.entries(best.settings).map(([name, value]) => `${settingLabel(name)} ${value}`).join(", ");
   const change = best.change === null ? "" : ` with a held-out change of ${signed(best.change)}`;
-  return `${runs.length} runs over ${axes.map((one) => one.label).join(", ")}. Best: ${settings}${change}. The table below has all values.`;
+  return `${counted(runs.length, "run")} over ${axes.map((one) => one.label).join(", ")}. Best: ${settings}${change}. The table below has all values.`;
 }

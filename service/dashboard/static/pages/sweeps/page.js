@@ -3,7 +3,7 @@
 import { styled } from "../../address.js";
 import { JOBS, paged, pause } from "../../api.js";
 import { changeCell } from "../../change.js";
-import { el, empty, failed, heading, loading, number, section, table } from "../../dom.js";
+import { counted, el, empty, failed, heading, loading, number, section, table } from "../../dom.js";
 import { isOver, jobName, statusBadge } from "../../job_parts.js";
 import { settingLabel } from "../../labels.js";
 import { coordinates } from "./coordinates.js";
@@ -71,7 +71,7 @@ function summary(jobs) {
   const counts = new Map();
   for (const job of jobs) counts.set(job.status, (counts.get(job.status) ?? 0) + 1);
   const words = [...counts].map(([status, count]) => `${count} ${status}`).join(", ");
-  return el("p", { class: "faint" }, `${jobs.length} job${jobs.length === 1 ? "" : "s"}: ${words}`);
+  return el("p", { class: "faint" }, `${counted(jobs.length, "job")}: ${words}`);
 }
 
 function runsTable(names, runs) {
