@@ -61,7 +61,7 @@ def whole_name(names: Field, known: Sequence[Field]) -> Field:
     hint = (
         f"did you mean {_listed(candidates)}?"
         if candidates
-        else "`grpo status JOB --json` shows a job's fields"
+        else "docs/reference/hyperparameters.md lists the hyperparameters"
     )
     raise CommandError(f"--set {'.'.join(names)}: the job has no such field", code="unknown_field", hint=hint)
 
@@ -83,9 +83,10 @@ def fields_of(method: str) -> Iterator[Field]:
             yield from _inside((name,), field.annotation)
     yield ("method", "type")
     if method in kinds:
-        settings = kinds[method].model_fields[method].annotation
-        yield from _inside(("method", method), settings)
-        yield from (("method", method, "hyperparameters", alias) for alias in ALIASES)
+        inside = [*_inside(("method", method), kinds[method].model_fields[method].annotation)]
+        yield from inside
+        settings = ("method", method, "hyperparameters")
+        yield from ((*settings, alias) for alias, name in ALIASES.items() if (*settings, name) in inside)
 
 
 def _inside(place: Field, annotation: Any) -> Iterator[Field]:

@@ -51,6 +51,7 @@ def test_a_sweep_creates_each_combination_once(up: Up, job_file: Path) -> None:
     ("change", "reason"),
     [
         (("learning_rat=1,2",), "no such field"),
+        (("foo=1,2",), "Hint: docs/reference/hyperparameters.md lists the hyperparameters"),
         (("learning_rate",), "write FIELD=A,B"),
         (("seed=1", "seed=2"), "given twice"),
         ((f"seed={','.join(map(str, range(65)))}",), "65 jobs, more than 64"),

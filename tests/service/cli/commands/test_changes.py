@@ -85,5 +85,7 @@ def test_an_ambiguous_name_lists_the_places_it_could_mean() -> None:
 
 
 def test_a_field_of_another_method_is_unknown() -> None:
-    with pytest.raises(CommandError, match="the job has no such field"):
-        patch_of(["group_size=4"], "supervised")
+    for change in ("group_size=4", "beta=1", "kl_beta=1"):
+        with pytest.raises(CommandError, match="the job has no such field") as found:
+            patch_of([change], "supervised")
+        assert "did you mean" not in str(found.value.hint)
