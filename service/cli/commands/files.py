@@ -1,5 +1,6 @@
 """`grpo files`: datasets on the service."""
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -11,6 +12,7 @@ from service.cli.terminal.errors import CommandError
 from service.cli.terminal.output import (
     JsonFlag,
     at,
+    counted,
     excerpt,
     json_line,
     note,
@@ -69,7 +71,7 @@ def upload(
 
 def _show(content: Content) -> None:
     """Prints to standard error, because standard output contains only the id."""
-    note(f"{content.name}: {content.num_rows} {_rows(content.num_rows)}")
+    note(f"{content.name}: {counted(content.num_rows, 'row')}")
     note(f"columns: {', '.join(content.columns)}")
     note(f"first row: {excerpt(json_line(content.first), SHOWN_CHARACTERS)}")
     if not {"messages", "prompt"} & set(content.columns):
@@ -81,12 +83,8 @@ def _show(content: Content) -> None:
 def _way_to_prompts(content: Content) -> str:
     texts = [name for name in content.columns if isinstance(content.first.get(name), str)]
     if likely := [name for name in PROMPT_NAMES if name in texts] or texts:
-        return f"Try --map {likely[0]}=prompt"
+        return f"Try --map {shlex.quote(f'{likely[0]}=prompt')}"
     return 'Write each row as {"messages": [{"role": "user", "content": "…"}]} and its other fields'
-
-
-def _rows(count: int) -> str:
-    return "row" if count == 1 else "rows"
 
 
 @app.command()
@@ -110,7 +108,7 @@ def preview(
         (
             ("rows", found["num_rows"]),
             ("columns", ", ".join(found["columns"])),
-            ("tokens", lengths and f"{lengths} ({tokens['rows']} {_rows(tokens['rows'])} counted)"),
+            ("tokens", lengths and f"{lengths} ({counted(tokens['rows'], 'row')} counted)"),
         )
     )
     for number, row in enumerate(found["rows"], 1):

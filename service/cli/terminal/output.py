@@ -118,6 +118,11 @@ def short_number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 row`, `2 rows`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def excerpt(text: str, limit: int = EXCERPT_CHARACTERS) -> str:
     """The beginning of the text on one line, at most `limit` characters."""
     line = " ".join(text.split())

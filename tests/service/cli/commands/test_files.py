@@ -61,6 +61,7 @@ def test_a_csv_file_is_shown_and_uploaded_with_a_user_message_a_row(
         ({"question": "2+2?", "answer": "4"}, "Try --map question=prompt"),
         ({"id": 7, "instruction": "Add.", "input": "2, 2", "output": "4"}, "Try --map instruction=prompt"),
         ({"id": 7, "task": "2+2?"}, "Try --map task=prompt"),
+        ({"Frage des Tages": "2+2?"}, "Try --map 'Frage des Tages=prompt'"),
         (
             {"conversations": [{"from": "human", "value": "2+2?"}]},
             'Write each row as {"messages": [{"role": "',
