@@ -9,13 +9,14 @@ from typing import IO, Annotated, Any, Literal
 import httpx
 import typer
 
-from service.cli.commands.jobs import read_job
+from service.cli.commands.jobs import method_of, read_job
 from service.cli.http.client import JOBS, Client
 from service.cli.options import JobId, client_of
 from service.cli.terminal.conversation import has_turns, print_conversations
 from service.cli.terminal.errors import CommandError
 from service.cli.terminal.output import (
     JsonFlag,
+    counted,
     excerpt,
     print_fields,
     print_json,
@@ -87,20 +88,30 @@ def rollouts(
 
 
 def _refuse_absent_steps(client: Client, path: str, selection: dict[str, Any]) -> None:
-    """Raises CommandError with the steps that exist if none of the selected ones has rollouts."""
+    """Raises CommandError with the steps that exist if none of the selected ones, or of all, has rollouts."""
     step, split = selection["step"], selection["split"]
     first, last = (selection["from_step"], selection["to_step"]) if step is None else (step, step)
-    if first is None and last is None:
-        return
     stored = {each["split"]: each["steps"] for each in client.get(f"{path}/overview")["data"]}
     low, high = first or 0, sys.maxsize if last is None else last
     if any(low <= each <= high for name, steps in stored.items() if split in (None, name) for each in steps):
         return
-    wanted = f"step {step}" if step is not None else f"steps {low} to {'the last' if last is None else last}"
+    wanted = f" at steps {low} to {'the last' if last is None else last}"
+    if step is not None:
+        wanted = f" at step {step}"
+    elif first is None and last is None:
+        wanted = ""
     kind = f" of {split}" if split else ""
     existing = "; ".join(f"{name}: {_ranges(steps)}" for name, steps in stored.items())
-    hint = f"steps with rollouts: {existing}" if existing else "the job has not sampled anything yet"
-    raise CommandError(f"no rollouts{kind} at {wanted}", code="no_rollouts", param="step", hint=hint)
+    hint = f"steps with rollouts: {existing}" if existing else _why_none(client, path)
+    param = "step" if wanted else None
+    raise CommandError(f"no rollouts{kind}{wanted}", code="no_rollouts", param=param, hint=hint)
+
+
+def _why_none(client: Client, path: str) -> str:
+    """Why the job has no rollouts."""
+    if method_of(client.get(path.removesuffix("/rollouts"))) == "supervised":
+        return "a supervised job samples no completions"
+    return "the job has not sampled anything yet"
 
 
 def _ranges(steps: list[int]) -> str:
@@ -155,9 +166,11 @@ def _summary(found: dict[str, Any]) -> list[tuple[str, str]]:
         "groups with signal": "share_with_signal",
         "not scored": "num_unscored",
     }
-    rollouts = f"{summary['num_completions']} completions, {summary['num_groups']} groups"
+    completions, groups = (counted(summary[f"num_{each}s"], each) for each in ("completion", "group"))
+    first, last = summary["from_step"], summary["to_step"]
+    steps = f"step {first}" if first == last else f"steps {first} to {last}"
     return [
-        ("rollouts", f"{rollouts}, steps {summary['from_step']} to {summary['to_step']}"),
+        ("rollouts", f"{completions}, {groups}, {steps}"),
         ("advantages", found["advantage"]),
         *(
             (name, f"{short_number(before[key])} → {short_number(after[key])}")

@@ -2,9 +2,11 @@
 
 import pytest
 
+from service.jobs.model.states import JobState
 from service.platform.db import Database
 from service.settings import Settings
 from tests.service.cli.command import Grpo
+from tests.service.job_samples import METHOD, add_job
 from tests.service.rollouts.rollout_samples import (
     EPISODES,
     TOOL_TURNS,
@@ -57,8 +59,18 @@ def test_a_range_needs_one_step_with_rollouts(grpo: Grpo, job_id: str) -> None:
 
 
 def test_a_job_that_has_not_sampled_yet_says_so(grpo: Grpo, settings: Settings, database: Database) -> None:
-    code, _, error = as_tenant_a(grpo, add_graded_job(settings, database), "--step", "1")
-    assert (code, "the job has not sampled anything yet" in error) == (1, True)
+    job_id = add_graded_job(settings, database)
+    for options in (["--step", "1"], [], ["--export", "sft"]):
+        code, shown, error = as_tenant_a(grpo, job_id, *options)
+        assert (code, shown, "the job has not sampled anything yet" in error) == (1, "", True)
+
+
+def test_a_supervised_job_says_that_it_samples_nothing(grpo: Grpo, database: Database) -> None:
+    method = METHOD.validate_python({"type": "supervised", "supervised": {}})
+    stored = METHOD.dump_python(method, mode="json")
+    code, shown, error = as_tenant_a(grpo, add_job(database, JobState.SUCCEEDED, method=stored))
+    assert (code, shown) == (1, "")
+    assert error.startswith("Error: no rollouts [code=no_rollouts] Hint: a supervised job samples no ")
 
 
 def test_a_filter_without_a_match_is_an_empty_list(grpo: Grpo, job_id: str) -> None:
