@@ -254,9 +254,11 @@ class TrainingLoop(Generic[M]):
 
 def early_stopping_message(settings: EarlyStopping, state: LoopState, found: float) -> str:
     """What early stopping found, why it matters and which field to change."""
+    patience = settings.patience
+    evaluations = f"{patience} evaluations in a row" if patience > 1 else "one evaluation"
     return (
         f"The held-out reward did not rise by more than {settings.min_improvement:.4g} in "
-        f"{settings.patience} evaluations in a row: it is {found:.4g}, the best was {state.best_quality:.4g} "
+        f"{evaluations}: it is {found:.4g}, the best was {state.best_quality:.4g} "
         f"after step {state.best_step}. More training would only fit the training rows, so it ends after "
         f"step {state.step}. A larger early_stopping.patience waits longer."
     )

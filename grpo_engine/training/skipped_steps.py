@@ -60,6 +60,8 @@ def fail_without_signal(
         hint = CALLS_HINT
         evidence.append(f"failed tool calls of step {step}: {failed:.0%}")
     message = f"{skipped_in_a_row} steps in a row {SKIP_CAUSES[reason]}, up to step {step}"
+    if skipped_in_a_row == 1:
+        message = f"step {step} {SKIP_CAUSES[reason]}"
     raise NoSignalError(message, hint=hint, evidence=tuple(evidence))
 
 

@@ -8,7 +8,7 @@ from rich.filesize import decimal
 
 from service.cli.operate.settings import database_of, settings_here
 from service.cli.terminal.errors import CommandError
-from service.cli.terminal.output import JsonFlag, print_json, say
+from service.cli.terminal.output import JsonFlag, counted, print_json, say
 
 STORAGE_HINT = "`grpo doctor` shows the reason"
 
@@ -26,7 +26,7 @@ def audit(
         print_json({"num_jobs": len(found), "violations": found})
     else:
         for job_id, violations in found.items():
-            say(f"{job_id}: {'sound' if not violations else f'{len(violations)} violations'}")
+            say(f"{job_id}: {'sound' if not violations else counted(len(violations), 'violation')}")
             for each in violations:
                 say(f"  {each['rule']}: {each['message']}", "red")
     if any(found.values()):
@@ -83,4 +83,4 @@ def orphans(
     for key, num_bytes in found.items():
         say(f"{key} ({decimal(num_bytes)})")
     total = decimal(sum(found.values()))
-    say(f"{len(found)} orphans, {total}{', deleted' if delete else ''}")
+    say(f"{counted(len(found), 'orphan')}, {total}{', deleted' if delete else ''}")

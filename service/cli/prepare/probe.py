@@ -12,7 +12,16 @@ from service.cli.commands.jobs import body_of
 from service.cli.http.client import PROBES, Client
 from service.cli.options import JobFile, client_of
 from service.cli.terminal.errors import CommandError, failed
-from service.cli.terminal.output import JsonFlag, duration, plain, print_fields, print_json, say, stderr
+from service.cli.terminal.output import (
+    JsonFlag,
+    counted,
+    duration,
+    plain,
+    print_fields,
+    print_json,
+    say,
+    stderr,
+)
 
 STYLES = {"yes": "green", "maybe": "yellow", "no": "red"}
 
@@ -66,7 +75,7 @@ def _print_result(found: dict[str, Any]) -> None:
     rate, greedy = result["pass_rate"], result["greedy_pass_rate"]
     print_fields(
         (
-            ("completions", f"{result['completions']} of {result['prompts']} prompts"),
+            ("completions", f"{result['completions']} of {counted(result['prompts'], 'prompt')}"),
             (f"right at temperature {result['temperature']:g}", None if rate is None else f"{rate:.0%}"),
             ("right, greedy", None if greedy is None else f"{greedy:.0%}"),
             ("mean reward", None if result["mean_reward"] is None else f"{result['mean_reward']:.3f}"),

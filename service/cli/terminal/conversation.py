@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from service.cli.terminal.output import excerpt, say, short_number
+from service.cli.terminal.output import counted, excerpt, say, short_number
 
 PROMPT_CHARACTERS = 240
 STYLES = {"model": "bold", "reward": "green"}
@@ -50,7 +50,7 @@ def _heading(one: dict[str, Any]) -> str:
     facts = [
         f"completion {one['index'] + 1}: reward {short_number(one['reward'])}",
         f"advantage {short_number(one['advantage'])}",
-        f"{one['num_tokens']} tokens",
+        counted(one["num_tokens"], "token"),
         "session failed" if _has_failed(one) else one["finish_reason"],
     ]
     if episode := one["episode"]:

@@ -26,7 +26,8 @@ def few_training_rows(run: Run) -> DiagnosisFinding | None:
     known = evaluations(run)
     held_out = known[-1].rows if known else 0
     is_measured = held_out >= MIN_ROWS
-    others = f"{held_out} held-out rows are too few to measure" if held_out else "no held-out rows measure"
+    few = "1 held-out row is" if held_out == 1 else f"{held_out} held-out rows are"
+    others = f"{few} too few to measure" if held_out else "no held-out rows measure"
     missing = "" if is_measured else f", and {others} other prompts"
     rows = f"{run.num_rows} {'row' if run.num_rows == 1 else 'rows'}"
     cause = f"The training file has only {rows}, which the model may memorise{missing}."

@@ -80,6 +80,14 @@ def test_many_steps_without_signal_fail_the_job_with_the_reason(
     assert "mean reward of step 3: 0.000" in caught.value.evidence
 
 
+def test_a_single_step_without_signal_is_named_alone(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    trainer = build_loop(make_config(grader=NOTHING, n_steps=9, max_skipped_steps=1), tmp_path)
+    with pytest.raises(NoSignalError, match=r"^step 1 without signal$"):
+        list(trainer.run(lambda: False))
+
+
 def test_a_job_whose_completions_are_all_right_fails_with_the_hint_that_it_is_solved(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:

@@ -75,7 +75,7 @@ def test_the_command_lists_and_deletes_only_old_ones(
     os.utime(folder / LOST[0], (past, past))
     variables = environment(settings.home)
     listed = call_grpo("orphans", environment=variables)
-    assert listed.stdout.splitlines() == ["files/file-lost (4 bytes)", "1 orphans, 4 bytes"]
+    assert listed.stdout.splitlines() == ["files/file-lost (4 bytes)", "1 orphan, 4 bytes"]
     deleted = call_grpo("orphans", "--delete", "--json", environment=variables)
     assert json.loads(deleted.stdout) == [{"key": LOST[0], "num_bytes": 4}]
     assert (storage.exists(LOST[0]), storage.exists(LOST[1])) == (False, True)

@@ -96,6 +96,14 @@ def test_final_verdicts_are_stated_in_events(database: Database, job_id: str) ->
     ]
 
 
+def test_one_step_and_one_row_are_singular(database: Database, job_id: str) -> None:
+    verdict = Verdict(text="a verdict", difference=-0.4, low=-0.4, high=-0.4, rows=1)
+    record(database, job_id, [evaluated(1, 1, 0.4, verdict=verdict, is_final=True)])
+    assert messages(database, job_id, "warn") == [
+        "Change of the held-out reward after 1 step: a verdict (1 row compared)."
+    ]
+
+
 def test_a_warning_about_a_step_is_reported_once(database: Database, job_id: str) -> None:
     for sequence in (1, 2):
         record(database, job_id, [Warned(sequence=sequence, code="guard_kl", message="far", step=7)])

@@ -36,14 +36,15 @@ def test_few_training_rows_without_held_out_rows_are_the_main_advice() -> None:
     )
 
 
-@pytest.mark.parametrize(("num_held_out", "severity"), [(16, "warning"), (200, "info")])
+@pytest.mark.parametrize(("num_held_out", "severity"), [(1, "warning"), (16, "warning"), (200, "info")])
 def test_enough_held_out_rows_that_rise_make_few_training_rows_harmless(
     num_held_out: int, severity: str
 ) -> None:
     rows = evaluated(metrics(), (0.1, 0.2), (0.1, 0.2), num_rows=num_held_out)
     (finding,) = diagnose(run(rows, evaluation=BASELINE, num_rows=49)).findings
     assert (finding.code, finding.severity) == ("few_training_rows", severity)
-    assert f"{num_held_out} held-out rows are too few" in finding.cause or severity == "info"
+    few = "1 held-out row is" if num_held_out == 1 else f"{num_held_out} held-out rows are"
+    assert f"{few} too few" in finding.cause or severity == "info"
 
 
 def test_a_rising_reward_for_one_answer_to_all_rows_is_not_a_good_run() -> None:
