@@ -186,6 +186,9 @@ def _export(client: Client, path: str, output: Path | None, params: dict[str, An
     if output is None:
         _copy(client, path, sys.stdout.buffer, params)
         return
+    if output.is_dir() or not output.parent.is_dir():
+        hint = "give the path of a file in a folder that exists"
+        raise CommandError(f"cannot write to {output}", param="output", hint=hint)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".rollouts-") as scratch:
         partial = Path(scratch) / output.name
         with partial.open("wb") as file:

@@ -1,5 +1,7 @@
 """`grpo rollouts` with steps that do not exist, and with completions of several turns."""
 
+from pathlib import Path
+
 import pytest
 
 from service.jobs.model.states import JobState
@@ -63,6 +65,14 @@ def test_a_job_that_has_not_sampled_yet_says_so(grpo: Grpo, settings: Settings, 
     for options in (["--step", "1"], [], ["--export", "sft"]):
         code, shown, error = as_tenant_a(grpo, job_id, *options)
         assert (code, shown, "the job has not sampled anything yet" in error) == (1, "", True)
+
+
+def test_an_export_to_a_folder_names_the_path_that_was_given(grpo: Grpo, job_id: str, tmp_path: Path) -> None:
+    for output in (tmp_path, tmp_path / "absent" / "rollouts.jsonl"):
+        code, shown, error = as_tenant_a(grpo, job_id, "--export", "jsonl", "-o", str(output))
+        assert (code, shown) == (1, "")
+        assert error.startswith(f"Error: cannot write to {output} [param=output] Hint: ")
+    assert not [*tmp_path.glob("*rollouts*")]
 
 
 def test_a_supervised_job_says_that_it_samples_nothing(grpo: Grpo, database: Database) -> None:
