@@ -3,7 +3,6 @@
 Problems and warnings go to the request's report.
 """
 
-import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any
 from grpo_engine.config.job import Method, Supervised
 from grpo_engine.config.tools import function_schemas
 from grpo_engine.config.validation_split import held_out_rows, prompt_digest
-from grpo_engine.graders import Grader
+from grpo_engine.graders import Grader, template
 from service.jobs.intake.checks.duplicates import DuplicateCheck
 from service.jobs.intake.checks.environments import Resets, environments_of, watch_environments
 from service.jobs.intake.checks.grader_trial import try_grader
@@ -28,7 +27,6 @@ from service.settings import Settings
 
 TRIAL_ROWS = 3
 SHOWN_FIELDS, SHOWN_LETTERS = 8, 40
-_ALONE = re.compile(r"\{\{\s*item\.([A-Za-z_]\w*)\s*\}\}")
 UNUSED_BY_ROWS = {"learning_rate", "learning_rate_multiplier", "beta", "group_size", "n_steps", "n_epochs"}
 """Hyperparameters that no check of a row reads."""
 
@@ -181,7 +179,7 @@ class FileCheck:
         is_new = use.name == "training_file" or not use.grader_param.endswith(f"{self.method.type}.grader")
         for name, count in nulls.items():
             rows_with = "1 row" if count == 1 else f"{count} rows"
-            text = f'{{{{item.{name}}}}} is null in {rows_with}; the grader reads it as the text "null".'
+            text = f'{{{{{alone[name]}}}}} is null in {rows_with}; the grader reads it as the text "null".'
             self.report.warn("null_reference", f"{use.param}: {text}")
         if is_new:
             try_grader(use.grader, trial, self.problems, self.report.warn, use.grader_param)
@@ -199,10 +197,12 @@ class FileCheck:
         return not paths and not sentences
 
 
-def _alone(grader: Grader) -> set[str]:
-    """Row fields that a template consists of, as in `{{item.answer}}`."""
+def _alone(grader: Grader) -> dict[str, str]:
+    """Row fields that a template consists of → their paths, as in `{{item.answer}}`."""
     texts = [text for _, rule in leaves("", grader) for text in rule.templates().values()]
-    return {found[1] for text in texts if (found := _ALONE.fullmatch(text))}
+    paths = (parts[0] for text in texts if len(parts := template.parse(text)) == 1)
+    found = (path for path in paths if isinstance(path, template.Path) and path.namespace == "item")
+    return {str(path.steps[0]): path.text for path in found if len(path.steps) == 1}
 
 
 def _fields(item: Mapping[str, Any]) -> str:

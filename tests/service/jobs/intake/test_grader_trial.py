@@ -92,12 +92,17 @@ def test_the_warning_about_a_grader_that_always_raises_has_its_error(
     assert "IndexError: list index out of range" in message
 
 
-def test_a_reference_that_is_null_in_some_rows_causes_a_warning(client: TestClient) -> None:
+@pytest.mark.parametrize(
+    ("name", "path"), [("note", "item.note"), ("الجواب", "item.الجواب"), ("a note", 'item["a note"]')]
+)
+def test_a_reference_that_is_null_in_some_rows_causes_a_warning(
+    client: TestClient, name: str, path: str
+) -> None:
     grader = {"type": "string_check", "operation": "eq", "input": "{{sample.output_text}}"}
-    ((code, message),) = warned(client, {**grader, "reference": "{{item.note}}"}, note=None)
+    ((code, message),) = warned(client, {**grader, "reference": f"{{{{ {path} }}}}"}, **{name: None})
     assert code == "null_reference"
     assert message == (
-        'training_file: {{item.note}} is null in 2 rows; the grader reads it as the text "null".'
+        f'training_file: {{{{{path}}}}} is null in 2 rows; the grader reads it as the text "null".'
     )
 
 
