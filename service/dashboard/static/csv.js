@@ -9,6 +9,11 @@ export const IMITATE = "-imitate.jsonl";
 // Usual names of the field with the right answer, the likeliest first.
 export const ANSWER_NAMES = ["answer", "label", "category", "class", "target", "reference", "expected", "solution", "completion", "response", "output"];
 
+// The path of a row's field in a grader's template: `item.answer`, or `item["the answer"]` for a name with other signs.
+export function pathOf(name) {
+  return /^[\p{L}_][\p{L}\p{N}_]*$/u.test(name) ? `item.${name}` : `item["${name.replace(/["\\]/g, "\\$&")}"]`;
+}
+
 // The bytes of a file → {columns, rows}, each row a list of as many cells. Throws Error naming the line.
 export function parsedCsv(bytes) {
   let text;

@@ -169,6 +169,19 @@ def test_the_grader_is_tested_on_rows_of_the_file(
     expect(page.get_by_text(f"Mean reward 0 over {num_rows} rows.")).to_be_visible()
 
 
+def test_a_field_whose_name_has_a_space_is_written_in_brackets(page: Page, rows: Path) -> None:
+    given = [row(f"What is {n} + {n}?", str(2 * n)) for n in range(8)]
+    rows.write_bytes(jsonl(*({"messages": one["messages"], "Lösung (€)": one["answer"]} for one in given)))
+    open_with(page, rows)
+    path = '{{item["Lösung (€)"]}}'
+    expect(page.get_by_label("Reference")).to_have_value(path)
+    expect(page.get_by_text("Fields for the grader:")).to_contain_text(path)
+    page.get_by_text("Test this grader on rows").click()
+    expect(page.get_by_label("Answer", exact=True)).to_have_value(path)
+    page.get_by_role("button", name="Test on rows").click()
+    expect(page.get_by_text("Mean reward 1 over 8 rows.")).to_be_visible()
+
+
 def test_rows_that_cannot_be_scored_show_the_graders_error(page: Page, rows: Path) -> None:
     open_with(page, rows)
     page.get_by_label("Grader", exact=True).select_option("python")

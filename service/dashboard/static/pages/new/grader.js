@@ -1,6 +1,6 @@
 // The grader: a small form for the common rules, JSON for all rules.
 
-import { ANSWER_NAMES } from "../../csv.js";
+import { ANSWER_NAMES, pathOf } from "../../csv.js";
 import { button, el } from "../../dom.js";
 import { methodOf } from "./draft.js";
 import { codeArea, field, idOf, input, jsonArea, select } from "./fields.js";
@@ -119,8 +119,8 @@ export function beginning(type, name) {
 
 // `rule` for rows whose reference is in the field `name` instead of `answer`.
 export function forField(rule, name = "answer") {
-  const text = JSON.stringify(rule);
-  return JSON.parse(text.replaceAll("item.answer", `item.${name}`).replaceAll("item[\\\"answer\\\"]", `item[\\\"${name}\\\"]`));
+  const renamed = (text) => text.replaceAll("item.answer", () => pathOf(name)).replaceAll('item["answer"]', () => `item[${JSON.stringify(name)}]`);
+  return JSON.parse(JSON.stringify(rule), (key, value) => (typeof value === "string" ? renamed(value) : value));
 }
 
 // If the rows have other fields than assumed, an unchanged rule or task uses one of theirs; and the form's own choice of
@@ -159,7 +159,7 @@ const isNumber = (value) => typeof value !== "string" || /(^|[^\p{L}\d])\d[\d.,/
 // The field that most likely contains the reference.
 function answerOf(row) {
   const named = ANSWER_NAMES.find((name) => name in row);
-  return named ?? Object.keys(row).find((name) => /^[A-Za-z_]\w*$/.test(name) && name !== "prompt" && typeof row[name] !== "object");
+  return named ?? Object.keys(row).find((name) => name !== "" && name !== "prompt" && typeof row[name] !== "object");
 }
 
 // The box of the grader of a method at `at`, or of a part of `multi`; rendered again when its rule changes.

@@ -2,7 +2,7 @@
 // an answer at the end of each row, and GRPO has it in a field, so each kind of file can be made from the other.
 
 import { firstRow, request, upload } from "../../api.js";
-import { ANSWER_NAMES, asked, IMITATE, imitated, MAX_BYTES } from "../../csv.js";
+import { ANSWER_NAMES, asked, IMITATE, imitated, MAX_BYTES, pathOf } from "../../csv.js";
 import { button, el, failed, field } from "../../dom.js";
 import { suit } from "./grader.js";
 
@@ -30,7 +30,7 @@ export function firstRowPart(draft, known, use, signal) {
     if (peeked !== id) return;
     row = found;
     draft.columns = Object.keys(row ?? {}).filter((name) => !NOT_FIELDS.includes(name));
-    fields.replaceChildren(...draft.columns.map((name) => el("option", { value: `{{item.${name}}}` })));
+    fields.replaceChildren(...draft.columns.map((name) => el("option", { value: `{{${pathOf(name)}}}` })));
     draw();
     if (row) suit(draft, row);
   };
@@ -45,7 +45,7 @@ function shownRow(row, draft, other) {
   const answer = last?.role === "assistant" ? last : null;
   const prompt = (answer ? row.messages.at(-2) : last)?.content ?? row.prompt ?? "";
   const fields = [el("p", { class: "small" }, "Fields for the grader: ", draft.columns.length
-    ? draft.columns.map((name) => el("code", { class: "tag" }, `{{item.${name}}}`)) : "none")];
+    ? draft.columns.map((name) => el("code", { class: "tag" }, `{{${pathOf(name)}}}`)) : "none")];
   const fits = Boolean(answer) === (draft.type === "supervised");
   const below = !fits ? other() : answer ? [el("p", { class: "small" }, "Answer to imitate:"), textOf(answer.content)] : fields;
   return el("div", { class: "note stack" }, el("p", { class: "small faint" }, "First row"), textOf(prompt), below);

@@ -2,6 +2,7 @@
 
 import { get, post } from "../../api.js";
 import { markLine } from "../../code_editor.js";
+import { pathOf } from "../../csv.js";
 import { announce, button, counted, el, failed, field, number, quoted } from "../../dom.js";
 import { explanations, prints } from "../../explanations.js";
 import { idOf } from "./fields.js";
@@ -13,7 +14,13 @@ const RUN = "/v1/fine_tuning/alpha/graders/run";
 
 // `at`: the path of the grader in the draft.
 export function graderTrial(draft, at, signal) {
-  const answer = el("input", { id: "trial-answer", list: "row-fields", autocomplete: "off", spellcheck: "false", value: "{{item.answer}}" });
+  const usual = () => `{{${pathOf(draft.answer ?? "answer")}}}`;
+  const answer = el("input", { id: "trial-answer", list: "row-fields", autocomplete: "off", spellcheck: "false", value: usual() });
+  let before = answer.value;
+  draft.listen(() => { // of other rows, until a person changes it
+    if (answer.value === before) answer.value = usual();
+    before = usual();
+  });
   const result = el("div", { class: "stack" });
   let doing = null;
   const start = button("Test on rows", async () => {
@@ -58,7 +65,8 @@ const markSource = (at, text) => markLine(document.getElementById(idOf(`${at}.so
 
 async function scoredRow(grader, row, template, signal) {
   const { messages, tools, ...item } = row;
-  const sample = template.replace(/\{\{\s*item\.(\w+)\s*\}\}/g, (whole, name) => (name in item ? textOf(item[name]) : whole));
+  const fields = new Map(Object.entries(item).map(([name, value]) => [pathOf(name), value]));
+  const sample = template.replace(/\{\{\s*(item[^{}]*?)\s*\}\}/g, (whole, path) => (fields.has(path) ? textOf(fields.get(path)) : whole));
   return { sample, ...(await post(RUN, { grader, model_sample: sample, item }, { signal })) };
 }
 
