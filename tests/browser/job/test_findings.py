@@ -190,6 +190,16 @@ def test_the_form_with_the_change_has_the_request_of_the_clone(
     assert checked["method"] == own["method"]
 
 
+def test_held_out_rows_that_are_too_few_for_a_verdict_are_not_denied(
+    page: Page, deployment: Deployment
+) -> None:
+    job = deployment.job("first")
+    job["eval"]["verdict"] = {"difference": 0.0, "low": None, "high": None, "rows": 1, "text": "unknown"}
+    page.route(f"**{JOBS}/{job['id']}", lambda route: route.fulfill(json=job))
+    page.goto(f"/#/jobs/{job['id']}")
+    expect(page.locator(".next")).to_contain_text("Finished. Without a verdict on held-out rows,")
+
+
 def test_a_result_that_got_worse_is_said_before_its_cause(page: Page, deployment: Deployment) -> None:
     job = deployment.job("first")
     job["eval"]["verdict"] = {"difference": -0.27, "low": -0.47, "high": -0.1, "rows": 30, "text": ""}

@@ -72,7 +72,7 @@ function finished(job, isDoubted, { checkpoints, download, rollouts, edit, reinf
     case "better": return isDoubted ? [BETTER, why, rollouts, edit, talk, download] : [`${BETTER} Try the model, or download it.`, talk, download, why, rollouts];
     case "worse": return [`${WORSE} Lower the learning rate, or use a checkpoint from before the fall.`, why, edit, checkpoints];
     case "same": return [`No significant change on held-out rows.${why ? "" : " Train longer, or with more held-out rows."}`, why, edit, rollouts];
-    default: return [`Finished. Without held-out rows, ${why ? "read the findings and " : ""}try the model beside the one it was trained from.`, why, talk, download];
+    default: return [`Finished. Without ${job.eval.baseline ? "a verdict on " : ""}held-out rows, ${why ? "read the findings and " : ""}try the model beside the one it was trained from.`, why, talk, download];
   }
 }
 
