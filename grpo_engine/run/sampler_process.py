@@ -4,6 +4,7 @@ The weights of each policy are in the run directory before the first request for
 error, the error is the reply; any other error ends the process, and the launcher replaces it.
 """
 
+import socket
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,11 @@ from grpo_engine.rollout.sampler.remote.messages import SampleReply, SampleReque
 from grpo_engine.rollout.sampler.remote.sampler import inherited_connection
 from grpo_engine.run.build import prepare_device
 from grpo_engine.run.engine_errors import failure_of
+
+OTHER_BASE = (
+    "Give every host the same files of the model, and submit the job again; a new job can continue from the "
+    "last checkpoint."
+)
 
 
 def serve_samples(config: RunConfig, run_dir: Path, descriptor: int) -> None:
@@ -54,7 +60,7 @@ class ServedPolicy:
             return SampleReply(failure=failed)
 
     def _sample(self, request: SampleRequest) -> tuple[tuple[Completion, ...], ...]:
-        sampler = self._sampler = self._sampler or self._open(request.context_tokens)
+        sampler = self._sampler = self._sampler or self._open(request)
         if request.version != self.version:
             self._load(request.version)
             sampler.load_policy(request.version)
@@ -63,13 +69,25 @@ class ServedPolicy:
         groups = sampler.generate(prompts, request.group_size, request.sampling)
         return tuple(group.completions for group in groups)
 
-    def _open(self, context_tokens: int) -> Sampler:
+    def _open(self, request: SampleRequest) -> Sampler:
         config = self.config
         settings = cast(Reinforcement, config.method).reinforcement.hyperparameters
         device, dtype = prepare_device(config.runtime)
         self.policy = load_policy(config.model, settings, device, dtype, config.seed)
-        self.policy.fix_positions(context_tokens)
-        return open_local_sampler(config.runtime, self.policy, settings, context_tokens, self.run_dir)
+        self._refuse_other_base(request.base_fingerprint)
+        self.policy.fix_positions(request.context_tokens)
+        return open_local_sampler(config.runtime, self.policy, settings, request.context_tokens, self.run_dir)
+
+    def _refuse_other_base(self, trained: str) -> None:
+        """Raise PolicyMismatchError if the base model that is trained has other weights."""
+        own = self.policy.base_fingerprint
+        if own and trained and own != trained:
+            place = f"{self.config.model.name} on {socket.gethostname()}"
+            raise PolicyMismatchError(
+                f"the weights of {place} are not those being trained",
+                hint=OTHER_BASE,
+                evidence=(f"base model of the sampler: {own[:12]}", f"of the training: {trained[:12]}"),
+            )
 
     def _load(self, version: int) -> None:
         """Copy the trained weights into the policy, and delete their file."""

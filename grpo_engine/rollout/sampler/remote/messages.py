@@ -11,6 +11,8 @@ class SampleRequest(Record):
 
     version: int
     """Version of the policy to sample from."""
+    base_fingerprint: str
+    """Fingerprint of the base model that is trained; empty: unknown."""
     context_tokens: int
     """Maximum tokens of a prompt and its completion; the same in all requests of a run."""
     prompts: tuple[tuple[int, ...], ...]

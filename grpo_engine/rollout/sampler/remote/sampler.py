@@ -86,6 +86,7 @@ class RemoteSampler:
         for sampler, start, stop in self._parts(len(prompts_P)):
             request = SampleRequest(
                 version=self.version,
+                base_fingerprint=self.policy.base_fingerprint,
                 context_tokens=self.context_tokens,
                 prompts=tuple(prompt.token_ids for prompt in prompts_P[start:stop]),
                 group_size=group_size,

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from examples.tiny_model import make_model
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.errors import ConfigError, MachineError
 from grpo_engine.contract.sampling import (
@@ -149,6 +150,20 @@ def test_an_error_of_a_sampler_keeps_its_code(
     with pytest.raises(SamplerError, match="a sampler: ") as raised:
         list(loop.run(lambda: False))
     assert raised.value.code == "model_not_found"
+
+
+def test_a_sampler_with_another_base_model_is_refused(
+    make_config: MakeConfig, launched: Callable[..., Launched], tmp_path: Path
+) -> None:
+    config = make_config()
+    make_model(tmp_path / "other", hidden=64, layers=2, seed=4)
+    source = config.model.model_copy(update={"path": str(tmp_path / "other")})
+    samplers = launched(config.model_copy(update={"model": source}), 1)
+    loop = build_loop(cut(config, samplers=1), samplers.run_dir)
+    with pytest.raises(SamplerError, match=r"a sampler: the weights of qwen3 on \S+ are not those") as raised:
+        list(loop.run(lambda: False))
+    assert raised.value.code == "policy_mismatch"
+    assert "Give every host the same files" in raised.value.hint
 
 
 def test_samplers_that_are_lost_are_the_machine_s_fault(
