@@ -26,6 +26,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 class CatalogError(Exception):
     """The catalogue file or a name in it cannot be used."""
 
+    public = "the model catalogue cannot be read"
+    """Message for users of a job; the exception's own text has paths."""
+
 
 class _Place(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)

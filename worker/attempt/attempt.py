@@ -21,7 +21,7 @@ from service.jobs.store.claiming import ClaimedJob
 from service.jobs.store.machines import UNSAFE, Capabilities, of_this_machine, offered_to
 from service.jobs.store.transitions import lock_held
 from service.jobs.store.wakeups import Wakeups
-from service.platform.catalog import Catalog
+from service.platform.catalog import Catalog, CatalogError
 from service.platform.db import OUTAGES, Database, connect, reason_of
 from service.platform.storage import (
     ObjectMissing,
@@ -211,10 +211,11 @@ class Attempt:
             self.lease.wait(next(pauses))
 
     def transfer(self, action: Callable[[], T], *, is_patient: bool = False) -> T:
-        """Run a storage operation, retried a few times; `is_patient`: until the job or worker has to stop.
+        """Run an operation on the storage or the catalogue, retried a few times; `is_patient`: until the job
+        or worker has to stop.
 
-        Raises StorageError, or Refused if the storage is full. A missing object (ObjectMissing) and denied
-        access (StorageDenied) are not retried.
+        Raises StorageError or CatalogError, or Refused if the storage is full. A missing object
+        (ObjectMissing) and denied access (StorageDenied) are not retried.
         """
         for num_tries, pause in enumerate(_pauses(), 1):
             try:
@@ -228,8 +229,8 @@ class Attempt:
             except StorageFull as error:
                 logger.warning("storage full", error=str(error))
                 raise Refused("disk_full", "The artifact storage is full.", "Free space in it.") from error
-            except StorageError as error:
-                logger.warning("storage failed", error=str(error))
+            except (StorageError, CatalogError) as error:
+                logger.warning("transfer failed", error=str(error))
                 must_stop = self.lease.state is not JobState.RUNNING or self.worker.draining.is_set()
                 if num_tries >= STORAGE_TRIES and (must_stop or not is_patient):
                     raise

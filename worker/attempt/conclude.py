@@ -11,6 +11,7 @@ from grpo_engine.contract.events import Exported, Failed, Finished, Probed, Stop
 from grpo_engine.process.fault_points import fault_point
 from service.jobs.model.states import JobState
 from service.jobs.store import queue
+from service.platform.catalog import CatalogError
 from service.platform.db import OUTAGES
 from service.platform.errors import Unavailable
 from service.platform.storage import StorageDenied, StorageError
@@ -76,6 +77,8 @@ def conclude_error(attempt: Attempt, error: Exception, error_id: str) -> None:
             finish(attempt, JobState.FAILED, error.failure)
         case Unavailable():
             release(attempt, error.message, spend_failure=True)
+        case CatalogError():
+            release(attempt, f"{error.public.capitalize()}.", spend_failure=False, backoff=True)
         case StorageError():
             release_unstored(attempt, "The job's files were not fetched", error)
         case ClusterLost():

@@ -25,6 +25,7 @@ from service.jobs.results.provenance import facts_of
 from service.jobs.results.vllm_command import MERGED, holds_whole_model
 from service.jobs.store import queue
 from service.jobs.store.transitions import lock_held
+from service.platform.catalog import CatalogError
 from service.platform.ids import new_id
 from service.platform.storage import StorageError
 from service.platform.tables.core import Artifact, Checkpoint, File, Job
@@ -39,13 +40,13 @@ WEIGHTS = ("adapter", "model", "experiences")
 def publish_checkpoint(attempt: Attempt, event: CheckpointSaved) -> None:
     """Publish the engine's newest checkpoint, after earlier ones that could not be stored before.
 
-    If the storage fails again, the job's history says so and training continues.
+    If the storage or the catalogue fails again, the job's history says so and training continues.
     """
     attempt.unpublished.append(event)
     while attempt.unpublished:
         try:
             _publish(attempt, attempt.unpublished[0])
-        except StorageError as error:
+        except (StorageError, CatalogError) as error:
             message = f"The checkpoint of step {event.step} was not stored: {error.public}."
             attempt.warn(message, {"step": event.step})
             return
@@ -121,7 +122,7 @@ def publish_results(attempt: Attempt, event: Finished) -> None:
     job = attempt.job
     kind = _kind_of(attempt.files.verify(str(PurePosixPath(event.path).parent), job.id))
     prefix = f"jobs/{attempt.job.id}/results/{attempt.job.fence}"
-    texts = descriptions(attempt, attempt.job.id)
+    texts = attempt.transfer(lambda: descriptions(attempt, job.id), is_patient=True)
     weights = store_folder(attempt, event.path, f"{prefix}/adapter.tar.gz", texts, is_patient=True)
     rows = attempt.read(lambda s: metrics.metric_rows(s, attempt.job.tenant, attempt.job.id))
     attempt.files.write("metrics.csv", metrics.to_csv(rows))

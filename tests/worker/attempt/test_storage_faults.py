@@ -1,4 +1,4 @@
-"""Storage that is unavailable, damaged or full, and a full disk of the worker."""
+"""Storage that is unavailable, damaged or full, a full disk of the worker, and an unreadable catalogue."""
 
 import re
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from service.platform.tables.core import Artifact, Checkpoint, File
 from tests.support.servers import wait_until
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import insert_dataset, insert_job, read_job
-from tests.worker.outcomes import expected_weights, in_background, messages, weights
+from tests.worker.outcomes import expected_weights, in_background, messages, metric_steps, weights
 from worker.attempt.attempt import STORAGE_TRIES, Worker
 from worker.attempt.runner import run_job
 
@@ -32,10 +32,15 @@ def not_stored(step: int) -> str:
 
 
 @pytest.fixture
-def outage(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that prevents the storage of job objects until it is removed."""
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the worker's pauses."""
     monkeypatch.setattr("worker.attempt.attempt.FIRST_PAUSE_SECONDS", 0.001)
     monkeypatch.setattr("worker.attempt.attempt.LAST_PAUSE_SECONDS", 0.05)
+
+
+@pytest.fixture
+def outage(worker: Worker, impatience: None) -> Path:
+    """A file that prevents the storage of job objects until it is removed."""
     barrier = Path(worker.settings.storage_location.removeprefix("file://")) / "jobs"
     barrier.write_text("")
     return barrier
@@ -204,3 +209,31 @@ def test_the_engine_receives_the_job_s_creation_time(
     run_job(worker)
     assert read_job(database, job_id).state == "succeeded"
     assert seen == [1_700_000_000.5]
+
+
+def test_a_running_job_waits_for_a_catalogue_that_became_unreadable(
+    worker: Worker, database: Database, storage: Storage, submit: Submit, impatience: None
+) -> None:
+    job_id = submit({"*": {"step_seconds": 0.1}})
+    thread = in_background(worker)
+    wait_until(lambda: metric_steps(database, job_id), 120)
+    worker.catalog.file.write_text("{")
+    not_stored = "The checkpoint of step 10 was not stored: the model catalogue cannot be read."
+    wait_until(lambda: not_stored in messages(database, job_id, "warn"), 120)
+    worker.catalog.file.unlink()
+    thread.join()
+    job = read_job(database, job_id)
+    assert (job.state, job.attempt, job.failures) == ("succeeded", 1, 0)
+    assert weights(database, storage, job_id) == expected_weights()
+
+
+def test_an_unreadable_catalogue_is_no_failure_of_a_claimed_job(
+    worker: Worker, database: Database, submit: Submit
+) -> None:
+    job_id = submit()
+    worker.catalog.file.write_text("{")
+    assert run_job(worker) is True
+    job = read_job(database, job_id)
+    assert (job.state, job.attempt, job.failures) == ("queued", 1, 0)
+    assert messages(database, job_id)[-1] == "The model catalogue cannot be read."
+    assert run_job(worker) is False, "it waits before the next attempt"
