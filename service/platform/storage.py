@@ -57,6 +57,8 @@ class StorageError(Exception):
 class ObjectMissing(StorageError):
     """Nothing is stored under this key."""
 
+    public = "an object is missing in the storage"
+
 
 class StorageFull(StorageError):
     """No space is left."""

@@ -14,7 +14,7 @@ from service.jobs.store import queue
 from service.platform.catalog import CatalogError
 from service.platform.db import OUTAGES
 from service.platform.errors import Unavailable
-from service.platform.storage import StorageDenied, StorageError
+from service.platform.storage import ObjectMissing, StorageDenied, StorageError
 from worker.attempt.attempt import Attempt, Refused
 from worker.attempt.follow import Ending
 from worker.attempt.publish import publish_export, publish_results
@@ -119,8 +119,10 @@ def finish(attempt: Attempt, state: JobState, failure: dict[str, Any] | None = N
 
 
 def release_unstored(attempt: Attempt, what: str, error: StorageError) -> None:
-    """Requeue the job. Denied access counts as a failure, so that retries end; an outage does not."""
-    release(attempt, f"{what}: {error.public}.", spend_failure=isinstance(error, StorageDenied))
+    """Requeue the job. Denied access and a missing object count as a failure, so that retries end; an outage
+    does not."""
+    is_failure = isinstance(error, StorageDenied | ObjectMissing)
+    release(attempt, f"{what}: {error.public}.", spend_failure=is_failure)
 
 
 def release(

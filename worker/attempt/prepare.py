@@ -21,7 +21,6 @@ from service.jobs.progress import publishing
 from service.jobs.results.weights import WeightsMissing, missing, model_parts
 from service.jobs.store.lineage import lineage_of
 from service.jobs.store.machines import PYTHON_GRADERS, SANDBOX, UNSAFE, record_unsafe_run
-from service.platform.storage import ObjectMissing
 from service.platform.tables.core import Checkpoint, File, Job, Metric, Rollout
 from service.settings import Settings
 from worker.attempt.attempt import Attempt, Refused
@@ -63,11 +62,13 @@ def _training(attempt: Attempt) -> dict[str, Any]:
     job = attempt.job
     _note_unsafe(attempt)
     _note_fewer_gpus(attempt)
+    # first: a folder that is not mounted has no dataset either, and no checkpoint may be withdrawn for it
+    training_file = _fetch_dataset(attempt, job.training_file, "train.jsonl")
     _fetch_checkpoint(attempt)
     validation_file = job.validation_file and _fetch_dataset(attempt, job.validation_file, "validation.jsonl")
     return {
         "seed": job.seed,
-        "training_file": _fetch_dataset(attempt, job.training_file, "train.jsonl"),
+        "training_file": training_file,
         "validation_file": validation_file,
         "validation_split": job.validation_split,
         "retention_files": _fetch_retention(attempt),
@@ -132,13 +133,10 @@ def _fetch_dataset(attempt: Attempt, file_id: str, name: str) -> str:
     """Download a dataset to `name` in the run directory. Returns its path. Raises Refused, StorageError."""
     file = attempt.read(lambda session: session.get(File, file_id))
     hint = "Upload the file again and submit a new job."
+    if file is None or file.deleted_at is not None:
+        raise Refused("dataset_invalid", f"{file_id} was deleted before the job could run", hint)
     try:
-        if file is None:
-            raise ObjectMissing(file_id)
         _fetch(attempt, attempt.files.download, file.storage_key, file.sha256, name)
-    except ObjectMissing:
-        reason = f"{file_id} was deleted before the job could run"
-        raise Refused("dataset_invalid", reason, hint) from None
     except DamagedObject as damage:
         raise Refused("dataset_invalid", f"{file_id} is damaged: {damage}", hint) from damage
     return f"./{name}"

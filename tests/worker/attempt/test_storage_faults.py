@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from grpo_engine.config.job import RunConfig
 from service.platform.db import Database
 from service.platform.storage import Storage
-from service.platform.tables.core import Artifact, Checkpoint, File
+from service.platform.tables.core import Artifact, Checkpoint, File, Job
 from tests.support.servers import wait_until
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import insert_dataset, insert_job, read_job
@@ -177,6 +177,35 @@ def test_a_damaged_download_is_repeated(
     run_job(worker)
     assert read_job(database, job_id).state == "succeeded"
     assert len(fetched) == 2
+
+
+def make_due(database: Database) -> None:
+    """End the pause before the job's next attempt."""
+    with database.transaction() as session:
+        session.execute(update(Job).values(not_before=0))
+
+
+def test_a_storage_folder_that_is_not_mounted_costs_an_attempt_and_no_checkpoint(
+    worker: Worker, database: Database, submit: Submit, storage: Storage
+) -> None:
+    job_id = submit({"1": {"die_at": 7}})
+    run_job(worker)
+    folder = Path(worker.settings.storage_location.removeprefix("file://"))
+    folder.rename(folder.with_name("unmounted"))
+    folder.mkdir()
+    make_due(database)
+    run_job(worker)
+    job = read_job(database, job_id)
+    assert (job.state, job.attempt, job.failures) == ("queued", 2, 2)
+    reason = "The job's files were not fetched: an object is missing in the storage."
+    assert messages(database, job_id)[-1] == reason
+    folder.rmdir()
+    folder.with_name("unmounted").rename(folder)
+    make_due(database)
+    run_job(worker)
+    assert read_job(database, job_id).state == "succeeded"
+    assert "Training resumed from step 5 on cpu (float32, sampler fake)." in messages(database, job_id)
+    assert weights(database, storage, job_id) == expected_weights()
 
 
 def test_damaged_weights_of_a_parent_fail_the_job_for_good(
