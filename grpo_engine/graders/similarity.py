@@ -4,7 +4,7 @@ Equal texts give 1, except for METEOR, whose penalty leaves 1 - 0.5 / (number of
 word, or with fewer than N words for ROUGE-N, give 0.
 
 Words of bleu, gleu and meteor are those of mteval-v13a, sacrebleu's default. Words of ROUGE are runs of
-letters and digits in lower case, as in rouge-score, which knows only a-z; in Chinese and Japanese, which have
+letters and digits in lower case, as in rouge-score, which has only a-z; in Chinese and Japanese, which have
 no spaces, each character is a word. The libraries are imported when they are used.
 """
 
