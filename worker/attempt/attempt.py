@@ -90,12 +90,12 @@ class Worker:
         self.database.engine.dispose()
 
     def may_claim(self) -> bool:
-        """Whether the storage allows access and, on a cluster, the cluster's state is known."""
+        """Whether storage, model catalogue and, on a cluster, the cluster's state can be used."""
         if self.settings.launcher == "ray" and read_capacity(self.settings) is None:
             return False
         if self.denied.is_set() and is_usable(self.storage):
             self.denied.clear()
-        return not self.denied.is_set()
+        return not self.denied.is_set() and self.catalog.is_readable()
 
     def offered(self) -> Capabilities:
         """Capabilities that jobs may use now. Raises SQLAlchemyError."""

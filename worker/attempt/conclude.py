@@ -34,7 +34,7 @@ def conclude(attempt: Attempt, ending: Ending) -> None:
     pause; any other end is retried. Raises Lost."""
     try:
         _conclude(attempt, ending)
-    except StorageError as error:
+    except (StorageError, CatalogError) as error:
         release_unstored(attempt, "The results were not stored", error)
 
 
@@ -77,9 +77,7 @@ def conclude_error(attempt: Attempt, error: Exception, error_id: str) -> None:
             finish(attempt, JobState.FAILED, error.failure)
         case Unavailable():
             release(attempt, error.message, spend_failure=True)
-        case CatalogError():
-            release(attempt, f"{error.public.capitalize()}.", spend_failure=False, backoff=True)
-        case StorageError():
+        case StorageError() | CatalogError():
             release_unstored(attempt, "The job's files were not fetched", error)
         case ClusterLost():
             # a private cluster is part of this machine, so if it never starts, the job must end
@@ -118,7 +116,7 @@ def finish(attempt: Attempt, state: JobState, failure: dict[str, Any] | None = N
     logger.info("job ended", state=state.value, **about)
 
 
-def release_unstored(attempt: Attempt, what: str, error: StorageError) -> None:
+def release_unstored(attempt: Attempt, what: str, error: StorageError | CatalogError) -> None:
     """Requeue the job. Denied access and a missing object count as a failure, so that retries end; an outage
     does not."""
     is_failure = isinstance(error, StorageDenied | ObjectMissing)

@@ -15,7 +15,7 @@ from tests.support.servers import wait_until
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import insert_dataset, insert_job, read_job
 from tests.worker.outcomes import expected_weights, in_background, messages, metric_steps, weights
-from worker.attempt.attempt import STORAGE_TRIES, Worker
+from worker.attempt.attempt import STORAGE_TRIES, Attempt, Worker
 from worker.attempt.runner import run_job
 
 Submit = Callable[..., str]
@@ -256,13 +256,22 @@ def test_a_running_job_waits_for_a_catalogue_that_became_unreadable(
     assert weights(database, storage, job_id) == expected_weights()
 
 
-def test_an_unreadable_catalogue_is_no_failure_of_a_claimed_job(
-    worker: Worker, database: Database, submit: Submit
+def test_a_worker_with_an_unreadable_catalogue_requeues_its_job_and_claims_none_until_it_can_be_read(
+    worker: Worker, database: Database, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = submit()
-    worker.catalog.file.write_text("{")
-    assert run_job(worker) is True
+
+    def break_catalogue(attempt: Attempt) -> None:
+        worker.catalog.file.write_text("{")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("worker.attempt.runner.await_model", break_catalogue)
+        assert run_job(worker) is True
     job = read_job(database, job_id)
     assert (job.state, job.attempt, job.failures) == ("queued", 1, 0)
-    assert messages(database, job_id)[-1] == "The model catalogue cannot be read."
-    assert run_job(worker) is False, "it waits before the next attempt"
+    reason = "The job's files were not fetched: the model catalogue cannot be read."
+    assert messages(database, job_id)[-1] == reason
+    assert run_job(worker) is False
+    worker.catalog.file.unlink()
+    run_job(worker)
+    assert read_job(database, job_id).state == "succeeded"
