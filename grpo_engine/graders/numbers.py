@@ -42,7 +42,7 @@ _FRACTIONS = str.maketrans(
 )
 """`½` → `\\frac{1}{2}`."""
 _DIGIT = re.compile(f"[0-9{_ONE_CHARACTER}]")
-_AFTER_COMMA = re.compile("[0-9],$")
+_SEPARATED = re.compile("[0-9][,.]$")
 
 
 class Number(NamedTuple):
@@ -51,8 +51,8 @@ class Number(NamedTuple):
     value: Fraction
     """The number as it is written: `50%` is 50."""
     percent: bool
-    follows_comma: bool
-    """Whether a digit and a comma are directly before it: `3,5` is 3.5 in many countries, or two numbers."""
+    is_part: bool
+    """Whether digits and a separator precede it directly: of `3,5` and `1.234.567` only the end is read."""
 
     def __str__(self) -> str:
         """`7`, `5/2`, `50%`."""
@@ -138,8 +138,8 @@ def _read(found: re.Match[str]) -> Number | None:
     if value is None:
         return None
     negative = (found["sign"] or found["late_sign"]) in ("-", "−")
-    follows_comma = _AFTER_COMMA.search(found.string, 0, found.start()) is not None
-    return Number(-value if negative else value, found["percent"] is not None, follows_comma)
+    is_part = _SEPARATED.search(found.string, 0, found.start()) is not None
+    return Number(-value if negative else value, found["percent"] is not None, is_part)
 
 
 def _fraction(over: str, under: str) -> Fraction | None:

@@ -29,7 +29,7 @@ class Numeric(RewardGrader):
 
     The number is the last one of the input: inside its last `<tag>…</tag>` if a tag is given, and inside the
     last `\\boxed{…}` if there is one. A completion without a number is wrong (0.0); a reference without a
-    number, or with a decimal comma (`3,5`), makes the row unscorable.
+    number, or with unusual separators (`3,5`), makes the row unscorable.
     """
 
     template_fields = ("input", "reference")
@@ -71,8 +71,8 @@ def _reference_number(text: str) -> Number:
     number = last_number(text)
     if number is None:
         raise UnscorableError("invalid_variable_error", "reference has no number")
-    if number.follows_comma:
-        reason = "reference has a comma that separates no thousands; a decimal needs a point"
+    if number.is_part:
+        reason = "reference has unusual separators in its number; write it like 1,234.5"
         raise UnscorableError("invalid_variable_error", reason)
     return number
 
