@@ -20,7 +20,7 @@ from service.cli.commands.jobs import DATASETS, read_job, with_uploads
 from service.cli.http.client import JOBS, Client
 from service.cli.options import JobFile, client_of
 from service.cli.terminal.errors import CommandError, explained
-from service.cli.terminal.output import JsonFlag, print_json, say
+from service.cli.terminal.output import JsonFlag, counted, print_json, say
 from service.cli.terminal.progress import waiting
 
 MANY = 64
@@ -56,6 +56,7 @@ def sweep(
     client = client_of(context)
     with explained(lambda: INTERRUPTED):
         submission = _Submission(client, job_file.parent, group, as_json=as_json)
+        submission.check(bodies)
         made = [submission.job_of(each) for each in bodies]
     if as_json:
         print_json({"object": "sweep", "name": group, "jobs": made})
@@ -122,6 +123,17 @@ class _Submission:
         listed = client.pages(JOBS, ALL, **{"metadata[sweep]": group})
         self._known = {job["metadata"].get(RUN_LABEL): job for job in listed}
         self._uploads: dict[str, dict[str, str]] = {}
+
+    def check(self, bodies: Sequence[dict[str, Any]]) -> None:
+        """Raises CommandError if the service would refuse one of the missing jobs."""
+        missing = [body for body in bodies if body["metadata"][RUN_LABEL] not in self._known]
+        with waiting(f"Checking {counted(len(missing), 'job')}…"):
+            for body in missing:
+                # like a create, it may be repeated
+                found = self._client.create(f"{JOBS}/validate", {**body, **self._uploaded(body)})
+                if found["problems"]:
+                    first = found["problems"][0]
+                    raise CommandError(f"{body['name']}: {first['message']}", param=first["param"])
 
     def job_of(self, body: dict[str, Any]) -> dict[str, Any]:
         """The run's job, which is created if it is missing."""

@@ -54,6 +54,8 @@ def test_a_sweep_creates_each_combination_once(up: Up, job_file: Path) -> None:
         (("foo=1,2",), "Hint: docs/reference/hyperparameters.md lists the hyperparameters"),
         (("learning_rate",), "write FIELD=A,B"),
         (("seed=1", "seed=2"), "given twice"),
+        (("lora.rank=4,x",), "lora.rank: Input should be a valid integer, got 'x'"),
+        (("model=tiny,absent",), "wrong: model=absent: "),
         ((f"seed={','.join(map(str, range(65)))}",), "65 jobs, more than 64"),
     ],
 )
