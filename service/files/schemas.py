@@ -133,7 +133,7 @@ def parse_form(form: FormData) -> tuple[UploadFile, str, UploadFields]:
     try:
         fields = UploadFields.model_validate(given)
     except ValidationError as error:
-        raise invalid_request(error.errors(), given) from error
+        raise invalid_request(error.errors(), given, UploadFields) from error
     return upload, _checked_name((upload.filename or "upload").replace(_QUOTE, '"')), fields
 
 

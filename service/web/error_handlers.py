@@ -74,7 +74,8 @@ def _invalid(request: Request, error: RequestValidationError) -> ServiceError:
         return compressed
     if isinstance(error.body, bytes) and not is_json(request):
         return InvalidRequest("Send the body as application/json.", code="invalid_json")
-    return invalid_request(error.errors(), error.body)
+    expected = getattr(request.scope["route"], "body_field", None)
+    return invalid_request(error.errors(), error.body, expected and expected.field_info.annotation)
 
 
 def _http_error(request: Request, error: HTTPException) -> ServiceError:

@@ -5,10 +5,11 @@ Pydantic's locations also contain the tag or branch of a union (`method.reinforc
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Annotated, Any, get_args
 
-from pydantic import BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from grpo_engine.contract.described import Described
 from service.platform.errors import InvalidRequest
@@ -29,6 +30,8 @@ _CODES = {
 }
 _JUDGED = {"value_error", "field_problem"}
 MAX_OTHERS = 10
+MAX_SIMILAR = 2
+"""Fields that are suggested for an unknown one."""
 MAX_ERRORS = 500
 """Validation errors that are read. They are compared in pairs, and a body of 1 MiB can have 100,000."""
 MAX_PATH_LENGTH = 300
@@ -40,8 +43,11 @@ class RequestBody(Described):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-def invalid_request(errors: Sequence[Mapping[str, Any]], body: Any) -> InvalidRequest:
-    """The first problem (the deepest of a union's branches) with its field; the others by name."""
+def invalid_request(errors: Sequence[Mapping[str, Any]], body: Any, expected: Any = None) -> InvalidRequest:
+    """All problems with their fields, in each place the deepest of a union's branches.
+
+    expected: the body's annotation, for suggestions for unknown fields.
+    """
     if errors[0]["type"] == "json_invalid":
         return invalid_json(syntax_reason(errors[0]["ctx"]["error"], errors[0]["loc"][-1]))
     problems: dict[str, list[Mapping[str, Any]]] = {}
@@ -49,15 +55,14 @@ def invalid_request(errors: Sequence[Mapping[str, Any]], body: Any) -> InvalidRe
         location = (*error["loc"], *error.get("ctx", {}).get("place", ()))
         problems.setdefault(field_path(location, body, error["type"]), []).append(error)
     named = [path for path in problems if not _has_deeper(path, problems)]
-    first = named[0]
-    message = _sentence(first, problems[first])
-    if others := named[1 : MAX_OTHERS + 1]:
-        message += f" Also wrong: {', '.join(others)}."
+    sentences = {path: _sentence(path, problems[path], expected) for path in named[: MAX_OTHERS + 1]}
+    (first, message), *others = sentences.items()
+    if others:
+        message += f" Also wrong: {'; '.join(other.removesuffix('.') for _, other in others)}."
     code = _CODES.get(problems[first][0]["type"], "invalid_value")
     refused = InvalidRequest(message, param=first or None, code=code)
-    if len(named) > 1:
-        shown = named[: MAX_OTHERS + 1]
-        refused.problems = [{"param": path, "message": _sentence(path, problems[path])} for path in shown]
+    if others:
+        refused.problems = [{"param": path, "message": each} for path, each in sentences.items()]
     return refused
 
 
@@ -112,26 +117,26 @@ def _has_deeper(path: str, paths: Mapping[str, Any]) -> bool:
     return any(other != path and other.startswith(prefixes) for other in paths)
 
 
-def _sentence(path: str, errors: Sequence[Mapping[str, Any]]) -> str:
+def _sentence(path: str, errors: Sequence[Mapping[str, Any]], expected: Any) -> str:
     # a branch that refused the value is more specific than branches that expected another type
     errors = [error for error in errors if error["type"] in _JUDGED] or errors
-    parts = list(dict.fromkeys(_message(error) for error in errors))
+    parts = list(dict.fromkeys(_message(error, expected) for error in errors))
     alternatives = [parts[0], *(part.removeprefix("Input should be ") for part in parts[1:])]
     text = f"{path or 'The body'}: {' or '.join(alternatives)}"
     given = errors[0].get("input")
     if errors[0]["type"] not in _CODES and isinstance(given, str | int | float | bool):
-        text += f", got {_shortened(given)}"
+        text += f", got {shortened(given)}"
     return text + "."
 
 
-def _message(error: Mapping[str, Any]) -> str:
+def _message(error: Mapping[str, Any], expected: Any) -> str:
     match error["type"]:
         case "missing" | "union_tag_not_found":
             return "Field required"
         case "extra_forbidden":
-            return "Unknown field"
+            return f"Unknown field{_suggestion(error['loc'], expected)}"
         case "union_tag_invalid":
-            expected, given = error["ctx"]["expected_tags"], _shortened(error["ctx"]["tag"])
+            expected, given = error["ctx"]["expected_tags"], shortened(error["ctx"]["tag"])
             return f"Input should be one of {expected}, got {given}"
         case "model_attributes_type" | "model_type" | "dict_type":
             return "Input should be a JSON object"
@@ -143,6 +148,34 @@ def _message(error: Mapping[str, Any]) -> str:
             return str(error["msg"]).removeprefix("Value error, ").rstrip(".")
 
 
+def _suggestion(location: Location, expected: Any) -> str:
+    """Similar fields of the object that has the unknown field."""
+    *place, name = location[1:] if location[0] in _SOURCES else location
+    models = list(_models(expected))
+    for part in place:
+        inside = [model.model_fields[part].annotation for model in models if part in model.model_fields]
+        if inside:
+            models = [model for annotation in inside for model in _models(annotation)]
+        else:  # a union's tag, a position in a list or a key of an object
+            models = [model for model in models if _has_tag(model, part)] or models
+    known = sorted({field for model in models for field in model.model_fields})
+    alike = get_close_matches(str(name), known, MAX_SIMILAR, 0.7)
+    return f" (did you mean {' or '.join(alike)}?)" if alike else ""
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    else:
+        for each in get_args(annotation):
+            yield from _models(each)
+
+
+def _has_tag(model: type[BaseModel], tag: str | int) -> bool:
+    field = model.model_fields.get("type")
+    return field is not None and tag in get_args(field.annotation)
+
+
 def _counted(context: Mapping[str, Any]) -> str:
     bound = "min_length" if "min_length" in context else "max_length"
     word = "at least" if bound == "min_length" else "at most"
@@ -150,7 +183,8 @@ def _counted(context: Mapping[str, Any]) -> str:
     return f"Input should have {word} {context[bound]} items{'' if found is None else f', not {found}'}"
 
 
-def _shortened(value: object) -> str:
+def shortened(value: object) -> str:
+    """The value for an error, without the credentials of a URL."""
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     text = _CREDENTIALS.sub("//…@", text)
     return text if len(text) <= 80 else text[:77] + "…"

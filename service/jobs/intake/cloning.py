@@ -74,7 +74,7 @@ def patched(requested: Mapping[str, Any], patch: Mapping[str, Any]) -> JobCreate
     try:
         return JobCreate.model_validate(body)
     except ValidationError as error:
-        raise invalid_request(error.errors(), body) from error
+        raise invalid_request(error.errors(), body, JobCreate) from error
 
 
 def merged(target: Any, patch: Mapping[str, Any]) -> dict[str, Any]:

@@ -100,12 +100,34 @@ def test_the_credentials_of_a_refused_url_are_not_repeated(client: TestClient) -
 @on_sqlite
 def test_several_bad_fields_are_all_named(client: TestClient) -> None:
     error = error_of(client.post(JOBS, json=job({"group_size": 1, "beta": -1})))
-    assert error["message"].endswith(f"Also wrong: {AT}.hyperparameters.beta.")
+    second = f"{AT}.hyperparameters.beta: Input should be greater than or equal to 0, got -1"
+    assert error["message"].endswith(f". Also wrong: {second}.")
     assert [problem["param"] for problem in error["problems"]] == [
         f"{AT}.hyperparameters.group_size",
         f"{AT}.hyperparameters.beta",
     ]
     assert "greater than or equal to 0" in error["problems"][1]["message"]
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("body", "suggestion"),
+    [
+        (job({"n_step": 3}), "n_steps"),
+        (job({"lora": {"rnk": 3}}), "rank"),
+        (job({"bogus": 3}), None),
+        (job(sead=1), "seed"),
+        (with_grader(opration="eq"), "operation"),
+        (with_grader(tolerance=1), None),
+    ],
+    ids=lambda value: str(value)[-40:],
+)
+def test_an_unknown_field_suggests_a_similar_one_of_its_object(
+    client: TestClient, body: Any, suggestion: str | None
+) -> None:
+    message = error_of(client.post(JOBS, json=body))["message"]
+    hint = f" (did you mean {suggestion}?)" if suggestion else ""
+    assert message.endswith(f": Unknown field{hint}.")
 
 
 @on_sqlite
