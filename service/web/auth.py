@@ -84,7 +84,8 @@ def create_key(
     """
     if not TENANT_PATTERN.fullmatch(tenant):
         raise ValueError(
-            "a tenant name is 1 to 64 letters, digits, '.', '_' or '-', and starts with a letter or digit"
+            "a tenant name is 1 to 64 letters, digits, '.', '_' or '-', and starts with a letter or digit, "
+            f"not {tenant!r}"
         )
     checked_name(name)
     if unknown := set(scopes) - SCOPES:

@@ -23,6 +23,7 @@ from service.platform.principal import Principal
 from service.platform.tables.webhooks import WebhookDelivery, WebhookEndpoint
 from service.web.dependencies import DatabaseDep, SettingsDep
 from service.web.limits import ConcurrencyLimit
+from service.web.validation import shortened
 from service.webhooks import outbox, repository, sending
 from service.webhooks.schemas import (
     DeliveryRead,
@@ -190,7 +191,8 @@ class Webhooks:
             with _receiver_limit.slot(tenant):
                 check_destination(url, self._allowed_hosts)
         except RefusedUrl as error:
-            raise InvalidRequest(f"url: {error}.", param="url", code="url_refused") from None
+            message = f"url: {error}, got {shortened(url)}."
+            raise InvalidRequest(message, param="url", code="url_refused") from None
 
 
 def _require(session: Session, tenant: str, endpoint_id: str, *, lock: bool = False) -> WebhookEndpoint:
