@@ -41,7 +41,7 @@ def verdict_on(before: Mapping[str, float], after: Mapping[str, float]) -> Verdi
     rows = sorted(before.keys() & after.keys())
     if len(rows) < 2:
         count = "no row was" if not rows else "only 1 row was"
-        return Verdict(text=f"unknown: {count} scored both before and after training", rows=len(rows))
+        return Verdict(text=f"unknown, because {count} scored both before and after training", rows=len(rows))
     first = np.array([before[row] for row in rows], dtype=np.float64)
     last = np.array([after[row] for row in rows], dtype=np.float64)
     difference = float((last - first).mean())

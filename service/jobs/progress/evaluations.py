@@ -91,10 +91,10 @@ def conclusion(event: Evaluated) -> tuple[str, dict[str, Any], str] | None:
     verdict = event.verdict
     data = {"step": event.step, "set": event.name, "verdict": verdict.model_dump(mode="json")}
     is_loss = verdict.high is not None and verdict.high < 0
-    rows = f"{verdict.rows} {'row' if verdict.rows == 1 else 'rows'} compared"
+    compared = "" if verdict.difference is None else f" ({verdict.rows} rows compared)"
     steps = f"{event.step} {'step' if event.step == 1 else 'steps'}"
     subject = "held-out reward" if event.name == VALIDATION else f"reward of retention set {event.name}"
-    message = f"Change of the {subject} after {steps}: {verdict.text} ({rows})."
+    message = f"Change of the {subject} after {steps}: {verdict.text}{compared}."
     return message, data, "warn" if is_loss else "info"
 
 

@@ -58,7 +58,8 @@ None: the job had no held-out rows, or this is one of its checkpoints.
 {% set verdict = evaluation.verdict %}
 {% if verdict %}
 
-Change over the job: {{ verdict.text }} ({{ verdict.rows }} rows compared, paired bootstrap over the rows).
+{% set compared = " (" ~ verdict.rows ~ " rows compared, paired bootstrap over the rows)" %}
+Change over the job: {{ verdict.text }}{{ "" if verdict.difference is none else compared }}.
 {% endif %}
 {% for name, kept in (evaluation.retention or {}).items() %}
 {% set result = "change " + kept.verdict.text if kept.verdict else "mean reward " + number(kept.last) %}

@@ -63,9 +63,9 @@ def test_a_row_that_was_not_scored_both_times_is_in_neither_side() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "text"),
     [
-        ({}, {}, "unknown: no row was scored both before and after training"),
-        ({"1": 0.0}, {"2": 1.0}, "unknown: no row was scored both before and after training"),
-        ({"1": 0.0}, {"1": 1.0}, "unknown: only 1 row was scored both before and after training"),
+        ({}, {}, "unknown, because no row was scored both before and after training"),
+        ({"1": 0.0}, {"2": 1.0}, "unknown, because no row was scored both before and after training"),
+        ({"1": 0.0}, {"1": 1.0}, "unknown, because only 1 row was scored both before and after training"),
     ],
 )
 def test_too_few_rows_show_nothing(before: dict[str, float], after: dict[str, float], text: str) -> None:

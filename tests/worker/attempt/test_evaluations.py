@@ -96,11 +96,11 @@ def test_final_verdicts_are_stated_in_events(database: Database, job_id: str) ->
     ]
 
 
-def test_one_step_and_one_row_are_singular(database: Database, job_id: str) -> None:
-    verdict = Verdict(text="a verdict", difference=-0.4, low=-0.4, high=-0.4, rows=1)
+def test_a_change_that_is_unknown_counts_no_rows(database: Database, job_id: str) -> None:
+    verdict = Verdict(text="unknown, because only 1 row was scored", rows=1)
     record(database, job_id, [evaluated(1, 1, 0.4, verdict=verdict, is_final=True)])
-    assert messages(database, job_id, "warn") == [
-        "Change of the held-out reward after 1 step: a verdict (1 row compared)."
+    assert messages(database, job_id, "info")[-1:] == [
+        "Change of the held-out reward after 1 step: unknown, because only 1 row was scored."
     ]
 
 
