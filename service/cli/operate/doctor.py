@@ -45,7 +45,7 @@ def _findings(model: str | None) -> Iterable[Finding]:
 
 def _show(finding: Finding) -> None:
     line = literal(f"{finding.level:<8} ", STYLES[finding.level])
-    line.append_text(literal(f"{finding.check:<12} ", "bold"))
+    line.append_text(literal(f"{finding.check:<13} ", "bold"))
     line.append_text(literal(finding.found))
     console.print(line, soft_wrap=True)
     if finding.advice:

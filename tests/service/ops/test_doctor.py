@@ -10,8 +10,9 @@ import pytest
 from grpo_engine.config.runtime import Runtime
 from grpo_engine.models.fast.operations import compiled_version
 from grpo_engine.sandbox import Capability
+from service.cli.operate import doctor
 from service.ops.doctor import machine, software, stores
-from service.ops.doctor.examination import examine
+from service.ops.doctor.examination import SERVERS, examine
 from service.ops.doctor.findings import Finding, Level, ok
 from service.ops.doctor.model import model as model_check
 from service.platform.db import Database
@@ -82,6 +83,12 @@ def test_one_failure_is_a_line_with_its_advice_and_exit_code_1(
     assert lines[place].split()[1:3] == ["engine", "/nowhere/python"]
     assert "GRPO_ENGINE_PYTHON" in lines[place + 1]
     assert [line.split()[1] for line in lines if line.startswith("warning")] == ["pool", "models"]
+
+
+def test_findings_begin_in_one_column(capsys: pytest.CaptureFixture[str]) -> None:
+    for check in SERVERS:
+        doctor._show(ok(check, "reached"))
+    assert len({line.index("reached") for line in capsys.readouterr().out.splitlines()}) == 1
 
 
 def test_invalid_settings_are_the_only_failure(tmp_path: Path) -> None:
