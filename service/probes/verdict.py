@@ -78,7 +78,8 @@ def _judge(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict:
     """The first condition that holds decides."""
     by_grader = facts.grader_errors - facts.failed_sessions
     if facts.mean_reward is None or by_grader > settings.max_grader_error_rate * facts.completions:
-        return _unscored("no", facts)  # a job would end with `grader_contract` or `environment_unreachable`
+        # a job would end with `grader_contract` or `environment_unreachable`
+        return _unscored("no", facts, settings)
     if not facts.groups_with_signal:
         return _no_signal(facts, settings)
     if _is_noise(facts):
@@ -91,7 +92,7 @@ def _judge(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict:
     if facts.groups_with_signal < FEW_SIGNAL_SHARE * facts.prompts:
         return _little_signal(facts, settings)
     if facts.grader_errors and facts.grader_errors >= MANY_ERRORS_SHARE * facts.completions:
-        return _unscored("maybe", facts)
+        return _unscored("maybe", facts, settings)
     how = f"with {facts.mean_reward:.2f} on average"
     if facts.passed:
         how = f"and {facts.passed} of {facts.completions} completions are right"
@@ -181,13 +182,16 @@ def _little_signal(facts: Probed, settings: ReinforcementHyperparameters) -> Ver
     return Verdict("maybe", sentence, (HARDER if too_easy else EASIER, _larger_group(settings), REPLACE))
 
 
-def _unscored(can_learn: CanLearn, facts: Probed) -> Verdict:
+def _unscored(can_learn: CanLearn, facts: Probed, settings: ReinforcementHyperparameters) -> Verdict:
     """The verdict on completions without a reward, whose sessions or grader failed."""
     by_grader = facts.grader_errors - facts.failed_sessions
     if facts.failed_sessions > by_grader:
         failed = f"{facts.failed_sessions} of {facts.completions} sessions failed"
         return Verdict(can_learn, f"{failed}: {facts.session_failure}", (SERVER,))
     sentence = f"The grader failed on {by_grader} of {facts.completions} completions: {facts.grader_error}"
+    if facts.truncated >= facts.completions / 2:  # no answer, or no episode's end, that could be scored
+        sentence += f"; {_share_cut(facts, settings)}: raise {_limits(facts)}."
+        return Verdict(can_learn, sentence, (_longer(settings), *(() if facts.turns else (GRADER,))))
     return Verdict(can_learn, sentence, (GRADER,))
 
 
