@@ -59,6 +59,7 @@ def withdraw_checkpoint(session: Session, job_id: str, fence: int, step: int, re
 def retire_checkpoints(session: Session, job_id: str, fence: int, keep: int) -> list[str] | None:
     """Delete all but the newest `keep`, the best evaluated one and those that other jobs started from.
 
+    Withdrawn checkpoints count as the oldest: a run that restarts without them publishes smaller steps.
     Returns the storage keys to delete. None: the fence is stale.
     """
     job = session.get(Job, job_id)
@@ -69,9 +70,9 @@ def retire_checkpoints(session: Session, job_id: str, fence: int, keep: int) -> 
     evaluation = session.execute(held).scalar_one_or_none()
     if evaluation is None:
         return None
-    rows = session.scalars(
-        select(Checkpoint).where(Checkpoint.job_id == job_id).order_by(Checkpoint.step.desc())
-    ).all()
+    usable_first = Checkpoint.state_key.is_(None), Checkpoint.step.desc()
+    query = select(Checkpoint).where(Checkpoint.job_id == job_id).order_by(*usable_first)
+    rows = session.scalars(query).all()
     best = evaluation.get("best", {}).get("step")
     started_from = _steps_started_from(session, job, [row.step for row in rows[keep:]])
     retired = [row for row in rows[keep:] if row.step != best and row.step not in started_from]

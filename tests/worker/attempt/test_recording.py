@@ -231,6 +231,18 @@ def test_a_withdrawn_checkpoint_can_be_published_again(database: Database, job_i
         assert [row.step for row in publishing.usable_checkpoints(session, job_id)] == [10, 5]
 
 
+def test_a_withdrawn_checkpoint_is_retired_before_an_older_step(database: Database, job_id: str) -> None:
+    """After a restart, the run's new checkpoints have smaller steps than the damaged ones."""
+    publish(database, job_id, 10)
+    with database.transaction() as session:
+        publishing.withdraw_checkpoint(session, job_id, 1, 10, "torn")
+    publish(database, job_id, 5)
+    with database.transaction() as session:
+        assert publishing.retire_checkpoints(session, job_id, 1, keep=1) == ["a-10"]
+    with database.reading() as session:
+        assert [row.step for row in publishing.usable_checkpoints(session, job_id)] == [5]
+
+
 def test_concurrent_writers_leave_no_gaps_in_the_history(database: Database) -> None:
     job_id = insert_job(database)
 

@@ -154,7 +154,9 @@ class ModelJob:
         self.recorded.append(("message", fence))
 
     def _retire(self, _fence: int, _step: int) -> None:
-        for step in sorted(self.checkpoints, reverse=True)[KEPT_CHECKPOINTS:]:
+        newest_first = sorted(self.checkpoints, reverse=True)
+        usable_first = sorted(newest_first, key=lambda step: not self.checkpoints[step][1])
+        for step in usable_first[KEPT_CHECKPOINTS:]:
             del self.checkpoints[step]
 
     def record(self, fence: int, steps: list[tuple[int, int, float]], phase: str | None) -> int | None:
