@@ -39,9 +39,10 @@ class LoopState:
 def config_digest(config: RunConfig) -> str:
     """SHA-256 of the settings that a checkpoint depends on; a checkpoint of another job never loads.
 
-    Paths are left out: they differ between hosts.
+    Paths are left out, because they differ between hosts, and so are defaults: a release that adds a setting
+    continues the jobs of the release before it.
     """
-    relevant = config.model_dump(mode="json", include={"job_id", "seed", "method"})
+    relevant = config.model_dump(mode="json", include={"job_id", "seed", "method"}, exclude_defaults=True)
     relevant["model"] = config.model.name
     return hashlib.sha256(json.dumps(_without_paths(relevant), sort_keys=True).encode()).hexdigest()
 

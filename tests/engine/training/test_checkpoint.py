@@ -1,6 +1,7 @@
 """Checkpoints: complete or invisible, verified before use, the next older one if the newest is damaged."""
 
 import errno
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from grpo_engine.contract.events import Started, Warned
 from grpo_engine.models.policy import Policy
 from grpo_engine.run.build import build_loop
 from grpo_engine.training import checkpoint, policy_updater
-from tests.engine.conftest import trained
+from tests.engine.conftest import DIGITS, trained
 
 
 @pytest.fixture
@@ -128,6 +129,16 @@ def test_a_checkpoint_of_another_host_loads_wherever_models_and_files_are(
     assert on_host("/one") == on_host("/two")
     assert on_host("/one") != on_host("/one", revision="other")
     assert on_host("/one") != on_host("/one", model="other")
+
+
+def test_a_configurations_digest_leaves_out_defaults(make_config: Callable[..., RunConfig]) -> None:
+    """So a release that adds a setting continues the jobs of the release before it."""
+    settings = {"beta": 0.5, "learning_rate": 1e-3}
+    method = {"type": "reinforcement", "reinforcement": {"grader": DIGITS, "hyperparameters": settings}}
+    config = RunConfig.model_validate(make_config().model_dump() | {"method": method})
+    older = {"job_id": "ftjob-test", "seed": 7, "model": "qwen3", "method": method}
+    digest = hashlib.sha256(json.dumps(older, sort_keys=True).encode()).hexdigest()
+    assert checkpoint.config_digest(config) == digest
 
 
 def test_a_full_disk_keeps_the_previous_checkpoint_and_leaves_nothing_half_written(
