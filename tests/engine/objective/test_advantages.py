@@ -155,6 +155,13 @@ def test_penalties_move_the_advantages_of_a_group_with_signal_only() -> None:
     assert found[1].values == (0.25, -0.25)
 
 
+def test_a_penalty_of_a_whole_group_moves_nothing_in_gdpo() -> None:
+    parts = ({"a": 1.0}, {"a": 0.0})
+    other, *shifted = (GroupRewards((1.0, 0.0), parts=parts, penalties=(p + 0.5, p)) for p in (0.0, 0.0, 8.0))
+    plain, penalised = (advantages([other, each], "gdpo")[1].values for each in shifted)
+    assert penalised == pytest.approx(plain)
+
+
 def test_step_rewards_are_standardised_over_all_steps_and_summed_from_the_token_on() -> None:
     """DeepSeekMath §4.1.3 by hand: completions of 4 and 3 tokens, steps (2 tokens, 1) (4, 0) and (3, 1).
 

@@ -208,8 +208,8 @@ def test_a_completion_without_trained_tokens_still_counts_as_a_completion() -> N
 
 
 def test_only_effective_clipping_is_counted() -> None:
-    ratio = torch.tensor([0.5, 0.5, 1.5, 1.5])
-    advantages = torch.tensor([-1.0, 1.0, 1.0, -1.0])
+    ratio = torch.tensor([0.5, 0.5, 0.5, 1.5, 1.5, 1.5])
+    advantages = torch.tensor([-1.0, 0.0, 1.0, 1.0, 0.0, -1.0])
     assert clip_counts(ratio, advantages, Settings()) == (1.0, 1.0)
     assert clip_counts(ratio, advantages, Settings(loss_type="cispo", epsilon_high=1.2)) == (0.0, 1.0)
     for without_clip in ("sapo", "reinforce"):

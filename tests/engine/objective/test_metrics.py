@@ -6,7 +6,13 @@ import sys
 import pytest
 
 from grpo_engine.contract.records import Episode, FinishReason, GradeError, Score
-from grpo_engine.objective.metrics import completion_metrics, reward_metrics, tool_metrics
+from grpo_engine.objective.metrics import (
+    EXTREMES,
+    completion_metrics,
+    reward_metrics,
+    tool_metrics,
+    training_metrics,
+)
 from grpo_engine.objective.types import Completion, Group, Prompt, ScoredGroup
 
 LARGE = 2**30
@@ -56,6 +62,16 @@ def test_lengths_and_tool_calls_are_those_of_the_completions() -> None:
     means = {"tools/calls_mean": 1.5, "tools/turns_mean": 2.5}
     assert tool_metrics([long, short]) == {**means, "tools/error_rate": pytest.approx(1 / 3)}
     assert tool_metrics([short]) == {"tools/calls_mean": 0.0, "tools/turns_mean": 1.0}
+
+
+def test_a_steps_metrics_are_means_over_its_tokens_beside_the_loss_and_extremes() -> None:
+    batches = [
+        {"tokens": 1.0, "loss": 0.5, "kl": 2.0} | dict.fromkeys(EXTREMES, 1.0),
+        {"tokens": 3.0, "loss": 0.25, "kl": 6.0} | dict.fromkeys(EXTREMES, 4.0),
+    ]
+    extremes = {name: extreme((1.0, 4.0)) for name, extreme in EXTREMES.items()}
+    assert training_metrics(batches) == {"loss": 0.75, "kl": 2.0, **extremes}
+    assert sorted(extremes.values()) == [1.0, 4.0, 4.0]
 
 
 def played(failure: str | None) -> Completion:
