@@ -193,7 +193,10 @@ class ExperienceTrainer(Method):
 
     def finish(self, finished: Finished) -> Iterator[BaseEvent]:
         if not self.state.library.experiences:
-            message = "No lesson was learned: all attempts at each row scored alike. The prompt is unchanged."
+            message = (
+                "No lesson was learned, so the prompt is unchanged: all attempts at each row scored alike, "
+                "or the reflecting model wrote no lesson that can be used."
+            )
             yield Warned(code="no_experiences", message=message)
         yield finished
 
