@@ -10,7 +10,7 @@ import httpx
 import typer
 
 from service.cli.commands.jobs import method_of, read_job
-from service.cli.http.client import JOBS, Client
+from service.cli.http.client import JOBS, TERMINAL, Client
 from service.cli.options import JobId, client_of
 from service.cli.terminal.conversation import has_turns, print_conversations
 from service.cli.terminal.errors import CommandError
@@ -109,8 +109,11 @@ def _refuse_absent_steps(client: Client, path: str, selection: dict[str, Any]) -
 
 def _why_none(client: Client, path: str) -> str:
     """Why the job has no rollouts."""
-    if method_of(client.get(path.removesuffix("/rollouts"))) == "supervised":
+    job = client.get(path.removesuffix("/rollouts"))
+    if method_of(job) == "supervised":
         return "a supervised job samples no completions"
+    if job["status"] in TERMINAL:
+        return "the job ended before a step was complete; `grpo diagnose` shows why"
     return "the job has not sampled anything yet"
 
 

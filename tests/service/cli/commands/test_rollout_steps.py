@@ -60,11 +60,20 @@ def test_a_range_needs_one_step_with_rollouts(grpo: Grpo, job_id: str) -> None:
     assert as_tenant_a(grpo, job_id, "--from-step", "8", "--export", "jsonl")[:2] == (1, "")
 
 
-def test_a_job_that_has_not_sampled_yet_says_so(grpo: Grpo, settings: Settings, database: Database) -> None:
-    job_id = add_graded_job(settings, database)
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (JobState.RUNNING, "has not sampled anything yet"),
+        (JobState.FAILED, "ended before a step was complete"),
+    ],
+)
+def test_a_job_without_rollouts_says_why(
+    grpo: Grpo, database: Database, state: JobState, reason: str
+) -> None:
+    job_id = add_job(database, state)
     for options in (["--step", "1"], [], ["--export", "sft"]):
         code, shown, error = as_tenant_a(grpo, job_id, *options)
-        assert (code, shown, "the job has not sampled anything yet" in error) == (1, "", True)
+        assert (code, shown, f"the job {reason}" in error) == (1, "", True), error
 
 
 def test_an_export_to_a_folder_names_the_path_that_was_given(grpo: Grpo, job_id: str, tmp_path: Path) -> None:
