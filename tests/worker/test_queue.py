@@ -58,11 +58,14 @@ def test_the_claim_statement_is_prepared_once(database: Database) -> None:
     assert num_executions == [7], "psycopg prepares a statement when it is executed for the sixth time"
 
 
-def claim_with(database: Database, gpus: int, all_gpus: int, max_running: int | None = None) -> str | None:
+def claim_with(
+    database: Database, gpus: int, all_gpus: int, max_running: int | None = None, memory: int = 0
+) -> str | None:
     """Id of the job that a machine claims with this many free GPUs."""
     given = {"pool": "default", "worker": "w", "lease_seconds": 60.0, "max_running": max_running}
+    given |= {"gpus": gpus, "all_gpus": all_gpus, "gpu_memory_gb": memory}
     with database.connection() as session:
-        job = claiming.claim(session, gpus=gpus, all_gpus=all_gpus, **given)  # type: ignore[arg-type]
+        job = claiming.claim(session, **given)  # type: ignore[arg-type]
     return None if job is None else job.id
 
 
@@ -96,7 +99,9 @@ def test_only_eligible_jobs_are_claimed(database: Database) -> None:
     insert_job(database, state=JobState.PAUSED.value)
     insert_job(database, pool="other")
     insert_job(database, not_before=1e12)
-    assert claim(database) is None
+    large = insert_job(database, required_gpu_memory_gb=80)
+    assert claim_with(database, gpus=0, all_gpus=0, memory=79) is None
+    assert claim_with(database, gpus=0, all_gpus=0, memory=80) == large
 
 
 def test_jobs_are_claimed_by_priority_then_age(database: Database) -> None:
@@ -161,6 +166,7 @@ def test_expired_leases_are_requeued_with_a_backoff_that_doubles_up_to_five_minu
     database: Database,
 ) -> None:
     job = claimed(database)
+    started_at = read_job(database, job.id).started_at
     for pause in (160, 300):
         expire_lease(database, job.id)
         with database.transaction() as session:
@@ -173,7 +179,7 @@ def test_expired_leases_are_requeued_with_a_backoff_that_doubles_up_to_five_minu
             session.execute(update(Job).values(not_before=0))
         assert claim(database) is not None
     row = read_job(database, job.id)
-    assert (row.fence, row.attempt, row.failures) == (5, 3, 2)
+    assert (row.fence, row.attempt, row.failures, row.started_at) == (5, 3, 2, started_at)
 
 
 def test_the_third_attempt_without_a_checkpoint_poisons_the_job(database: Database) -> None:

@@ -180,8 +180,10 @@ def of(events: Sequence[BaseEvent], kind: type[Any]) -> list[Any]:
 def test_a_warning_states_the_observation_and_the_field_to_change(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    (warning,) = of(run(make_config(guards=[ALWAYS]), tmp_path), Warned)
+    too_late = {**ALWAYS, "patience": 3, "action": "pause"}
+    warning, last = of(run(make_config(guards=[ALWAYS, too_late]), tmp_path), Warned)
     assert (warning.code, warning.step) == ("guard_truncation", 2)
+    assert (last.step, "paused" in last.message) == (3, False)
     assert "of the completions were cut at max_completion_tokens (limit 0%)" in warning.message
     assert "Raise max_completion_tokens" in warning.message
 
@@ -190,10 +192,13 @@ def test_raise_beta_doubles_beta_from_the_next_step_on(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     config = make_config(n_steps=4, beta=0.05, guards=[{**ALWAYS, "action": "raise_beta"}])
-    events = run(config, tmp_path)
+    loop = build_loop(config, tmp_path)
+    events = list(loop.run(lambda: False))
     betas = [event.metrics["beta"] for event in of(events, StepFinished)]
     assert betas == [0.05, 0.05, 0.1, 0.1]
     assert of(events, Warned)[0].message.endswith("beta is now 0.1.")
+    assert loop.raise_beta is not None
+    assert loop.raise_beta() == 0.2
 
 
 def test_a_guards_pause_leaves_a_checkpoint_and_waits_its_patience_again(

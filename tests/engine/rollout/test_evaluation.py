@@ -187,6 +187,7 @@ def test_a_best_policy_before_training_has_no_checkpoint(
 def test_retain_spares_the_best_checkpoint(tmp_path: Path) -> None:
     for step in range(1, 7):
         (tmp_path / checkpoint.step_name(step)).mkdir()
+    (tmp_path / ".tmp-of-a-killed-run").mkdir()
     checkpoint.retain(tmp_path, 2, best_step=3)
     assert sorted(path.name for path in tmp_path.iterdir()) == [checkpoint.step_name(n) for n in (3, 5, 6)]
 
@@ -215,6 +216,7 @@ def test_a_rise_below_min_improvement_does_not_count(
         trainer._compare_with_best(found)
         assert trainer.state.without_improvement == counted
     assert trainer.state.best_quality == 0.5
+    assert trainer._compare_with_best(0.4) == [], "the training has ended already"
 
 
 def test_after_a_resume_baseline_best_and_verdicts_are_as_without_one(

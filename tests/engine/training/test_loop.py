@@ -9,7 +9,15 @@ import torch
 
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.errors import DeviceMemoryError
-from grpo_engine.contract.events import Evaluated, PhaseChanged, RolloutsRecorded, Started, Stopped, Warned
+from grpo_engine.contract.events import (
+    Evaluated,
+    Finished,
+    PhaseChanged,
+    RolloutsRecorded,
+    Started,
+    Stopped,
+    Warned,
+)
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import PackedBatch
 from grpo_engine.run.build import build_loop
@@ -55,9 +63,11 @@ def test_an_evaluation_that_a_stop_put_off_is_made_up_for(
     config = make_config(n_steps=4, eval_interval=2).model_copy(update={"validation_file": str(held_out)})
     trainer = build_loop(config, tmp_path)
     stopped = list(trainer.run(lambda: trainer.state.step == 2))
-    resumed = list(build_loop(config, tmp_path).run(lambda: False))
+    trainer = build_loop(config, tmp_path)
+    resumed = list(trainer.run(lambda: trainer.state.step == 4))
     evaluated = [e.step for e in (*stopped, *resumed) if isinstance(e, Evaluated)]
     assert evaluated == [0, 2, 4]
+    assert isinstance(resumed[-1], Finished), "after the last step, a stop request comes too late"
 
 
 def test_out_of_memory_repeats_the_step_in_smaller_pieces_with_the_same_result(
