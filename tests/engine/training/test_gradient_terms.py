@@ -79,6 +79,8 @@ def test_the_kl_in_the_reward_is_subtracted_from_it(make_policy: Callable[..., P
     assert mean == pytest.approx(float(kl_N.mean()), rel=1e-5)
     (split,), _ = with_kl_penalties(policy, [graded], options, 0.3, 8)
     assert split.penalties == pytest.approx(found.penalties, rel=1e-4)
+    made, _ = term(policy, scored(TWO, advantages=(0.0, 0.0)), beta=0.3, kl_placement="reward")
+    assert not any(bool(each.any()) for each in gradients_of(policy, lambda: made(1000)))
 
 
 @pytest.mark.parametrize("others", [(), (FIRST * 40,)])
@@ -123,17 +125,20 @@ def test_the_entropy_bonus_is_the_mean_entropy_of_the_trained_tokens(
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.2, 2), (0.5, 3), (0.01, 1), (1.0, 6)])
-def test_the_share_of_tokens_with_the_highest_entropy_is_trained(
+def test_the_share_of_tokens_with_the_highest_entropy_has_loss_and_bonus(
     make_policy: Callable[..., Policy], share: float, count: int
 ) -> None:
     policy = make_policy()
-    made, batch = term(policy, scored(TWO), loss_type="dapo", top_entropy_quantile=share)
+    options = {"loss_type": "dapo", "top_entropy_quantile": share, "entropy_coef": 0.5}
+    made, batch = term(policy, scored(TWO), **options)
     with torch.no_grad():
         entropy_N = policy.logprobs(batch)[1]
     chosen_N = (entropy_N >= entropy_N.sort(descending=True).values[count - 1]).float()
 
     def expected() -> None:
-        (-policy.logprobs(batch)[0] * batch.advantages_N * chosen_N / 6).sum().backward()
+        logprobs_N, entropy_N = policy.logprobs(batch, entropy_gradient=True)
+        bonus = 0.5 * (entropy_N * chosen_N).sum() / chosen_N.sum()
+        ((-logprobs_N * batch.advantages_N * chosen_N / 6).sum() - bonus).backward()
 
     assert same(gradients_of(policy, lambda: made(1000)), gradients_of(policy, expected))
 

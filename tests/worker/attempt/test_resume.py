@@ -68,6 +68,7 @@ def test_a_deterministic_failure_is_not_retried(worker: Worker, database: Databa
         "hint": "lower it",
         "evidence": ["x"],
     }
+    assert messages(database, job_id, "error") == ["the loss is NaN"]
 
 
 def test_garbage_in_the_event_file_is_dropped_and_counted(
