@@ -4,8 +4,9 @@
 steps); a resumed run can thus be compared with an uninterrupted one byte for byte. Row 0 of the training
 file contains its faults: `{"faults": {"<fence, rank-<number>, or *>": {fault: value}}}`, where the fence is
 in the run directory's name: `die_at`, `hang_at`, `fail_at`, `garbage_at` (a step), `ignore_sigterm`,
-`step_seconds`, `prints` (a text, at the start; `print_times`: as often), `print_steps`. Two are not faults:
-`guard_at` (a guard pauses the job after this step), `peak_at` (the held-out reward falls after this step).
+`fails_at_exit` (after it has finished), `step_seconds`, `prints` (a text, at the start; `print_times`: as
+often), `print_steps`. Two are not faults: `guard_at` (a guard pauses the job after this
+step), `peak_at` (the held-out reward falls after this step).
 """
 
 import argparse
@@ -268,6 +269,8 @@ class FakeEngine:
         else:
             path = f"checkpoints/step-{self.step:08d}/adapter"
             self._emit(Finished(step=self.step, path=path, num_tokens=2 * self.step))
+        if self.faults.get("fails_at_exit"):
+            self._emit(Failed(code="engine_error", message="cannot be closed"))
         return 0
 
 

@@ -35,7 +35,7 @@ def database_url(sqlite_url: str) -> str:
 def test_a_killed_engine_resumes_with_an_identical_result(
     worker: Worker, database: Database, storage: Storage, submit: Submit
 ) -> None:
-    job_id = submit({"1": {"die_at": 7}, "2": {"die_at": 9}})
+    job_id = submit({"1": {"die_at": 7}, "2": {"die_at": 9}, "3": {"fails_at_exit": True}})
     run_until_idle(worker, database)
     job = read_job(database, job_id)
     assert (job.state, job.attempt, job.failures) == ("succeeded", 3, 0)

@@ -69,6 +69,12 @@ def test_a_job_over_two_environments_learns_the_task_of_each(job: MakeJob, tmp_p
         assert after[f"{place}/reward"] > 0.7
         assert after[f"{place}/failure_rate"] == 0.0
         assert after[f"{place}/turns_mean"] == 1.0
+    tasks: dict[int, list[int]] = {0: [], 16: []}
+    for each in events:
+        if isinstance(each, RolloutsRecorded) and each.split == "validation":
+            episodes = [completion.episode for group in each.groups for completion in group.completions]
+            tasks[each.step] += [episode.seed for episode in episodes if episode]
+    assert tasks[0] == tasks[16] != []
     recorded = [each for each in events if isinstance(each, RolloutsRecorded) and each.split == "train"]
     for group in recorded[0].groups:
         episodes = [each.episode for each in group.completions]
