@@ -203,7 +203,7 @@ def test_if_nothing_was_scored_the_grader_is_always_the_reason() -> None:
     ("turns", "advised"), [(0, ["max_completion_tokens", "grader"]), (9, ["max_completion_tokens"])]
 )
 def test_cut_completions_without_a_reward_need_more_tokens(turns: int, advised: list[str]) -> None:
-    """An episode that is cut has no reward yet, and no grader to mend."""
+    """A cut episode has no reward yet, and such a job has no grader to correct."""
     error = "environment: other_error: the environment gave no reward"
     verdict = judge(facts(grader_errors=64, grader_error=error, truncated=64, turns=turns), SETTINGS)
     assert "100% of the completions were cut at 256 tokens" in verdict.sentence
