@@ -4,7 +4,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 
-import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.ops.helper_heartbeats import CHAT, CLUSTER
@@ -15,9 +14,6 @@ from worker.launchers.warm_pool import WarmPool
 from worker.serving.chat import answer_until
 from worker.supervision import run_process, supervised
 from worker.sweeper import maintenance
-
-logger = structlog.get_logger()
-
 
 watch_cluster = partial(run_process, ["worker.cluster.watch"])
 """The helper that watches the Ray cluster."""
@@ -56,5 +52,5 @@ def try_job(worker: Worker, engines: WarmPool | None = None) -> bool:
     try:
         return run_job(worker, engines)
     except SQLAlchemyError as error:
-        logger.warning("no claim", error=reason_of(error))
+        worker.obstacle.note(reason_of(error))
         return False

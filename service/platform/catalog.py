@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import structlog
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from grpo_engine.files.atomic_folder import fsync
@@ -21,7 +20,6 @@ from service.hub.models import HubModel, folder_of, has_weights
 from service.platform.token_counting import DamagedModelTextError, ModelTextError, load_model_text
 from service.settings import Settings
 
-logger = structlog.get_logger()
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 
 
@@ -138,14 +136,13 @@ class Catalog:
         """All names, sorted."""
         return sorted(self.entries())
 
-    def is_readable(self) -> bool:
-        """Whether `entries` succeeds; otherwise the log says why."""
+    def fault(self) -> str | None:
+        """Why the catalogue cannot be read; None if it can."""
         try:
             self.entries()
         except CatalogError as error:
-            logger.warning("catalogue unreadable", error=str(error))
-            return False
-        return True
+            return str(error)
+        return None
 
     def find(self, name: str) -> CatalogEntry | None:
         """The entry of that name, if any. Raises CatalogError for a broken file."""

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 import structlog
 from sqlalchemy import update
+from sqlalchemy.exc import OperationalError
 from structlog.contextvars import bound_contextvars
 
 from service.platform import logs
@@ -19,6 +21,7 @@ from worker.attempt.attempt import Worker
 from worker.attempt.lease import Lease
 from worker.attempt.runner import claim, log_fields, run_job
 from worker.launchers.gpu_reservation import Reservation
+from worker.loop import try_job
 from worker.masking import mask_secrets
 from worker.sweeper import sweep_once
 
@@ -85,6 +88,28 @@ def test_an_expired_lease_is_logged_with_its_worker(
     sweep_once(database, worker.wakeups, settings)
     (line,) = lines.of("lease expired")
     assert [line[name] for name in ABOUT] == ["acme", job_id, 1, 2, "test-worker"]
+
+
+@on_sqlite
+def test_what_prevents_claims_is_logged_once_when_it_begins_and_once_when_it_ends(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, lines: Lines
+) -> None:
+    worker.catalog.file.write_text("{")
+    for _ in range(3):
+        assert not try_job(worker)
+    (line,) = lines.of("no claim")
+    assert str(line["reason"]).startswith(f"the model catalogue {worker.catalog.file} cannot be read: ")
+    worker.catalog.file.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "service.jobs.store.claiming.claim", Mock(side_effect=OperationalError("", {}, Exception()))
+        )
+        for _ in range(3):
+            assert not try_job(worker)
+    assert [line["reason"] for line in lines.of("no claim")[1:]] == ["OperationalError"]
+    for _ in range(2):
+        assert not try_job(worker)
+    assert len(lines.of("claiming again")) == 1
 
 
 def test_a_secret_that_starts_with_another_one_is_removed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,22 @@ FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.1, 5.0
 STORAGE_TRIES = 6
 
 
+@dataclass
+class Obstacle:
+    """Why a worker claims no job. Logged when it begins, changes and ends, not at each poll."""
+
+    reason: str | None = None
+
+    def note(self, reason: str | None) -> None:
+        if reason == self.reason:
+            return
+        self.reason = reason
+        if reason is None:
+            logger.info("claiming again")
+        else:
+            logger.warning("no claim", reason=reason)
+
+
 @dataclass(frozen=True)
 class Worker:
     """Resources that all jobs of this process share."""
@@ -66,6 +82,7 @@ class Worker:
     """Capabilities of this machine; jobs that need others are left to other workers."""
     denied: threading.Event = field(default_factory=threading.Event)
     """Set when the storage denies access, so that this worker does not fail job after job."""
+    obstacle: Obstacle = field(default_factory=Obstacle)
 
     @classmethod
     def open(cls, settings: Settings, name: str, draining: Flag | None = None) -> Self:
@@ -91,11 +108,17 @@ class Worker:
 
     def may_claim(self) -> bool:
         """Whether storage, model catalogue and, on a cluster, the cluster's state can be used."""
+        reason = self._unusable()
+        if reason is not None:
+            self.obstacle.note(reason)
+        return reason is None
+
+    def _unusable(self) -> str | None:
         if self.settings.launcher == "ray" and read_capacity(self.settings) is None:
-            return False
+            return "the state of the Ray cluster is unknown"
         if self.denied.is_set() and is_usable(self.storage):
             self.denied.clear()
-        return not self.denied.is_set() and self.catalog.is_readable()
+        return StorageDenied.public if self.denied.is_set() else self.catalog.fault()
 
     def offered(self) -> Capabilities:
         """Capabilities that jobs may use now. Raises SQLAlchemyError."""

@@ -85,6 +85,7 @@ def claim(worker: Worker, gpus: Reservation) -> tuple[ClaimedJob, float] | None:
             gpu_memory_gb=gpu_memory_gb(settings),
             max_running=settings.max_running_jobs,
         )
+    worker.obstacle.note(None)
     if job is None:
         return None
     wanted = sum(job.resources.get(name, 0) for name in ("gpus", "sampler_gpus"))
