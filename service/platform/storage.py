@@ -153,6 +153,13 @@ class Storage:
             raise StorageError(f"{self._root} is not a folder that this process may write to")
         self.exists("probe/none")
 
+    def is_unmounted(self) -> bool:
+        """Whether it is a missing folder, or one without any object although one is expected."""
+        try:
+            return self._root is not None and not any(self._root.iterdir())
+        except OSError:
+            return True
+
     def delete(self, key: str) -> None:
         """Remove the object, if there is one."""
         try:
@@ -211,8 +218,8 @@ def open_usable_storage(location: str) -> Storage:
 
 
 def is_usable(storage: Storage) -> bool:
-    """Whether the storage admits this process; a storage that does not respond counts as usable."""
-    return _denial(storage) is None
+    """Whether the storage is mounted and admits this process; one that does not respond counts as usable."""
+    return not storage.is_unmounted() and _denial(storage) is None
 
 
 def _denial(storage: Storage) -> StorageDenied | None:

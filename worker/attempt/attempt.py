@@ -81,7 +81,7 @@ class Worker:
     capabilities: Capabilities = field(default_factory=of_this_machine)
     """Capabilities of this machine; jobs that need others are left to other workers."""
     denied: threading.Event = field(default_factory=threading.Event)
-    """Set when the storage denies access, so that this worker does not fail job after job."""
+    """Set if the storage denies access or is not mounted, so that this worker does not fail job after job."""
     obstacle: Obstacle = field(default_factory=Obstacle)
 
     @classmethod
@@ -118,7 +118,7 @@ class Worker:
             return "the state of the Ray cluster is unknown"
         if self.denied.is_set() and is_usable(self.storage):
             self.denied.clear()
-        return StorageDenied.public if self.denied.is_set() else self.catalog.fault()
+        return "the storage denies access or is not mounted" if self.denied.is_set() else self.catalog.fault()
 
     def offered(self) -> Capabilities:
         """Capabilities that jobs may use now. Raises SQLAlchemyError."""
@@ -244,6 +244,8 @@ class Attempt:
             try:
                 return action()
             except ObjectMissing:
+                if self.worker.storage.is_unmounted():
+                    self.worker.denied.set()
                 raise
             except StorageDenied as error:
                 logger.error("storage denies access", job=self.job.id, error=str(error))

@@ -199,9 +199,11 @@ def test_a_storage_folder_that_is_not_mounted_costs_an_attempt_and_no_checkpoint
     assert (job.state, job.attempt, job.failures) == ("queued", 2, 2)
     reason = "The job's files were not fetched: an object is missing in the storage."
     assert messages(database, job_id)[-1] == reason
-    folder.rmdir()
-    folder.with_name("unmounted").rename(folder)
     make_due(database)
+    assert run_job(worker) is False, "it claims nothing until the folder is mounted"
+    folder.rmdir()
+    assert run_job(worker) is False
+    folder.with_name("unmounted").rename(folder)
     run_job(worker)
     assert read_job(database, job_id).state == "succeeded"
     assert "Training resumed from step 5 on cpu (float32, sampler fake)." in messages(database, job_id)
