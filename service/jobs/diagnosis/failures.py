@@ -83,6 +83,12 @@ def _less_memory(run: Run) -> Change:
     return run.setting("max_completion_tokens", tokens // 2)
 
 
+def _less_memory_if_named(run: Run) -> Change:
+    """Less memory if the failure's message says that memory ran out; other causes are outside the request."""
+    is_named = run.failure is not None and "memory" in str(run.failure["message"]).lower()
+    return _less_memory(run) if is_named else _same(run)
+
+
 def _twice_the_limit(run: Run) -> Change:
     """Twice the limit that was reached, if only one limit is set."""
     limits = list(_limits(settings_in(run.method), ""))
@@ -126,6 +132,6 @@ _CAUSES: dict[str, tuple[str, Callable[[Run], Change]]] = {
     "policy_mismatch": ("The sampler did not serve the policy that was being trained.", _same),
     "engine_error": ("The engine raised the same unexpected exception in two attempts.", _same),
     "ranks_disagree": ("The processes of the job would have started from different states.", _same),
-    "poisoned": ("Three attempts in a row ended before a new checkpoint.", _less_memory),
+    "poisoned": ("Three attempts in a row ended before a new checkpoint.", _less_memory_if_named),
 }
 """Error code → cause, and the function that suggests a change."""

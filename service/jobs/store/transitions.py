@@ -165,6 +165,7 @@ def _poisoned(reason: str, attempts: int, evidence: tuple[str, ...]) -> dict[str
     return {
         "code": "poisoned",
         "message": f"{attempts} attempts in a row ended without a new checkpoint. The last: {reason}",
-        "hint": "Look at the evidence; a smaller job or a lower checkpoint_interval may get further.",
+        "hint": "Correct what the message names. If memory or time ran out, a smaller job or a lower "
+        "checkpoint_interval may get further.",
         "evidence": list(evidence),
     }

@@ -36,11 +36,7 @@ FAILED: dict[str, tuple[Run, str | None, Any]] = {
         "method.reinforcement.hyperparameters.max_completion_tokens",
         {"max_completion_tokens": 8},
     ),
-    "poisoned": (
-        failed("poisoned"),
-        "method.reinforcement.hyperparameters.max_completion_tokens",
-        {"max_completion_tokens": 8},
-    ),
+    "poisoned": (failed("poisoned"), None, {}),
     "disk_full": (failed("disk_full"), None, {}),
     "ray_missing": (failed("ray_missing"), None, {}),
     "engine_error": (failed("engine_error"), None, {}),
