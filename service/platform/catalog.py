@@ -30,6 +30,12 @@ class CatalogError(Exception):
     """Message for users of a job; the exception's own text has paths."""
 
 
+class NoModels(CatalogError):
+    """No model of the catalogue is on this machine, probably because a folder is not mounted."""
+
+    public = "no base model is on the worker's machine"
+
+
 class _Place(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     path: str
@@ -136,13 +142,9 @@ class Catalog:
         """All names, sorted."""
         return sorted(self.entries())
 
-    def fault(self) -> str | None:
-        """Why the catalogue cannot be read; None if it can."""
-        try:
-            self.entries()
-        except CatalogError as error:
-            return str(error)
-        return None
+    def has_models(self) -> bool:
+        """Whether this machine has or can download a model. Raises CatalogError for a broken file."""
+        return any(entry.is_from_hub or entry.folder for entry in self.entries().values())
 
     def find(self, name: str) -> CatalogEntry | None:
         """The entry of that name, if any. Raises CatalogError for a broken file."""

@@ -81,7 +81,8 @@ class Worker:
     capabilities: Capabilities = field(default_factory=of_this_machine)
     """Capabilities of this machine; jobs that need others are left to other workers."""
     denied: threading.Event = field(default_factory=threading.Event)
-    """Set if the storage denies access or is not mounted, so that this worker does not fail job after job."""
+    """Set if the storage denies access, or if it or the models are not mounted, so that this worker does not
+    fail job after job."""
     obstacle: Obstacle = field(default_factory=Obstacle)
 
     @classmethod
@@ -116,9 +117,17 @@ class Worker:
     def _unusable(self) -> str | None:
         if self.settings.launcher == "ray" and read_capacity(self.settings) is None:
             return "the state of the Ray cluster is unknown"
-        if self.denied.is_set() and is_usable(self.storage):
+        try:
+            lacks_models = self.lacks_models()
+        except CatalogError as error:
+            return str(error)
+        if self.denied.is_set() and is_usable(self.storage) and not lacks_models:
             self.denied.clear()
-        return "the storage denies access or is not mounted" if self.denied.is_set() else self.catalog.fault()
+        return "storage or models cannot be used, or are not mounted" if self.denied.is_set() else None
+
+    def lacks_models(self) -> bool:
+        """Whether no base model is on this machine. Raises CatalogError."""
+        return not self.catalog.has_models() and self.settings.launcher == "local"
 
     def offered(self) -> Capabilities:
         """Capabilities that jobs may use now. Raises SQLAlchemyError."""

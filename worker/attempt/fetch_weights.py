@@ -35,6 +35,9 @@ def fetch_weights(
     if isinstance(parts.base, StoredWeights):
         return ModelSource(name=parts.name, path=fetch(parts.base, "parent_model"), adapter=adapter)
     entry, path = parts.base, parts.base.path
+    if is_here and entry.folder is None and not entry.is_from_hub:
+        reason = f"the folder of {entry.name} is missing on the worker's machine"
+        raise WeightsMissing(reason, "Run `grpo doctor` there, which names the folder.")
     if is_here and entry.size_bytes is not None and not entry.must_download:
         path = str(entry.folder)
     return ModelSource(name=parts.name, path=path, revision=entry.revision, adapter=adapter)

@@ -21,6 +21,7 @@ from service.jobs.progress import publishing
 from service.jobs.results.weights import WeightsMissing, missing, model_parts
 from service.jobs.store.lineage import lineage_of
 from service.jobs.store.machines import PYTHON_GRADERS, SANDBOX, UNSAFE, record_unsafe_run
+from service.platform.catalog import NoModels
 from service.platform.tables.core import Checkpoint, File, Job, Metric, Rollout
 from service.settings import Settings
 from worker.attempt.attempt import Attempt, Refused
@@ -156,6 +157,9 @@ def _model_source(attempt: Attempt) -> ModelSource:
         download = partial(_fetch, attempt, attempt.files.download_folder)
         return fetch_weights(parts, job.model, ".", download, is_here=worker.settings.launcher == "local")
     except WeightsMissing as gone:
+        if worker.lacks_models():
+            worker.denied.set()
+            raise NoModels(str(gone)) from gone
         raise Refused("model_not_found", str(gone), gone.hint) from gone
 
 

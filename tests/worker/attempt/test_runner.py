@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from service.platform.tables.core import Artifact, Checkpoint, File, Job, Rollou
 from tests.support.servers import wait_until
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import read_job
-from tests.worker.outcomes import expected_weights, in_background, metric_steps, weights
+from tests.worker.outcomes import expected_weights, in_background, messages, metric_steps, weights
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
 
@@ -123,6 +124,26 @@ def test_an_unknown_model_fails_the_job_for_good(worker: Worker, database: Datab
     job = read_job(database, job_id)
     assert job.failure is not None
     assert (job.state, job.failure["code"]) == ("failed", "model_not_found")
+
+
+@pytest.mark.parametrize("is_listed", [False, True], ids=["found", "listed"])
+def test_a_worker_whose_models_are_not_mounted_requeues_its_job_and_claims_none_until_they_are(
+    worker: Worker, database: Database, submit: Submit, is_listed: bool
+) -> None:
+    folder = worker.settings.models_dir
+    if is_listed:
+        worker.catalog.file.write_text(json.dumps({"tiny": {"path": str(folder / "tiny")}}))
+    folder.rename(folder.with_name("unmounted"))
+    job_id = submit()
+    assert run_job(worker) is True
+    job = read_job(database, job_id)
+    assert (job.state, job.attempt, job.failures) == ("queued", 1, 0)
+    reason = "The job's files were not fetched: no base model is on the worker's machine."
+    assert messages(database, job_id)[-1] == reason
+    assert run_job(worker) is False
+    folder.with_name("unmounted").rename(folder)
+    run_job(worker)
+    assert read_job(database, job_id).state == "succeeded"
 
 
 def test_a_job_continues_an_earlier_job_s_adapter(
