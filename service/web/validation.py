@@ -55,7 +55,7 @@ def invalid_request(errors: Sequence[Mapping[str, Any]], body: Any, expected: An
         location = (*error["loc"], *error.get("ctx", {}).get("place", ()))
         problems.setdefault(field_path(location, body, error["type"]), []).append(error)
     named = [path for path in problems if not _has_deeper(path, problems)]
-    sentences = {path: _sentence(path, problems[path], expected) for path in named[: MAX_OTHERS + 1]}
+    sentences = {path: _sentence(path, problems[path], expected, body) for path in named[: MAX_OTHERS + 1]}
     (first, message), *others = sentences.items()
     if others:
         message += f" Also wrong: {'; '.join(other.removesuffix('.') for _, other in others)}."
@@ -117,10 +117,10 @@ def _has_deeper(path: str, paths: Mapping[str, Any]) -> bool:
     return any(other != path and other.startswith(prefixes) for other in paths)
 
 
-def _sentence(path: str, errors: Sequence[Mapping[str, Any]], expected: Any) -> str:
+def _sentence(path: str, errors: Sequence[Mapping[str, Any]], expected: Any, body: Any) -> str:
     # a branch that refused the value is more specific than branches that expected another type
     errors = [error for error in errors if error["type"] in _JUDGED] or errors
-    parts = list(dict.fromkeys(_message(error, expected) for error in errors))
+    parts = list(dict.fromkeys(_message(error, expected, body) for error in errors))
     alternatives = [parts[0], *(part.removeprefix("Input should be ") for part in parts[1:])]
     text = f"{path or 'The body'}: {' or '.join(alternatives)}"
     given = errors[0].get("input")
@@ -129,12 +129,12 @@ def _sentence(path: str, errors: Sequence[Mapping[str, Any]], expected: Any) -> 
     return text + "."
 
 
-def _message(error: Mapping[str, Any], expected: Any) -> str:
+def _message(error: Mapping[str, Any], expected: Any, body: Any) -> str:
     match error["type"]:
         case "missing" | "union_tag_not_found":
             return "Field required"
         case "extra_forbidden":
-            return f"Unknown field{_suggestion(error['loc'], expected)}"
+            return f"Unknown field{_suggestion(error['loc'], expected, body)}"
         case "union_tag_invalid":
             expected, given = error["ctx"]["expected_tags"], shortened(error["ctx"]["tag"])
             return f"Input should be one of {expected}, got {given}"
@@ -148,9 +148,11 @@ def _message(error: Mapping[str, Any], expected: Any) -> str:
             return str(error["msg"]).removeprefix("Value error, ").rstrip(".")
 
 
-def _suggestion(location: Location, expected: Any) -> str:
-    """Similar fields of the object that has the unknown field."""
+def _suggestion(location: Location, expected: Any, body: Any) -> str:
+    """The only other place of a field of that name, or similar fields of the object that has it."""
     *place, name = location[1:] if location[0] in _SOURCES else location
+    if len(places := list(_places(expected, body, name))) == 1:
+        return f" (move it to {places[0]})"
     models = list(_models(expected))
     for part in place:
         inside = [model.model_fields[part].annotation for model in models if part in model.model_fields]
@@ -169,6 +171,21 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
     else:
         for each in get_args(annotation):
             yield from _models(each)
+
+
+def _places(expected: Any, body: Any, name: str | int, path: str = "") -> Iterator[str]:
+    """Each object of the body, present or not, that has a field of that name.
+
+    An object with a `type` must be present, because others of its types have other fields.
+    """
+    given = body if isinstance(body, Mapping) else {}
+    for model in _models(expected):
+        if "type" in model.model_fields and not _has_tag(model, given.get("type", 0)):
+            continue
+        if name in model.model_fields:
+            yield path or "the top level"
+        for field, about in model.model_fields.items():
+            yield from _places(about.annotation, given.get(field), name, f"{path}.{field}".removeprefix("."))
 
 
 def _has_tag(model: type[BaseModel], tag: str | int) -> bool:
