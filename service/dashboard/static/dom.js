@@ -100,9 +100,10 @@ export function empty(root, title, hint, ...actions) {
 
 // `retry`: the button's action; none if it would fail again. Without a connection it also runs when that is back.
 export function failed(root, error, retry, title = "h2") {
+  const [lead] = error.message.split(error.problems?.[0]?.message); // the list shows the rest
   const shown = el("div", { class: "state error", role: "alert" },
     el(title, {}, titleOf(error)),
-    el("p", {}, inWords(error.message)),
+    lead && el("p", {}, inWords(lead)),
     problems(error),
     error.requestId && el("p", { class: "faint" }, "Request ", el("code", {}, error.requestId)),
     retry && button("Try again", retry));

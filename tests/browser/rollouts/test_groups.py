@@ -194,6 +194,20 @@ def test_another_grader_is_tried_and_its_rewards_are_marked(
     shots(page, "rollouts-rescore")
 
 
+def test_a_refusal_for_several_reasons_shows_each_once(
+    page: Page, deployment: Deployment, expected_errors: list[str]
+) -> None:
+    expected_errors.append("400")
+    open_page(page, deployment.jobs["first"], "?step=5")
+    page.get_by_text("Test another grader").click()
+    page.get_by_label("Grader (JSON)").fill("[]")
+    page.get_by_label("Max completions").fill("9999")
+    page.get_by_role("button", name="Rescore").click()
+    alert = page.get_by_role("alert")
+    expect(alert.get_by_role("listitem")).to_have_count(2)
+    expect(alert.get_by_text("got 9999")).to_have_count(1)
+
+
 def test_whitespace_at_the_end_of_a_completion_is_counted(page: Page, deployment: Deployment) -> None:
     job_id = deployment.jobs["first"]
     answer = deployment.get(f"{JOBS}/{job_id}/rollouts", step=3)
