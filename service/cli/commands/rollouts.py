@@ -143,8 +143,9 @@ def rescore(
 ) -> None:
     """Show how another grader would change rewards and advantages, without changing the job."""
     body = {"grader": read_job(grader), "from_step": from_step, "to_step": to_step, "split": split}
-    body |= {"limit": limit, "advantage": advantage}
-    found = client_of(context).post(f"{JOBS}/{job_id}/rollouts/rescore", body)
+    client, path = client_of(context), f"{JOBS}/{job_id}/rollouts"
+    _refuse_absent_steps(client, path, body | {"step": None})
+    found = client.post(f"{path}/rescore", body | {"limit": limit, "advantage": advantage})
     if as_json:
         print_json(found)
         return

@@ -84,6 +84,16 @@ def test_an_export_to_a_folder_names_the_path_that_was_given(grpo: Grpo, job_id:
     assert not [*tmp_path.glob("*rollouts*")]
 
 
+def test_rescoring_a_job_without_rollouts_says_why(grpo: Grpo, database: Database, tmp_path: Path) -> None:
+    grader = tmp_path / "grader.json"
+    grader.write_text('{"type": "format", "name": "shape", "tags": ["answer"]}')
+    done = grpo.run("rescore", add_job(database, JobState.RUNNING), str(grader))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(
+        "Error: no rollouts of train [code=no_rollouts] Hint: the job has not sampled "
+    )
+
+
 def test_a_supervised_job_says_that_it_samples_nothing(grpo: Grpo, database: Database) -> None:
     method = METHOD.validate_python({"type": "supervised", "supervised": {}})
     stored = METHOD.dump_python(method, mode="json")
