@@ -1,5 +1,7 @@
 """Run directories: `runs/<job>/<fence>`, one per claim, locked while its worker lives.
 
+Only the worker's user can read one, because `config.json` contains headers of graders and tools.
+
 The kernel releases the lock (`flock`) of a killed worker, so that the next one can clean up.
 """
 
@@ -16,6 +18,8 @@ from worker.launchers.local import tail
 
 logger = structlog.get_logger()
 LOCK = "owner.lock"
+PRIVATE = 0o700
+"""Mode of a run directory. Celery, unlike the `grpo` command, keeps the umask of its shell."""
 KEPT_LOG_LINES = 500
 CREATE_TRIES = 1000
 """Maximum tries; a concurrent clean-up may remove a new directory, but only a few times."""
@@ -57,7 +61,7 @@ def _create_locked(path: Path) -> int:
     lock_path = path / LOCK
     for _ in range(CREATE_TRIES):
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(PRIVATE, parents=True, exist_ok=True)
             lock_path.touch()
         except (FileNotFoundError, FileExistsError):
             continue  # a clean-up removed the directory between these calls or inside mkdir

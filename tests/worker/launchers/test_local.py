@@ -180,6 +180,16 @@ def test_a_folder_in_use_is_not_cleaned_up(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_other_users_cannot_read_a_run_directory_whatever_the_umask(tmp_path: Path) -> None:
+    """Celery keeps the umask of its shell, and `config.json` contains headers with keys."""
+    umask = os.umask(0o022)
+    try:
+        with run_directory(tmp_path / "job" / "1") as folder:
+            assert folder.stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(umask)
+
+
 def test_a_job_folder_that_fills_during_its_removal_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
