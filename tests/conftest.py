@@ -37,6 +37,15 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Use only the marked database; the mark of a file has no effect on tests without one."""
+    mark = metafunc.definition.get_closest_marker("database")
+    if mark and "database_url" in metafunc.fixturenames:
+        chosen = pytest.mark.parametrize("database_url", mark.args, indirect=True)
+        metafunc.definition.add_marker(chosen)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     """Fork pytest-xdist's processes from one that has imported the tests."""
@@ -147,8 +156,8 @@ def postgres_url(postgres_databases: DatabasePool) -> Iterator[str]:
         yield url
 
 
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+on_sqlite = pytest.mark.database("sqlite")
+on_postgresql = pytest.mark.database("postgresql")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can create network namespaces")
 
 

@@ -14,18 +14,16 @@ from service.app import create_app
 from service.platform.db import Database
 from service.settings import Settings
 from service.web.auth import create_key
+from tests.conftest import on_sqlite
 from tests.service.job_samples import make_model
 from tests.service.rollouts.rollout_samples import add_graded_job, add_group, scored
 from tests.service.serving.processes import serving
 
+pytestmark = on_sqlite
+
 ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "docs" / "read-a-run" / "rollouts.md").read_text()
 BLOCKS = re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    return sqlite_url
 
 
 @pytest.fixture

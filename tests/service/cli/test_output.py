@@ -18,20 +18,17 @@ from service.jobs.model.states import JobState
 from service.jobs.store.history import HistoryEntry, append
 from service.platform.db import Database
 from service.platform.tables.core import ApiKey, AuditEntry, File
+from tests.conftest import on_sqlite
 from tests.ports import free_port
 from tests.service.cli.command import Grpo
 from tests.service.embedded import call_grpo, environment
 from tests.service.files.file_samples import uploaded
 from tests.service.job_samples import add_job
 
+pytestmark = on_sqlite  # the output does not depend on the database
+
 NASTY = "[/b] [red]x[/] :abc: \x1b[31mred"
 SHOWN = "[/b] [red]x[/] :abc: \\x1b[31mred"
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """The output does not depend on the database."""
-    return sqlite_url
 
 
 def test_a_file_name_is_printed_verbatim(grpo: Grpo, client: TestClient, database: Database) -> None:

@@ -7,17 +7,14 @@ import pytest
 
 from service.jobs.model.states import JobState
 from service.platform.db import Database
+from tests.conftest import on_sqlite
 from tests.service.cli.command import Grpo
 from tests.service.job_samples import add_job
 
+pytestmark = on_sqlite  # `grpo keys` uses the database in the home folder
+
 JOBS = "/v1/fine_tuning/jobs"
 DAY = 24 * 3600
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """`grpo keys` uses the database in the home folder."""
-    return sqlite_url
 
 
 @pytest.fixture

@@ -9,17 +9,15 @@ import pytest
 from service.platform.db import Database
 from service.platform.tables.core import ApiKey
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.ports import free_port
 from tests.service.embedded import GRPO, START_SECONDS, environment, processes_of
 from tests.support.servers import is_ok, wait_until
 
+pytestmark = on_sqlite
+
 NAME = "Zoë – 😀"
 LATIN_1 = {"PYTHONIOENCODING": "latin-1"}
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    return sqlite_url
 
 
 def shell(home: Path, line: str, **variables: str) -> subprocess.CompletedProcess[bytes]:

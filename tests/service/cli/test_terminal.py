@@ -21,19 +21,17 @@ from service.cli.terminal import output, progress
 from service.jobs.model.states import JobState
 from service.platform.db import Database
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.cli.terminal import CTRL_C, Terminal, terminal
 from tests.service.cli.test_transfer import send, server
 from tests.service.embedded import GRPO, environment
 from tests.service.job_samples import add_job, make_model, num_jobs, request, upload
 from tests.support.proxy import Proxy
 
+pytestmark = on_sqlite
+
 BIG_BYTES = 16 * 2**20
 """More than sockets and proxies buffer."""
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    return sqlite_url
 
 
 @pytest.fixture

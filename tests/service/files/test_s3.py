@@ -9,18 +9,15 @@ from fastapi.testclient import TestClient
 from service.app import create_app
 from service.platform.storage import StorageDenied
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.files.file_samples import ROWS, upload, uploaded
 from tests.support.s3 import SECRET, SESSION_TOKEN, Bucket
 from tests.support.s3_proxy import CUT, KEY_ID, pass_all, strike
 
+pytestmark = on_sqlite  # what is tested here does not depend on the database
+
 LARGE = b"\n".join(b'{"x": "%s"}' % random.Random(n).randbytes(2**18).hex().encode() for n in range(23))
 """More than ten MiB of rows."""
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """What is tested here does not depend on the database."""
-    return sqlite_url
 
 
 @pytest.fixture

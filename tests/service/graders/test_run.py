@@ -15,8 +15,11 @@ from openai import OpenAI
 from service.graders import service
 from service.settings import Settings
 from service.web.limits import ConcurrencyLimit
+from tests.conftest import on_sqlite
 from tests.service.job_samples import make_model
 from tests.support.chat_server import Answer, ChatServer, EndpointServer, Reply
+
+pytestmark = on_sqlite  # one database is enough here: graders keep nothing
 
 PREFIX = "/v1/fine_tuning/alpha/graders"
 JUDGE = {
@@ -26,12 +29,6 @@ JUDGE = {
     "input": [{"role": "user", "content": "Rate {{sample.output_text}}"}],
     "cache": False,
 }
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """One database is enough here: graders keep nothing."""
-    return sqlite_url
 
 
 @pytest.fixture

@@ -6,6 +6,9 @@ from openai import BadRequestError, OpenAI
 
 from service.platform.db import Database
 from service.web.auth import create_key
+from tests.conftest import on_sqlite
+
+pytestmark = on_sqlite  # one database is enough here: graders keep nothing
 
 PREFIX = "/v1/fine_tuning/alpha/graders"
 NUMERIC = {"type": "numeric", "name": "right", "reference": "{{item.answer}}"}
@@ -32,12 +35,6 @@ NO_ERRORS = {
     "model_grader_parse_error": False,
     "model_grader_server_error_details": None,
 }
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """One database is enough here: graders keep nothing."""
-    return sqlite_url
 
 
 def run(client: TestClient, grader: Any, text: str, item: Any = None, **more: Any) -> dict[str, Any]:

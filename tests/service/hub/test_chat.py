@@ -8,16 +8,13 @@ from fastapi.testclient import TestClient
 from service.hub.child_process import find_model
 from service.platform.catalog import Catalog
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.serving.answering import answering
 from tests.support.model_hub.server import ModelHub
 
+pytestmark = on_sqlite  # nothing here depends on the database
+
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """Nothing here depends on the database."""
-    return sqlite_url
 
 
 @pytest.fixture

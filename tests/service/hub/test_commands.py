@@ -14,17 +14,14 @@ from service.jobs.model.states import JobState
 from service.platform.catalog import Catalog
 from service.platform.db import Database
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.embedded import call_grpo
 from tests.service.job_samples import GRADER, METHOD, add_job, make_model, reinforcement
 from tests.support.model_hub.server import REVISION, ModelHub
 
+pytestmark = on_sqlite  # nothing here depends on the database
+
 Command = Callable[..., CompletedProcess[str]]
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """Nothing here depends on the database."""
-    return sqlite_url
 
 
 @pytest.fixture

@@ -11,18 +11,14 @@ from fastapi.testclient import TestClient
 from service.platform.catalog import Catalog
 from service.platform.db import Database
 from service.settings import Settings
-from tests.conftest import settings_for
+from tests.conftest import on_sqlite, settings_for
 from tests.service.job_samples import CONTEXT_TOKENS, num_jobs, request, row, upload
 from tests.service.job_samples import jsonl as lines
 from tests.support.model_hub.server import REVISION, ModelHub
 
+pytestmark = on_sqlite  # nothing here depends on the database
+
 JOBS = "/v1/fine_tuning/jobs"
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """Nothing here depends on the database."""
-    return sqlite_url
 
 
 @pytest.fixture

@@ -15,16 +15,12 @@ from service.models_catalog.facts import WorkerMemory, fits_one
 from service.platform.catalog import Catalog
 from service.platform.db import Database
 from service.settings import Settings
-from tests.conftest import settings_for
+from tests.conftest import on_sqlite, settings_for
 from tests.service.job_samples import add_artifact, add_job
 
+pytestmark = on_sqlite  # nothing here depends on the database
+
 NAME = "ft:tiny:tenant-a::abc"
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """Nothing here depends on the database."""
-    return sqlite_url
 
 
 @pytest.fixture

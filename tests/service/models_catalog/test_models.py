@@ -12,6 +12,7 @@ from service.jobs.progress import publishing
 from service.jobs.store.lineage import base_model_name, find_weights
 from service.platform.db import Database
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.job_samples import (
     add_artifact,
     add_checkpoint,
@@ -22,13 +23,9 @@ from tests.service.job_samples import (
     upload,
 )
 
+pytestmark = on_sqlite  # nothing here depends on the database
+
 NAME = "ft:Qwen/Qwen3-0.6B:tenant-a:demo:abc"
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """Nothing here depends on the database."""
-    return sqlite_url
 
 
 @pytest.fixture(autouse=True)

@@ -9,17 +9,14 @@ from fastapi.testclient import TestClient
 from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.job_samples import MODEL, jsonl, make_model, upload
 from tests.service.rollouts.rollout_samples import EPISODES, ROWS, add_graded_job, add_group, scored
 
+pytestmark = on_sqlite  # nothing here depends on the database
+
 JOBS = "/v1/fine_tuning/jobs"
 CUT = {"finish": "length"}
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """Nothing here depends on the database."""
-    return sqlite_url
 
 
 def rows_of(client: TestClient, job_id: str, kind: str, **params: Any) -> list[dict[str, Any]]:

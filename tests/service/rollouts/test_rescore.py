@@ -10,8 +10,11 @@ from service.platform.db import Database
 from service.rollouts import rescore
 from service.rollouts.rescoring import rank_agreement
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.job_samples import make_model
 from tests.service.rollouts.rollout_samples import MULTI, add_graded_job, add_group, completion, scored
+
+pytestmark = on_sqlite  # one database: its queries are those of exports, which are tested on both
 
 JOBS = "/v1/fine_tuning/jobs"
 ACCURACY = {"type": "numeric", "name": "accuracy", "reference": "{{item.answer}}"}
@@ -32,12 +35,6 @@ def refused(client: TestClient, job_id: str, grader: dict[str, Any], **more: Any
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     return error["param"], error["code"]
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """One database: its queries are those of exports, which are tested on both."""
-    return sqlite_url
 
 
 @pytest.fixture

@@ -15,18 +15,15 @@ from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.platform.tables.sinks import JobSink
 from service.settings import Settings
-from tests.conftest import settings_for
+from tests.conftest import on_sqlite, settings_for
 from tests.service.job_samples import create, make_model, reinforcement, request, upload
+
+pytestmark = on_sqlite
 
 JOBS = "/v1/fine_tuning/jobs"
 WANDB = {"type": "wandb", "wandb": {"project": "sums", "name": "n", "entity": "us", "tags": ["a", "b"]}}
 TENSORBOARD = {"type": "tensorboard"}
 MLFLOW = {"type": "mlflow", "mlflow": {"experiment": "sums/small"}}
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    return sqlite_url
 
 
 @pytest.fixture

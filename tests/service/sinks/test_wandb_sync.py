@@ -8,14 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from service.jobs.model.states import JobState
 from service.jobs.progress.metrics import to_csv
 from service.platform.db import Database
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.job_samples import add_artifact, add_job
 from worker.sinks.wandb_files import rows
+
+pytestmark = on_sqlite
 
 ROWS = [{"step": 1, "reward": 0.25, "kl": 0.5}, {"step": 2, "reward": 0.5, "eval/reward": 0.75}]
 SYNC = """
@@ -26,11 +27,6 @@ client = OpenAI(base_url=sys.argv[1], api_key=sys.argv[2], max_retries=0)
 WandbLogger._logged_in = True  # offline there is nothing to log in to
 print(WandbLogger.sync(sys.argv[3], client, project="sums", log_datasets=False))
 """
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    return sqlite_url
 
 
 def test_wandb_s_sync_for_openai_logs_every_step_of_a_job(

@@ -14,12 +14,9 @@ from service.platform.db import Database
 from service.platform.errors import Unauthorized
 from service.platform.tables.core import ApiKey
 from service.web.auth import KEY_PATTERN, authenticate, create_key, list_keys, revoke_key
+from tests.conftest import on_sqlite
 
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """Nothing here depends on the database."""
-    return sqlite_url
+pytestmark = on_sqlite  # nothing here depends on the database
 
 
 def public_id(key: str) -> str:

@@ -14,16 +14,13 @@ from fastapi.testclient import TestClient
 from service.jobs.model.states import JobState
 from service.platform.db import Database
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.files.file_samples import ROWS, uploaded
 from tests.service.job_samples import add_artifact, add_checkpoint, add_job
 
+pytestmark = on_sqlite  # HEAD does not depend on the database
+
 VARYING = {"x-request-id", "date"}
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """HEAD does not depend on the database."""
-    return sqlite_url
 
 
 @pytest.fixture

@@ -18,18 +18,15 @@ from service.platform.errors import TooManyRequests
 from service.settings import Settings
 from service.web.auth import create_key
 from service.web.limits import ConcurrencyLimit, RequestRate
+from tests.conftest import on_sqlite
 from tests.service.files.file_samples import ROWS
 from tests.service.job_samples import add_job
 from tests.service.web.test_limits import limited, refusal
 from tests.support.servers import wait_until
 
+pytestmark = on_sqlite  # none of this depends on the database
+
 JOBS = "/v1/fine_tuning/jobs"
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """None of this depends on the database."""
-    return sqlite_url
 
 
 class Clock:

@@ -14,6 +14,7 @@ from service.jobs.store import claiming, queue
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import Checkpoint, Metric, Rollout
+from tests.conftest import on_sqlite
 from tests.worker.attempt.test_recording import record, step
 from tests.worker.jobs import insert_dataset, insert_job, method, read_job
 from tests.worker.outcomes import expected_weights, messages, weights
@@ -24,13 +25,9 @@ from worker.attempt.lease import Lease
 from worker.attempt.runner import claim, run_job
 from worker.launchers.gpu_reservation import Reservation
 
+pytestmark = on_sqlite  # nothing here depends on the database
+
 Submit = Callable[..., str]
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """Nothing here depends on the database."""
-    return sqlite_url
 
 
 @pytest.fixture

@@ -14,12 +14,15 @@ from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import Job
 from service.settings import Settings
+from tests.conftest import on_postgresql
 from tests.support.servers import wait_until
 from tests.worker.conftest import ROOT, Processes, engine_pids
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import expected_weights, in_background, metric_steps, run_until_idle, weights
 from worker.attempt.attempt import Worker
 from worker.sweeper import sweep_once
+
+pytestmark = on_postgresql  # kills are tried once, on the database of production
 
 Submit = Callable[..., str]
 WaitFor = Callable[..., None]
@@ -37,12 +40,6 @@ OF_WORKER = [
     "results.uploaded",
     "job.finished",
 ]
-
-
-@pytest.fixture
-def database_url(postgres_url: str) -> str:
-    """Kills are tried once, on the database of production."""
-    return postgres_url
 
 
 @pytest.fixture(autouse=True)

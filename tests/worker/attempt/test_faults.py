@@ -12,20 +12,17 @@ from service.jobs.store import queue
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.settings import Settings
+from tests.conftest import on_postgresql
 from tests.support.servers import wait_until
 from tests.worker.conftest import Process, Processes, engine_pids
 from tests.worker.jobs import expire_leases, read_job
 from tests.worker.outcomes import expected_weights, messages, metric_steps, run_until_idle, weights
 from worker.attempt.attempt import Worker
 
+pytestmark = on_postgresql  # kills are tried once, on the database of production
+
 Submit = Callable[..., str]
 WaitFor = Callable[..., None]
-
-
-@pytest.fixture
-def database_url(postgres_url: str) -> str:
-    """Kills are tried once, on the database of production."""
-    return postgres_url
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import pytest
 from sqlalchemy import select, update
 
 from service.jobs.store import queue
@@ -10,6 +9,7 @@ from service.platform.clock import db_now
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import Checkpoint, Job
+from tests.conftest import on_sqlite
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import (
@@ -23,13 +23,9 @@ from tests.worker.outcomes import (
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
 
+pytestmark = on_sqlite  # nothing here depends on the database
+
 Submit = Callable[..., str]
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """Nothing here depends on the database."""
-    return sqlite_url
 
 
 def test_a_killed_engine_resumes_with_an_identical_result(

@@ -13,6 +13,7 @@ from service.jobs.store import queue
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import Artifact, Checkpoint, File, Job, Rollout
+from tests.conftest import on_sqlite
 from tests.support.servers import wait_until
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import read_job
@@ -20,13 +21,9 @@ from tests.worker.outcomes import expected_weights, in_background, messages, met
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
 
+pytestmark = on_sqlite  # nothing here depends on the database
+
 Submit = Callable[..., str]
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """Nothing here depends on the database."""
-    return sqlite_url
 
 
 def test_an_empty_queue_returns_at_once(worker: Worker) -> None:

@@ -23,6 +23,7 @@ from service.ops.orphans import find_orphans
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import Checkpoint, Job
+from tests.conftest import on_sqlite
 from tests.worker.attempt.test_resume import flip_a_byte
 from tests.worker.jobs import claimed
 from tests.worker.outcomes import messages
@@ -32,6 +33,8 @@ from worker.attempt.lease import Lease
 from worker.attempt.prepare import _fetch_checkpoint
 from worker.cluster.files import ClusterFiles
 from worker.launchers.run_files import LocalRunFiles
+
+pytestmark = on_sqlite  # nothing here depends on the database
 
 SHARDS = [f"rank-0000{rank}-of-00003.safetensors" for rank in range(3)]
 """The first is on the first host, the others are on the second."""
@@ -71,12 +74,6 @@ class Hosts:
         }
         manifest.write(first, {"job_id": job_id, "step": step}, entries)
         return CheckpointSaved(step=step, path=name, metrics={})
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """Nothing here depends on the database."""
-    return sqlite_url
 
 
 def hosts_in(folder: Path, storage: Storage, number: int) -> Hosts:

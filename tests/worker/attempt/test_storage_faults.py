@@ -11,6 +11,7 @@ from grpo_engine.config.job import RunConfig
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import Artifact, Checkpoint, File, Job
+from tests.conftest import on_sqlite
 from tests.support.servers import wait_until
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import insert_dataset, insert_job, read_job
@@ -18,13 +19,9 @@ from tests.worker.outcomes import expected_weights, in_background, messages, met
 from worker.attempt.attempt import STORAGE_TRIES, Attempt, Worker
 from worker.attempt.runner import run_job
 
+pytestmark = on_sqlite  # nothing here depends on the database
+
 Submit = Callable[..., str]
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """Nothing here depends on the database."""
-    return sqlite_url
 
 
 def not_stored(step: int) -> str:

@@ -9,6 +9,7 @@ from service.platform.db import Database
 from service.platform.storage import RETRIES, Storage, StorageDenied
 from service.platform.tables.core import Checkpoint, File, Job
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.support.s3 import SECRET, SESSION_TOKEN, Bucket
 from tests.support.s3_proxy import CUT, CUT_ANSWER, KEY_ID, pass_all, strike
 from tests.support.servers import wait_until
@@ -24,15 +25,11 @@ from tests.worker.outcomes import (
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
 
+pytestmark = on_sqlite  # one database: no test here depends on it
+
 Submit = Callable[..., str]
 ALL = "GET HEAD PUT POST DELETE"
 DENIED_RESULTS = "The results were not stored: the storage denies access."
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """One database: no test here depends on it."""
-    return sqlite_url
 
 
 @pytest.fixture

@@ -14,11 +14,14 @@ from service.ops.health import helpers_check
 from service.platform.db import Database
 from service.platform.tables.workers import WorkerHelper
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.worker.jobs import read_job
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
 from worker.launchers import gpu_check
 from worker.launchers.gpu_reservation import HostGpus
+
+pytestmark = on_sqlite  # nothing here depends on the database
 
 Submit = Callable[..., str]
 
@@ -26,12 +29,6 @@ Submit = Callable[..., str]
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"gpus": 2})
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """Nothing here depends on the database."""
-    return sqlite_url
 
 
 def test_a_worker_whose_gpu_fails_claims_nothing_until_it_works_again(

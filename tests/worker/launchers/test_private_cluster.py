@@ -15,6 +15,7 @@ from service.jobs.progress import logs
 from service.jobs.store import history
 from service.platform.db import Database
 from service.platform.storage import Storage
+from tests.conftest import on_sqlite
 from tests.support.servers import wait_until
 from tests.support.waiting import descendants, is_alive
 from tests.worker.conftest import Processes, engine_pids
@@ -28,14 +29,10 @@ from worker.cluster.place import PREFIX
 from worker.launchers.gpu_reservation import HostGpus
 from worker.launchers.run_directory import LOCK, run_directory
 
+pytestmark = on_sqlite  # one of the two: Ray takes long to start
+
 Submit = Callable[..., str]
 WaitFor = Callable[..., None]
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """One of the two: Ray takes long to start."""
-    return sqlite_url
 
 
 @pytest.fixture

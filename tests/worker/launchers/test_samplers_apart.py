@@ -18,6 +18,7 @@ from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import Metric
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.support.servers import wait_until
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import insert_dataset, insert_job, method, read_job
@@ -29,13 +30,7 @@ from worker.launchers.gpu_reservation import HostGpus
 
 STEPS = 6
 TOLERANCE = 1e-6
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """One of the two: Ray takes long to start."""
-    return sqlite_url
+pytestmark = [pytest.mark.slow, on_sqlite]  # one of the two: Ray takes long to start
 
 
 @pytest.fixture

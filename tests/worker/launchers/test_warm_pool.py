@@ -13,6 +13,7 @@ import pytest
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.support.servers import wait_until
 from tests.support.waiting import is_alive, waiting_engines
 from tests.worker.conftest import ROOT, Processes, engine_pids
@@ -24,14 +25,10 @@ from worker.launchers import run_directory
 from worker.launchers.local import EngineProcess
 from worker.launchers.warm_pool import WarmPool
 
+pytestmark = on_sqlite  # nothing here depends on the database
+
 Submit = Callable[..., str]
 WaitFor = Callable[..., None]
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """Nothing here depends on the database."""
-    return sqlite_url
 
 
 @pytest.fixture

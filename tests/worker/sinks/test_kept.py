@@ -16,6 +16,7 @@ from service.platform.tables.core import Job
 from service.platform.tables.sinks import JobSink
 from service.settings import Settings
 from service.sinks import outbox
+from tests.conftest import on_sqlite
 from tests.ports import free_port
 from tests.support.servers import wait_until
 from tests.worker.jobs import read_job
@@ -37,6 +38,8 @@ from tests.worker.sinks.samples import (
 from worker.sinks.__main__ import public_reason, run
 from worker.sinks.keeper import Keeper
 
+pytestmark = on_sqlite
+
 TAIL = "They are kept here and sent again later."
 
 
@@ -48,11 +51,6 @@ def keeper(database: Database, settings: Settings, monkeypatch: pytest.MonkeyPat
     keeper = Keeper(database, settings)
     yield keeper
     keeper.end_all()
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    return sqlite_url
 
 
 def package(folder: Path, source: str) -> Path:

@@ -1,10 +1,9 @@
 """W&B with a server that is down for a while."""
 
-import pytest
-
 from service.jobs.progress.metrics import add_metrics
 from service.platform.db import Database
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.support.chat_server import ScriptedServer
 from tests.support.servers import wait_until
 from tests.worker.sinks.samples import (
@@ -22,10 +21,7 @@ from tests.worker.sinks.samples import (
 from tests.worker.sinks.wandb_server import WandbServer
 from worker.sinks.wandb_files import newest_step
 
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    return sqlite_url
+pytestmark = on_sqlite
 
 
 def test_steps_that_a_killed_process_of_wandb_did_not_upload_are_sent_later(

@@ -9,14 +9,12 @@ from fastapi.testclient import TestClient
 from service.cli.changes import patch_of
 from service.cli.terminal.errors import CommandError
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.cli.command import Grpo
 from tests.service.files.file_samples import uploaded
 from tests.service.job_samples import create, make_model
 
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    return sqlite_url
+pytestmark = on_sqlite
 
 
 def hyperparameters(**values: Any) -> dict[str, Any]:

@@ -14,16 +14,14 @@ from fastapi.testclient import TestClient
 from service.cli.commands.jobs import with_uploads
 from service.cli.http.client import Client
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.embedded import call_grpo
 from tests.service.importing.test_dataset_formats import dataset_folder
 from tests.service.job_samples import jsonl, make_model, row, upload
 
+pytestmark = on_sqlite
+
 Grpo = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    return sqlite_url
 
 
 @pytest.fixture

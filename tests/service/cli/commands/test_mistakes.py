@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import on_sqlite
 from tests.service.cli.command import Grpo
+
+pytestmark = on_sqlite
 
 ODD = {"model": 5, "training_file": 7, "method": "x"}
 GRADER = {"type": "numeric", "reference": "{{item.answer}}"}
@@ -46,11 +49,6 @@ MISTAKES = {
     "a file whose name is no UTF-8": (("files", "upload", "a\udcff.jsonl"), 1, "not valid UTF-8: filename="),
     "a question without a terminal": (("delete", "ftjob-1", "--json"), 1, "aborted; nothing was changed"),
 }
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    return sqlite_url
 
 
 @pytest.mark.parametrize(("arguments", "code", "message"), MISTAKES.values(), ids=MISTAKES)

@@ -7,6 +7,7 @@ import pytest
 from service.jobs.model.states import JobState
 from service.platform.db import Database
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.cli.command import Grpo
 from tests.service.job_samples import METHOD, add_job
 from tests.service.rollouts.rollout_samples import (
@@ -19,10 +20,7 @@ from tests.service.rollouts.rollout_samples import (
     scored,
 )
 
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    return sqlite_url
+pytestmark = on_sqlite
 
 
 @pytest.fixture

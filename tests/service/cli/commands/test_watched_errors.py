@@ -2,17 +2,18 @@
 
 from http.server import BaseHTTPRequestHandler
 
-import pytest
-
 from service.cli.commands.watch import GraderErrors
 from service.cli.http.client import Client
 from service.jobs.model.states import JobState
 from service.jobs.store.history import HistoryEntry, append
 from service.platform.db import Database
+from tests.conftest import on_sqlite
 from tests.service.cli.command import Grpo
 from tests.service.cli.test_transfer import send, server
 from tests.service.job_samples import add_job
 from tests.service.rollouts.rollout_samples import add_group, completion
+
+pytestmark = on_sqlite
 
 TRACEBACK = "Traceback (most recent call last):\n  File \"<grader>\", line 2, in grade\nKeyError: 'answer'"
 FAILURE = {
@@ -21,11 +22,6 @@ FAILURE = {
     "hint": "Correct the grader.",
     "evidence": [f"row 3: python: python_grader_runtime_error: {TRACEBACK}"],
 }
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    return sqlite_url
 
 
 def unscored(message: str) -> dict[str, object]:

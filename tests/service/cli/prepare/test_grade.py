@@ -12,8 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from service.cli.terminal.histogram import bars, bins_of
+from tests.conftest import on_sqlite
 from tests.service.cli.command import Grpo
 from tests.service.embedded import run_shell
+
+pytestmark = on_sqlite
 
 ROOT = Path(__file__).parents[4]
 NUMERIC = {"type": "numeric", "reference": "{{item.answer}}"}
@@ -21,11 +24,6 @@ FAILING = {
     "type": "python",
     "source": "def grade(sample, item):\n    return 1 / (item['answer'] - 4)\n",
 }
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    return sqlite_url
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from service.jobs.store import history
 from service.jobs.store.history import HistoryEntry
 from service.platform.db import Database
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.job_samples import (
     add_artifact,
     add_checkpoint,
@@ -31,14 +32,9 @@ from tests.service.job_samples import (
 from tests.support.chat_server import Reply, ScriptedServer
 from tests.support.webhook_receiver import ALLOWED
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+# shapes of answers do not depend on the database
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), on_sqlite]
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """Shapes of answers are no matter of the database."""
-    return sqlite_url
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from service.jobs.store.history import HistoryEntry
 from service.platform.db import Database
 from service.platform.tables.core import IdempotencyKey, Job
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.grader_samples import OPENAIS_GRADERS, OWN_GRADERS
 from tests.service.job_samples import (
     METHOD,
@@ -29,11 +30,7 @@ from tests.service.job_samples import (
     row,
 )
 
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """Nothing here depends on the database."""
-    return sqlite_url
+pytestmark = on_sqlite  # nothing here depends on the database
 
 
 @pytest.fixture(autouse=True)

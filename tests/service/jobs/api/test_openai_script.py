@@ -15,8 +15,11 @@ from openai import OpenAI
 from examples.openai_script import MODEL, SCHEMA
 from examples.tiny_model import make_model as make_whole_model
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.embedded import ROOT, environment, grpo_up
 from tests.service.job_samples import GRADER, jsonl, make_model, reinforcement, row
+
+pytestmark = on_sqlite  # the contents of a job do not depend on the database
 
 
 def test_the_script_runs_unmodified_with_another_base_url(tmp_path: Path) -> None:
@@ -43,12 +46,6 @@ def test_the_script_runs_unmodified_with_another_base_url(tmp_path: Path) -> Non
         assert next(csv.reader(table))[0] == "step"
     with tarfile.open(out / "adapter.tar.gz") as archive:
         assert {"adapter_config.json", "README.md", "manifest.json"} <= set(archive.getnames())
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """The contents of a job do not depend on the database."""
-    return sqlite_url
 
 
 @pytest.fixture

@@ -12,15 +12,12 @@ from service.jobs.intake.checks import files
 from service.jobs.intake.recent_results import RecentResults
 from service.platform.storage import Storage, open_storage
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.job_samples import GRADER, create, jsonl, make_model, reinforcement, request, row, upload
 
+pytestmark = on_sqlite  # nothing here depends on the database
+
 JOBS = "/v1/fine_tuning/jobs"
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """Nothing here depends on the database."""
-    return sqlite_url
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from service.jobs.intake.cloning import merged
 from service.jobs.model.states import JobState
 from service.platform.db import Database
 from service.platform.tables.core import Job
+from tests.conftest import on_sqlite
 from tests.service.job_samples import (
     GRADER,
     MODEL,
@@ -23,12 +24,9 @@ from tests.service.job_samples import (
     upload,
 )
 
+pytestmark = on_sqlite
+
 JOBS = "/v1/fine_tuning/jobs"
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    return sqlite_url
 
 
 @pytest.fixture

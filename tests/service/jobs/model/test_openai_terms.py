@@ -10,8 +10,11 @@ from grpo_engine.graders import Grader
 from service.graders.schemas import SentGrader
 from service.jobs.model.openai_terms import in_openai_terms
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.grader_samples import NUMERIC, OPENAIS_GRADERS, OWN_GRADERS
 from tests.service.job_samples import METHOD, create, make_model, reinforcement, upload
+
+pytestmark = on_sqlite  # what a grader means is no matter of the database
 
 GRADERS = "/v1/fine_tuning/alpha/graders"
 JUDGE = {
@@ -21,12 +24,6 @@ JUDGE = {
 }
 ALL: list[dict[str, Any]] = [*OWN_GRADERS, *(grader for _, grader in OPENAIS_GRADERS), JUDGE]
 READER: TypeAdapter[Any] = TypeAdapter(SentGrader)
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """What a grader means is no matter of the database."""
-    return sqlite_url
 
 
 def as_answered(grader: dict[str, Any]) -> dict[str, Any]:

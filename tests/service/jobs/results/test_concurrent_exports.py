@@ -9,17 +9,14 @@ from service.jobs.model.states import JobState
 from service.jobs.store import claiming, queue
 from service.platform.db import Database
 from service.settings import Settings
+from tests.conftest import on_postgresql
 from tests.service.job_samples import add_artifact, make_model
 from tests.service.jobs.results.conftest import add_tuned
 
+pytestmark = on_postgresql  # on SQLite no other transaction writes between two statements
+
 JOBS = "/v1/fine_tuning/jobs"
 FAILURE = {"code": "not_mergeable", "message": "It does not fit.", "hint": "", "evidence": []}
-
-
-@pytest.fixture
-def database_url(postgres_url: str) -> str:
-    """On SQLite no other transaction writes between two statements."""
-    return postgres_url
 
 
 @pytest.mark.parametrize("ending", [JobState.SUCCEEDED, JobState.FAILED])

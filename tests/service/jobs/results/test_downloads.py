@@ -12,17 +12,14 @@ from service.platform.storage import open_storage
 from service.platform.tables.core import Checkpoint
 from service.settings import Settings
 from service.web.downloads import content_disposition
+from tests.conftest import on_sqlite
 from tests.service.job_samples import add_artifact, add_checkpoint, add_job
+
+pytestmark = on_sqlite  # one database is enough: no test here is about queries
 
 JOBS = "/v1/fine_tuning/jobs"
 CONTENT = bytes(range(256)) * 8192
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """One database is enough: no test here is about queries."""
-    return sqlite_url
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from service.platform.db import Database
 from service.platform.storage import open_storage
 from service.platform.tables.core import Artifact, File, Job
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.job_samples import (
     add_artifact,
     add_checkpoint,
@@ -25,15 +26,11 @@ from tests.service.job_samples import (
 )
 from tests.service.jobs.results.conftest import add_tuned
 
+pytestmark = on_sqlite  # nothing here depends on the database
+
 JOBS = "/v1/fine_tuning/jobs"
 MERGED = {"format": "merged"}
 CONTENT = b"a merged model"
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """Nothing here depends on the database."""
-    return sqlite_url
 
 
 def create(client: TestClient, job_id: str, **body: Any) -> Any:

@@ -16,18 +16,15 @@ from service.platform.archives import pack
 from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.embedded import call_grpo
 from tests.service.job_samples import finish_export
 from tests.service.jobs.results.conftest import add_tuned
 from tests.support.servers import wait_until
 
+pytestmark = on_sqlite  # nothing here depends on the database
+
 JOBS = "/v1/fine_tuning/jobs"
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """Nothing here depends on the database."""
-    return sqlite_url
 
 
 @pytest.fixture

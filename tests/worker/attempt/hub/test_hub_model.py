@@ -11,6 +11,7 @@ from service.platform.catalog import Catalog
 from service.platform.db import Database
 from service.platform.tables.core import Job, JobEvent
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.support.model_hub.fixture import PRESENT, STALL_AFTER, WEIGHTS, hub
 from tests.support.model_hub.server import REVISION, ModelHub
 from tests.support.servers import wait_until
@@ -20,13 +21,9 @@ from tests.worker.outcomes import in_background
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
 
+pytestmark = on_sqlite  # nothing here depends on the database
+
 __all__ = ["hub"]
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """Nothing here depends on the database."""
-    return sqlite_url
 
 
 @pytest.fixture

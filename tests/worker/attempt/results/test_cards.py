@@ -18,6 +18,7 @@ from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import Artifact, Checkpoint, File, Job
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.engine.run.export_samples import logits, make_base
 from tests.support.fake_engine import FINGERPRINT
 from tests.worker.attempt.test_prepare import prepared
@@ -26,13 +27,9 @@ from tests.worker.outcomes import run_until_idle
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
 
+pytestmark = on_sqlite  # tests/service/jobs/results/test_manifests.py tests the queries on both databases
+
 Submit = Callable[..., str]
-
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """tests/service/jobs/results/test_manifests.py tests the queries on both databases."""
-    return sqlite_url
 
 
 def archive_of(database: Database, storage: Storage, job_id: str) -> bytes:

@@ -21,6 +21,7 @@ from service.platform.ids import new_id
 from service.platform.storage import Storage
 from service.platform.tables.core import Artifact, File, Job
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.engine.run.export_samples import logits, make_adapter, make_base
 from tests.support.servers import wait_until
 from tests.worker.conftest import engine_pids
@@ -30,11 +31,7 @@ from worker.attempt import publish
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
 
-
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """One database: no test here depends on queries."""
-    return sqlite_url
+pytestmark = on_sqlite  # one database: no test here depends on queries
 
 
 @pytest.fixture
