@@ -28,7 +28,7 @@ class MathAnswer(RewardGrader):
     `verify(parse(reference), parse(input))` with math-verify's default extraction: LaTeX (`$…$`, `\\[…\\]`,
     `\\boxed{…}`, `\\frac`) and plain numbers and expressions. A reference in which it finds nothing, such as
     the bare LaTeX `x^2+1`, is read as `\\boxed{x^2+1}`. In other bare LaTeX it may find only a part (`2` in
-    `2\\sqrt{2}`): write `"${{item.answer}}$"` for such rows.
+    `2\\sqrt{2}`): write `"${{item.answer}}$"` for such rows. The minus sign U+2212 is read as `-`.
     A completion that cannot be parsed, or takes math-verify more than 5 seconds, is wrong (0.0); a reference
     that cannot be parsed makes the row unscorable.
     """
@@ -74,7 +74,7 @@ def equal(reference: str, answer: str) -> bool | None:
     seconds = _SECONDS if threading.current_thread() is threading.main_thread() else None
 
     def parsed(text: str) -> list[Any]:
-        return list(math_verify.parse(text, parsing_timeout=seconds))
+        return list(math_verify.parse(text.replace("−", "-"), parsing_timeout=seconds))
 
     gold = parsed(reference) or parsed(f"\\boxed{{{reference}}}")
     if not gold:

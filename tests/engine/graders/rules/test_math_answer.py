@@ -134,6 +134,13 @@ def test_the_verdict_is_that_of_math_verify(
     assert found.reward == float(expected)
 
 
+@pytest.mark.parametrize(
+    ("reference", "answer"), [("-5", "The answer is −5."), ("−5", "$-5$"), ("$2-x$", "$2 − x$")]
+)
+def test_a_unicode_minus_is_a_minus(grading: Grading, reference: str, answer: str) -> None:
+    assert grading.submit(make_sample(answer), {"answer": reference}).result().reward == 1.0
+
+
 def test_an_endless_answer_costs_at_most_one_deadline() -> None:
     # math-verify itself gives up after 5 seconds
     with Grading(read(**GRADER), deadline_seconds=2.5) as grading:
