@@ -129,7 +129,8 @@ class Session:
         return cls(connection, timeout_seconds)
 
     async def reset(self, arguments: Mapping[str, Any]) -> Observation:
-        """Start an episode. Raises EnvironmentFailure; TemporaryFailure if the server has no free session."""
+        """Start an episode. Raises EnvironmentFailure; TemporaryFailure if the server has no free
+        session or closes the connection."""
         return await self._exchange("reset", arguments)
 
     async def step(self, action: Mapping[str, Any]) -> Observation:
@@ -157,7 +158,7 @@ class Session:
         except TimeoutError:
             raise EnvironmentFailure(f"no answer to {kind} within {self._timeout_seconds:.3g} s") from None
         except ConnectionClosed as error:
-            raise EnvironmentFailure(f"{kind}: {_reason(error)}") from None
+            raise _closed(error, kind) from None
         _observation(early, kind)  # raises the error that the server sent
         raise EnvironmentFailure(f"protocol error: the server sent a message before {kind} was requested")
 
@@ -169,11 +170,12 @@ class Session:
         return None
 
 
-def _reason(error: ConnectionClosed) -> str:
+def _closed(error: ConnectionClosed, kind: str) -> EnvironmentFailure:
     own = error.sent.code if isinstance(error, ConnectionClosedError) and error.sent else None
     if own == MESSAGE_TOO_BIG:
-        return f"the observation has more than {MAX_MESSAGE_BYTES} bytes"
-    return "the server closed the connection"
+        return EnvironmentFailure(f"{kind}: the observation has more than {MAX_MESSAGE_BYTES} bytes")
+    failure = TemporaryFailure if kind == "reset" else EnvironmentFailure  # a session cannot be continued
+    return failure(f"{kind}: the server closed the connection")
 
 
 def _observation(message: str | bytes, kind: str) -> Observation:

@@ -86,6 +86,29 @@ def test_an_error_without_a_place_is_an_answer_for_the_model() -> None:
 
 
 @pytest.mark.usefixtures("allowed")
+def test_a_reset_that_the_server_cuts_off_is_tried_again() -> None:
+    num_connections = 0
+
+    async def handler(connection: ServerConnection) -> None:
+        nonlocal num_connections
+        num_connections += 1
+        await connection.recv()
+        if num_connections == 1:
+            connection.transport.abort()
+        else:
+            await connection.send(json.dumps(OBSERVATION))
+            await connection.wait_closed()
+
+    async def reset(url: str) -> str:
+        session, observation = await open_session(url, {}, timeout_seconds=60.0)
+        await session.close()
+        return observation.text
+
+    assert against(handler, reset) == "hi"
+    assert num_connections == 2
+
+
+@pytest.mark.usefixtures("allowed")
 def test_a_redirect_is_not_followed() -> None:
     reached = threading.Event()
 
