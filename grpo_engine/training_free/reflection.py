@@ -60,7 +60,7 @@ class ReflectionStats:
 
     def add_error(self, reason: str) -> None:
         self.errors += 1
-        if len(self.notes) < 3:
+        if len(self.notes) < 3 and reason not in self.notes:
             self.notes.append(reason)
 
 
