@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
@@ -16,6 +17,7 @@ from service.app import create_app
 from service.platform.db import Database
 from service.settings import Settings
 from service.web.auth import create_key
+from tests.service.job_samples import make_model
 from tests.service.serving.processes import serving
 
 
@@ -30,6 +32,12 @@ def other_api_key(database: Database) -> str:
     """A key of another tenant."""
     with database.transaction() as session:
         return create_key(session, "tenant-b")
+
+
+@pytest.fixture
+def model(settings: Settings) -> Path:
+    """The folder of the only model in the catalogue."""
+    return make_model(settings.home)
 
 
 @cache

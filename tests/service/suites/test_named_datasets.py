@@ -9,19 +9,15 @@ from fastapi.testclient import TestClient
 
 from service.jobs.store import machines
 from service.platform.db import Database
-from service.settings import Settings
 from service.web.auth import create_key
 from tests.conftest import on_sqlite
 from tests.service.embedded import call_grpo
-from tests.service.job_samples import jsonl, make_model, num_jobs, row, upload
+from tests.service.job_samples import jsonl, num_jobs, row, upload
+
+pytestmark = pytest.mark.usefixtures("model")
 
 JOBS = "/v1/fine_tuning/jobs"
 EASY = {"min_terms": 2, "max_terms": 2, "max_digits": 1}
-
-
-@pytest.fixture(autouse=True)
-def _model(settings: Settings) -> None:
-    make_model(settings.home)
 
 
 def dataset(**more: Any) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from tests.service.job_samples import (
     add_job,
     create,
     finish_export,
-    make_model,
     request,
     upload,
 )
@@ -42,11 +41,6 @@ EDITED = {
     "tags": ["maths", "keep"],
     "archived": True,
 }
-
-
-@pytest.fixture
-def model(settings: Settings) -> Path:
-    return make_model(settings.home)
 
 
 def shown(job: dict[str, Any]) -> dict[str, Any]:

@@ -9,15 +9,9 @@ from fastapi.testclient import TestClient
 from service.jobs.model.states import JobState
 from service.platform.db import Database
 from service.platform.tables.core import Metric
-from service.settings import Settings
-from tests.service.job_samples import add_job, create, make_model, upload
+from tests.service.job_samples import add_job, create, upload
 
 JOBS = "/v1/fine_tuning/jobs"
-
-
-@pytest.fixture
-def model(settings: Settings) -> Path:
-    return make_model(settings.home)
 
 
 def verdict(difference: float) -> dict[str, Any]:

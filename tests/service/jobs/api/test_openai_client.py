@@ -24,18 +24,12 @@ from tests.service.job_samples import (
     add_checkpoint,
     add_job,
     jsonl,
-    make_model,
     num_jobs,
     reinforcement,
     row,
 )
 
-pytestmark = on_sqlite  # nothing here depends on the database
-
-
-@pytest.fixture(autouse=True)
-def _model(settings: Settings) -> None:
-    make_model(settings.home)
+pytestmark = [on_sqlite, pytest.mark.usefixtures("model")]  # nothing here depends on the database
 
 
 @pytest.fixture

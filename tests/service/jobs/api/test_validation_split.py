@@ -10,19 +10,15 @@ from grpo_engine.config.validation_split import held_out_rows, prompt_digest
 from service.jobs.results.manifest import differences, request_of
 from service.platform.db import Database
 from service.platform.tables.core import Job
-from service.settings import Settings
 from tests.conftest import on_sqlite
 from tests.service.files.file_samples import refusal
-from tests.service.job_samples import GRADER, create, jsonl, make_model, num_jobs, reinforcement, request, row
+from tests.service.job_samples import GRADER, create, jsonl, num_jobs, reinforcement, request, row
 from tests.service.job_samples import upload as uploaded
+
+pytestmark = pytest.mark.usefixtures("model")
 
 JOBS = "/v1/fine_tuning/jobs"
 ROWS = [row(f"What is {n}+{n}?", str(2 * n)) for n in range(20)]
-
-
-@pytest.fixture(autouse=True)
-def _model(settings: Settings) -> None:
-    make_model(settings.home)
 
 
 def checked(client: TestClient, rows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:

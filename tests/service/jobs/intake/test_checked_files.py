@@ -13,16 +13,11 @@ from service.jobs.intake.recent_results import RecentResults
 from service.platform.storage import Storage, open_storage
 from service.settings import Settings
 from tests.conftest import on_sqlite
-from tests.service.job_samples import GRADER, create, jsonl, make_model, reinforcement, request, row, upload
+from tests.service.job_samples import GRADER, create, jsonl, reinforcement, request, row, upload
 
-pytestmark = on_sqlite  # nothing here depends on the database
+pytestmark = [on_sqlite, pytest.mark.usefixtures("model")]  # nothing here depends on the database
 
 JOBS = "/v1/fine_tuning/jobs"
-
-
-@pytest.fixture(autouse=True)
-def _model(settings: Settings) -> None:
-    make_model(settings.home)
 
 
 @pytest.fixture

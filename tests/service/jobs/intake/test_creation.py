@@ -21,7 +21,6 @@ from tests.service.job_samples import (
     create,
     expanded,
     jsonl,
-    make_model,
     num_jobs,
     reinforcement,
     request,
@@ -30,12 +29,9 @@ from tests.service.job_samples import (
 )
 from tests.support.servers import wait_until
 
+pytestmark = pytest.mark.usefixtures("model")
+
 JOBS = "/v1/fine_tuning/jobs"
-
-
-@pytest.fixture(autouse=True)
-def _model(settings: Settings) -> None:
-    make_model(settings.home)
 
 
 def post(client: TestClient, body: dict[str, Any], **headers: str) -> Any:

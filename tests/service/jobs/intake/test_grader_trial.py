@@ -10,17 +10,12 @@ from fastapi.testclient import TestClient
 
 from grpo_engine.graders.pool.pool import Grading
 from service.jobs.intake.checks import grader_trial
-from service.settings import Settings
-from tests.service.job_samples import jsonl, make_model, reinforcement, request, row, upload
+from tests.conftest import on_sqlite
+from tests.service.job_samples import jsonl, reinforcement, request, row, upload
 from tests.support.chat_server import EndpointServer
 
-pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+pytestmark = [on_sqlite, pytest.mark.usefixtures("model")]
 TESTS = [{"call": "f", "args": [1], "expected": 1}]
-
-
-@pytest.fixture(autouse=True)
-def _model(settings: Settings) -> None:
-    make_model(settings.home)
 
 
 def warned(client: TestClient, grader: dict[str, Any], **more: Any) -> list[tuple[str, str]]:

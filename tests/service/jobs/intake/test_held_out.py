@@ -22,7 +22,6 @@ from tests.service.job_samples import (
     create,
     expanded,
     jsonl,
-    make_model,
     num_jobs,
     reinforcement,
     request,
@@ -31,12 +30,9 @@ from tests.service.job_samples import (
     upload,
 )
 
+pytestmark = pytest.mark.usefixtures("model")
+
 CAPITALS = row("What is the capital of France?", "Paris")
-
-
-@pytest.fixture(autouse=True)
-def _model(settings: Settings) -> None:
-    make_model(settings.home)
 
 
 def with_sets(*sets: dict[str, Any], **more: Any) -> dict[str, Any]:

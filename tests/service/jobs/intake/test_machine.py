@@ -24,6 +24,8 @@ from tests.conftest import on_sqlite
 from tests.service.job_samples import GRADER, create, jsonl, make_model, reinforcement, request, row, upload
 from tests.support.chat_server import ChatServer
 
+pytestmark = pytest.mark.usefixtures("model")
+
 PYTHON = {
     "type": "python",
     "source": "def grade(sample, item):\n    return float(item['answer'] in sample['output_text'])",
@@ -39,11 +41,6 @@ ROWS = jsonl(
     row("What is 3+3?", "6", tests=[{"call": "f", "args": [2], "expected": 2}]),
 )
 WHERE = "method.reinforcement.grader"
-
-
-@pytest.fixture(autouse=True)
-def _model(settings: Settings) -> None:
-    make_model(settings.home)
 
 
 @pytest.fixture

@@ -6,26 +6,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.jobs.intake.checks.method import never_a_number
-from service.settings import Settings
-from tests.service.job_samples import (
-    CONTEXT_TOKENS,
-    GRADER,
-    jsonl,
-    make_model,
-    reinforcement,
-    request,
-    row,
-    upload,
-)
+from tests.conftest import on_sqlite
+from tests.service.job_samples import CONTEXT_TOKENS, GRADER, jsonl, reinforcement, request, row, upload
 
-pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+pytestmark = [on_sqlite, pytest.mark.usefixtures("model")]
 
 SCHEMA = {"type": "object", "properties": {"answer": {"type": "number"}}}
-
-
-@pytest.fixture(autouse=True)
-def _model(settings: Settings) -> None:
-    make_model(settings.home)
 
 
 def validated(client: TestClient, method: dict[str, Any], content: bytes | None = None) -> dict[str, Any]:

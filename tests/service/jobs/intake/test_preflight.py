@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 
 from service.platform.db import Database
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.job_samples import (
     CONTEXT_TOKENS,
     GRADER,
@@ -23,12 +24,7 @@ from tests.service.job_samples import (
     upload,
 )
 
-pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-
-
-@pytest.fixture(autouse=True)
-def _model(settings: Settings) -> None:
-    make_model(settings.home)
+pytestmark = [on_sqlite, pytest.mark.usefixtures("model")]
 
 
 def refused(client: TestClient, database: Database, body: dict[str, Any]) -> dict[str, Any]:

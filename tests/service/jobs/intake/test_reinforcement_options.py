@@ -10,12 +10,12 @@ from grpo_engine.config.recipes import RECIPES
 from service.jobs.model.states import JobState
 from service.platform.db import Database
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.embedded import call_grpo, environment
 from tests.service.job_samples import (
     GRADER,
     add_checkpoint,
     add_job,
-    make_model,
     num_jobs,
     reinforcement,
     request,
@@ -24,7 +24,7 @@ from tests.service.job_samples import (
 )
 from tests.service.web.error_samples import error_of
 
-pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+pytestmark = [on_sqlite, pytest.mark.usefixtures("model")]
 
 JOBS = "/v1/fine_tuning/jobs"
 AT = "method.reinforcement"
@@ -32,11 +32,6 @@ MULTI = {"type": "multi", "graders": {"a": GRADER, "b": GRADER}, "calculate_outp
 HTTP_TOOL = {"type": "http", "name": "ask", "url": "https://example.com/ask"}
 FILE = "$FILE"
 """Placeholder for the id of an uploaded file."""
-
-
-@pytest.fixture(autouse=True)
-def _model(settings: Settings) -> None:
-    make_model(settings.home)
 
 
 def with_options(**options: Any) -> dict[str, Any]:

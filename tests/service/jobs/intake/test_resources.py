@@ -16,20 +16,17 @@ from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.conftest import on_sqlite
-from tests.service.job_samples import create, jsonl, make_model, num_jobs, reinforcement, request, row, upload
+from tests.service.job_samples import create, jsonl, num_jobs, reinforcement, request, row, upload
 from tests.support.capable_model import GRADER as NUMERIC
 from tests.support.capable_model import on_endpoint
+
+pytestmark = pytest.mark.usefixtures("model")
 
 TESTS = {"type": "code_tests", "tests": "{{item.tests}}"}
 ROWS = jsonl(
     row(tests=[{"call": "f", "args": [1], "expected": 1}]),
     row("What is 3+3?", "6", tests=[{"call": "f", "args": [2], "expected": 2}]),
 )
-
-
-@pytest.fixture(autouse=True)
-def _model(settings: Settings) -> None:
-    make_model(settings.home)
 
 
 @pytest.fixture

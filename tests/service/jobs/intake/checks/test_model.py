@@ -9,15 +9,11 @@ from fastapi.testclient import TestClient
 
 from service.platform.db import Database
 from service.settings import Settings
-from tests.service.job_samples import make_model, reinforcement, request, upload
+from tests.conftest import on_sqlite
+from tests.service.job_samples import reinforcement, request, upload
 from tests.service.jobs.intake.test_preflight import refused, validated
 
-pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-
-
-@pytest.fixture(autouse=True)
-def _model(settings: Settings) -> None:
-    make_model(settings.home)
+pytestmark = [on_sqlite, pytest.mark.usefixtures("model")]
 
 
 @pytest.mark.parametrize(

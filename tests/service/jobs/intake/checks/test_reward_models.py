@@ -4,15 +4,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.job_samples import make_model, reinforcement
 from tests.service.jobs.intake.test_machine import WHERE, problems
 
-pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-
-
-@pytest.fixture(autouse=True)
-def _model(settings: Settings) -> None:
-    make_model(settings.home)
+pytestmark = [on_sqlite, pytest.mark.usefixtures("model")]
 
 
 def test_a_reward_model_is_a_name_of_the_catalogue_and_never_a_path(client: TestClient) -> None:
