@@ -150,8 +150,14 @@ class RowReader:
             prompt = self._prompt(index, {**row, "messages": turns})
             whole = self._render(index, row, generate=False)
             answer = learned_text(prompt.text, whole, last)
-        target = self._ended(self._encode(answer))
+        target = self._ended(self._following(prompt, answer))
         return Prompt(index, prompt.text, prompt.token_ids, prompt.item, target)
+
+    def _following(self, prompt: Prompt, text: str) -> tuple[int, ...]:
+        """A text's tokens after the prompt; some tokenizers (Llama 2) put a space before a text alone."""
+        encode = self._encode if prompt.conversation else self._opened
+        own, whole = prompt.token_ids, encode(prompt.text + text)
+        return whole[len(own) :] if whole[: len(own)] == own else self._encode(text)
 
     def _ended(self, target: tuple[int, ...]) -> tuple[int, ...]:
         """The target with exactly one end-of-sequence token, at its end, whatever the chat template wrote."""

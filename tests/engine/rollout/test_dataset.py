@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tokenizers.normalizers import Prepend
 from tokenizers.processors import TemplateProcessing
 
 from grpo_engine.contract.errors import DatasetError
@@ -47,6 +48,18 @@ def test_a_tokenizer_that_ends_every_text_leaves_prompts_open(make_policy: Calla
     assert tokenizer.decode(list(reader.rewritten(row, lambda text: f"{text}?"))) == "1+1=?"
     (own,) = reader.prompts([{"prompt": "1<|end|>"}])
     assert tokenizer.decode(list(own.token_ids)) == "1<|end|>"
+
+
+def test_a_tokenizer_that_opens_every_text_with_a_space_puts_none_before_an_answer(
+    make_policy: Callable[..., Policy],
+) -> None:
+    tokenizer = make_policy().tokenizer
+    tokenizer._tokenizer.normalizer = Prepend(" ")
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    turns = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    rows = [{"messages": turns}, {"prompt": "1+1=", "completion": "2"}]
+    for row in RowReader(tokenizer).demonstrations(rows, 100):
+        assert tokenizer.decode([*row.token_ids, *row.target_ids]) == " 1+1=2<|end|>"
 
 
 def test_a_demonstration_without_a_prompt_is_refused(make_policy: Callable[..., Policy]) -> None:
