@@ -28,7 +28,8 @@ _NOT_CALLED = "dt_proj"
 
 def adapter_shape(model: PreTrainedModel, lora: Lora) -> LoraConfig:
     """PEFT's configuration of a fresh adapter. Raises ConfigError for dropout on experts."""
-    fused = sorted({_in_layer(name) for name, module, _ in _matrices(model) if _is_fused(name, module)})
+    matrices = _matrices(model)
+    fused = sorted({_in_layer(name) for name, module, each in matrices if _is_fused(name, module, each)})
     is_everything = lora.target_modules == "all-linear"
     named = [] if is_everything else [each for each in lora.target_modules if _matches(each, fused)]
     modules = "all-linear" if is_everything else [each for each in lora.target_modules if each not in named]
@@ -129,7 +130,7 @@ def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]
         for parameter_name, parameter in module.named_parameters(recurse=False):
             path = f"{name}.{parameter_name}"
             is_router = _is_router(module) and parameter.ndim == 2
-            is_experts = parameter.ndim == 3 and not isinstance(module, nn.modules.conv._ConvNd)
+            is_experts = _is_stack(module, parameter)
             is_product = _is_linear(module) and parameter_name == "weight" and module is not head
             if ".lora_" not in path and (is_product or is_router or is_experts):
                 yield path, module, parameter
@@ -139,13 +140,20 @@ def _is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear | Conv1D) and not _is_router(module)
 
 
-def _is_fused(name: str, module: nn.Module) -> bool:
+def _is_stack(module: nn.Module, parameter: nn.Parameter) -> bool:
+    """Whether a bare weight holds several matrices. DBRX keeps its experts below each other, in two
+    dimensions, and reads them from outside their module, which PEFT's wrapper does not allow."""
+    is_dbrx = type(module).__name__ == "DbrxExpertGLU"
+    return is_dbrx or (parameter.ndim == 3 and not isinstance(module, nn.modules.conv._ConvNd))
+
+
+def _is_fused(name: str, module: nn.Module, weight: nn.Parameter) -> bool:
     """Whether PEFT can train the weight as a parameter: of experts or a router.
 
     Other bare weights, such as the gates of a recurrent block, are no stacks of linear layers.
     """
     is_experts = "expert" in f"{name} {type(module).__name__}".lower()
-    return _is_router(module) or (is_experts and not _is_linear(module))
+    return _is_router(module) or (is_experts and weight.ndim == 3)
 
 
 def _is_router(module: nn.Module) -> bool:

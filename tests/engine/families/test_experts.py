@@ -9,6 +9,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
+    DbrxConfig,
     DeepseekV4Config,
     FalconH1Config,
     LagunaConfig,
@@ -215,3 +216,13 @@ def test_a_layer_of_products_by_group_is_left_out_and_reported() -> None:
     assert left_out(adapter) == {"self_attn.o_a_proj.weight": 2}
     adapter(input_ids=torch.arange(8)[None], use_cache=False).logits.sum().backward()
     assert any(each.grad is not None for name, each in adapter.named_parameters() if "o_b_proj" in name)
+
+
+def test_experts_in_two_dimensions_are_left_out_and_reported() -> None:
+    """DBRX's block reads them from their module, where PEFT's wrapper does not have them."""
+    experts = {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2}
+    sizes = {"d_model": 32, "n_heads": 4, "n_layers": 2, "attn_config": {"clip_qkv": 8.0, "rope_theta": 1e4}}
+    config = DbrxConfig(vocab_size=64, pad_token_id=0, ffn_config=experts, **sizes)
+    adapter = lora.attach(AutoModelForCausalLM.from_config(config), Lora(rank=4))
+    assert left_out(adapter) == dict.fromkeys((f"ffn.experts.mlp.{name}" for name in ("w1", "v1", "w2")), 2)
+    adapter(input_ids=torch.arange(8)[None], use_cache=False).logits.sum().backward()
