@@ -17,6 +17,8 @@ from grpo_engine.files.safetensors_index import Tensor, read_tensors
 
 _NOT_ADAPTED = re.compile(r"embed|wte|wpe|lm_head|norm|ln_")
 """Names of matrices that `all-linear` does not adapt."""
+_ONE_EXPERT = re.compile(r"(.*\.experts)\.\d+\.")
+"""Start of the name of one expert's matrix."""
 MAX_SIZE, MAX_PARAMETERS = 2**32, 2**50
 """Limits for untrusted model files: larger numbers would overflow the estimate's floats."""
 
@@ -153,6 +155,10 @@ def _modules(tensors: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
         if name.endswith(".weight") and len(shape) > 1:
             yield name.removesuffix(".weight")
     yield from (name for name, _ in _expert_stacks(tensors))
+    # transformers stacks the matrices of single experts, in most families below `mlp`
+    if places := {found[1] for name in tensors if (found := _ONE_EXPERT.match(name))}:
+        for place in (*places, "mlp.experts"):
+            yield from (f"{place}.gate_up_proj", f"{place}.down_proj")
 
 
 def _expert_stacks(tensors: Mapping[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, ...]]]:

@@ -17,6 +17,8 @@ from service.jobs.intake.estimate import RowTokens, Subject, estimate
 from service.jobs.intake.model_size import Matrix, ModelShape, UnknownShape, model_shape, shape_of
 from service.jobs.model.dataset import Problems
 from service.jobs.model.validation import Estimate, TokenRange
+from tests.engine.families.catalogue import FAMILIES
+from tests.engine.families.models import make_family
 from tests.engine.families.stored import make_stored
 from tests.engine.families.wrappers import make_wrapper
 from tests.service.job_samples import METHOD, reinforcement
@@ -252,6 +254,13 @@ def test_targets_that_name_no_layer_are_refused_with_the_names_that_exist(tmp_pa
         where = "method.reinforcement.hyperparameters.lora.target_modules"
         message = f"{where}: the model has no linear layer {missing}: its linear layers are {names}"
         assert [each.message for each in problems.found] == ([message] if missing else [])
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3-moe", "gpt-oss"])
+def test_targets_may_name_experts_that_are_stacked_when_they_are_loaded(family: str, tmp_path: Path) -> None:
+    shape = model_shape(make_family(tmp_path, FAMILIES[family]))
+    targets = ("mlp.experts.down_proj", "experts.gate_up_proj", "experts.in_proj")
+    assert shape.unmatched(targets) == ["experts.in_proj"]
 
 
 @pytest.mark.parametrize("family", ["gpt-oss", "qwen3-moe"])
