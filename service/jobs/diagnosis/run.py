@@ -6,10 +6,20 @@ Boundary: plain data; `facts.py` reads it from the database, rules draw the conc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from service.jobs.diagnosis.findings import Change
-from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, Points, Span, above, span
+from service.jobs.diagnosis.windows import (
+    BLOCK_STEPS,
+    MIN_STEPS,
+    Points,
+    Span,
+    above,
+    changes_so_far,
+    means_so_far,
+    span,
+)
 from service.jobs.model.states import TERMINAL, JobState
 from service.jobs.results.manifest import settings_in
 
@@ -120,6 +130,22 @@ class Run:
         """Steps after which the run is judged."""
         return range(BLOCK_STEPS, self.last_step + 1, BLOCK_STEPS)
 
+    @cached_property
+    def best_blocks(self) -> list[Span | None]:
+        """The block with the highest reward among the first 1, 2, … blocks."""
+        return list(
+            accumulate((self.span("reward", end - BLOCK_STEPS + 1, end) for end in self.ends), _better)
+        )
+
+    @cached_property
+    def reward_changes(self) -> list[tuple[float, float]]:
+        return changes_so_far(self.series("reward"))
+
+    @cached_property
+    def mean_spreads(self) -> list[float]:
+        """Mean standard deviation of the rewards of the first 1, 2, … steps."""
+        return means_so_far(self.series("reward_std"))
+
     def span(self, name: str, first: int, last: int) -> Span | None:
         return span(name, self.series(name), first, last)
 
@@ -148,3 +174,7 @@ class Run:
     def setting(self, name: str, value: Any) -> Change:
         """A change of a hyperparameter."""
         return self.change(f"hyperparameters.{name}", value)
+
+
+def _better(one: Span | None, other: Span | None) -> Span | None:
+    return other if other and (one is None or other.mean > one.mean) else one

@@ -4,11 +4,11 @@ Boundary: pure rules over a run.
 """
 
 from dataclasses import dataclass
-from math import ceil, log, sqrt
+from math import ceil, inf, log, sqrt
 
 from service.jobs.diagnosis.findings import DiagnosisFinding, finding, number, rounded
 from service.jobs.diagnosis.run import Run
-from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, Span, error_between, fitted_change, settled
+from service.jobs.diagnosis.windows import BLOCK_STEPS, MIN_STEPS, Span, error_between, num_until, settled
 from service.jobs.model.states import JobState
 
 REWARD = "reward"
@@ -113,16 +113,15 @@ def _has_fallen(run: Run, end: int) -> bool | None:
 def _best_and_late(run: Run, end: int) -> tuple[Span, Span] | None:
     """The best block, and the last one or two up to `end` after it."""
     start = max(BLOCK_STEPS, end - 2 * BLOCK_STEPS) + 1
-    blocks = (run.span(REWARD, first, first + BLOCK_STEPS - 1) for first in range(1, start, BLOCK_STEPS))
-    best = max((block for block in blocks if block), key=lambda block: block.mean, default=None)
+    best = run.best_blocks[start // BLOCK_STEPS - 1]
     late = run.span(REWARD, start, end)
     return (best, late) if best and late and end >= MIN_STEPS else None
 
 
 def _spread(run: Run, end: int) -> float:
     """Mean standard deviation of a step's rewards."""
-    found = run.span("reward_std", 1, end)
-    return found.mean if found else 0.0
+    num = num_until(run.series("reward_std"), end)
+    return run.mean_spreads[num - 1] if num else 0.0
 
 
 def reward_flat(run: Run) -> DiagnosisFinding | None:
@@ -203,7 +202,8 @@ def more_steps(run: Run) -> DiagnosisFinding | None:
 
 def _fitted(run: Run, end: int) -> tuple[float, float]:
     """Change of the reward along a line through all steps up to `end`, and its standard error."""
-    return fitted_change([(step, value) for step, value in run.series(REWARD) if step <= end])
+    num = num_until(run.series(REWARD), end)
+    return run.reward_changes[num - 1] if num else (0.0, inf)
 
 
 def _change(run: Run, end: int) -> str:

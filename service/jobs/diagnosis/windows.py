@@ -6,10 +6,10 @@ Boundary: pure statistics of (step, value) points; what they mean is decided by 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import inf, sqrt
 from operator import itemgetter
-from statistics import fmean, linear_regression, stdev
+from statistics import fmean
 
 from service.jobs.diagnosis.findings import Compared, number
 
@@ -50,11 +50,16 @@ class Span:
 def span(name: str, points: Points, first: int, last: int) -> Span | None:
     """The mean over the steps from `first` to `last`; None if none of them has a value."""
     start = bisect_left(points, first, key=itemgetter(0))
-    found = points[start : bisect_right(points, last, key=itemgetter(0))]
+    found = points[start : num_until(points, last)]
     if not found:
         return None
     values = [value for _, value in found]
     return Span(name, found[0][0], found[-1][0], fmean(values), _noise(values) / len(values))
+
+
+def num_until(points: Points, end: int) -> int:
+    """Number of points up to step `end`."""
+    return bisect_right(points, end, key=itemgetter(0))
 
 
 def _noise(values: Sequence[float]) -> float:
@@ -71,16 +76,33 @@ def error_between(one: Span, other: Span) -> float:
     return sqrt(one.square_error + other.square_error)
 
 
-def fitted_change(points: Points) -> tuple[float, float]:
-    """Change along a fitted line, and its standard error, which is infinite for fewer than three points."""
-    if len(points) < 3:
-        return 0.0, inf
-    steps, values = zip(*points, strict=True)
-    line = linear_regression(steps, values)
-    rest = [value - line.intercept - line.slope * step for step, value in points]
-    length = steps[-1] - steps[0]
-    scale = stdev(steps) * sqrt(len(points) - 1)
-    return line.slope * length, length * sqrt(sum(each**2 for each in rest) / (len(points) - 2)) / scale
+def means_so_far(points: Points) -> list[float]:
+    """Mean of the first 1, 2, … values."""
+    return [total / num for num, total in enumerate(accumulate(value for _, value in points), 1)]
+
+
+def changes_so_far(points: Points) -> list[tuple[float, float]]:
+    """For the first 1, 2, … points: the change along a fitted line, and its standard error.
+
+    The error is infinite for fewer than three points. Each sum of squares is computed from the one before
+    (Welford 1962), because a fit for each judgment would take a minute for 20,000 steps.
+    """
+    changes: list[tuple[float, float]] = []
+    mean_step = mean = steps_steps = steps_values = values_values = 0.0
+    for num, (step, value) in enumerate(points, 1):
+        from_step, from_mean = step - mean_step, value - mean
+        mean_step += from_step / num
+        mean += from_mean / num
+        steps_steps += from_step * (step - mean_step)
+        steps_values += from_step * (value - mean)
+        values_values += from_mean * (value - mean)
+        if num < 3:
+            changes.append((0.0, inf))
+            continue
+        slope, length = steps_values / steps_steps, step - points[0][0]
+        rest = max(0.0, values_values - slope * steps_values)
+        changes.append((slope * length, length * sqrt(rest / (num - 2) / steps_steps)))
+    return changes
 
 
 def settled(judge: Callable[[int], bool | None], ends: Sequence[int]) -> int | None:
