@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from service.jobs.store import wakeups
 from service.ops import bounded_check
+from service.platform import logs
 from service.platform.db import Database, connect
 from service.platform.migrate import upgrade
 from service.settings import Settings
@@ -85,6 +87,20 @@ def patient_checks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bounded_check, "TIMEOUT_SECONDS", 60.0)
         patch.setattr(wakeups, "CHECK_SECONDS", 60.0)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_lines_between_tests(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Drop what servers in this process log while pytest captures no output because it shows a result."""
+    write = logs._Lines.write
+
+    def write_captured(lines: logs._Lines, text: str) -> None:
+        if sys.stderr is not sys.__stderr__ or pytestconfig.option.capture == "no":
+            write(lines, text)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logs._Lines, "write", write_captured)
         yield
 
 
