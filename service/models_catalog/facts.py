@@ -5,7 +5,6 @@ weights are read, only the headers of their files.
 """
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,6 +14,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from grpo_engine.config.job import Method
+from grpo_engine.process.host_memory import usable_bytes
 from service.jobs.intake.estimate import RowTokens, Subject, estimate
 from service.jobs.intake.model_size import ModelShape, UnknownShape, model_shape
 from service.jobs.model.methods import parsed_method
@@ -51,7 +51,7 @@ def worker_memories(session: Session, settings: Settings) -> list[WorkerMemory]:
     machines = known_machines(session, settings)
     gpus = [WorkerMemory(each.gpu_memory_gb * GB, on_gpu=True) for each in machines if each.gpu_memory_gb]
     if settings.mode == "embedded" and settings.launcher == "local" and not settings.gpus:
-        return [WorkerMemory(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), on_gpu=False)]
+        return [WorkerMemory(usable_bytes(), on_gpu=False)]
     return gpus
 
 

@@ -14,6 +14,7 @@ from grpo_engine.models.device_memory import cached_heads
 from grpo_engine.models.lora import largest_rank
 from grpo_engine.models.policy import Policy
 from grpo_engine.parallel.ranks import Ranks
+from grpo_engine.process.host_memory import usable_bytes
 from grpo_engine.rollout.sampler.vllm.engine import vllm_environment
 
 TEMPERATURES = (0.01, 2.0)
@@ -50,8 +51,7 @@ def engine_arguments(policy: Policy, runtime: Runtime, context_tokens: int) -> d
         "seed": 0,
     }
     if on_cpu:
-        machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        share = int(runtime.sampler_memory * machine_bytes)
+        share = int(runtime.sampler_memory * usable_bytes())
         needed = arguments["max_num_seqs"] * cache_bytes(policy, context_tokens, runtime.tensor_parallel)
         arguments |= {"block_size": CPU_BLOCK_TOKENS, "kv_cache_memory_bytes": min(needed, share)}
     if policy.peft_model is not None:
