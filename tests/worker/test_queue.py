@@ -1,6 +1,5 @@
 """Claims, fences and transitions, on SQLite and PostgreSQL."""
 
-import threading
 from collections import Counter
 from collections.abc import Callable
 
@@ -15,6 +14,7 @@ from service.jobs.store.transitions import LockedJob
 from service.platform.clock import db_now, read_clock
 from service.platform.db import Database
 from service.platform.tables.core import Job
+from tests.threads import at_once
 from tests.worker.jobs import claim, claimed, insert_job, read_job, recorded_states
 
 
@@ -116,18 +116,12 @@ def test_a_thousand_claim_races_have_one_winner_each(database: Database) -> None
     """Four workers race for each of 250 jobs."""
     ids = [insert_job(database) for _ in range(250)]
     winners: Counter[str] = Counter()
-    start = threading.Barrier(4)
 
-    def race() -> None:
-        start.wait()
+    def race(_number: int) -> None:
         while (job := claim(database)) is not None:
             winners[job.id] += 1
 
-    threads = [threading.Thread(target=race) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(4, race)
     assert winners == Counter(ids)
     assert {read_job(database, job_id).fence for job_id in ids} == {1}
 
@@ -269,10 +263,5 @@ def test_two_sweepers_requeue_a_job_once(database: Database) -> None:
     jobs = [claimed(database) for _ in range(20)]
     for job in jobs:
         expire_lease(database, job.id)
-    found: list[LockedJob] = []
-    threads = [threading.Thread(target=lambda: found.extend(sweep(database))) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(swept.id for swept in found) == sorted(job.id for job in jobs)
+    found = at_once(2, lambda _: sweep(database))
+    assert sorted(swept.id for each in found for swept in each) == sorted(job.id for job in jobs)

@@ -14,6 +14,7 @@ from service.jobs.store.claiming import ClaimedJob
 from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.settings import Settings
+from tests.threads import at_once
 from tests.worker.jobs import insert_job, read_job
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import claim as claim_as_worker
@@ -70,17 +71,7 @@ def test_sixteen_concurrent_workers_never_exceed_the_limit(database: Database) -
     for tenant in "abc":
         for _ in range(8):
             insert_job(database, tenant=tenant)
-    start = threading.Barrier(16)
-
-    def work() -> None:
-        start.wait()
-        claimed_ids(database, 3)
-
-    threads = [threading.Thread(target=work) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(16, lambda _: claimed_ids(database, 3))
     with database.reading() as session:
         running = session.scalars(select(Job.tenant).where(Job.state == JobState.RUNNING.value))
         assert Counter(running) == {"a": 3, "b": 3, "c": 3}

@@ -1,6 +1,5 @@
 """Deliveries are sent, retried or given up, with receivers that misbehave."""
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from tests.support.webhook_receiver import (
     register,
     verified,
 )
+from tests.threads import at_once
 from tests.worker.jobs import insert_job
 from worker.webhook_sender import Sender
 
@@ -257,19 +257,13 @@ def test_concurrent_senders_send_each_delivery_once(
         register(database, settings, server.url)
         for _ in range(20):
             end_job()
-        start = threading.Barrier(4)
 
-        def race() -> None:
+        def race(_number: int) -> None:
             sender = Sender(database, settings)
-            start.wait()
             while sender.send_one():
                 pass
 
-        threads = [threading.Thread(target=race) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(4, race)
     sent = Counter(request.headers["webhook-id"] for request in server.requests)
     assert sent == Counter(row.id for row in deliveries(database))
     assert {row.state for row in deliveries(database)} == {"delivered"}

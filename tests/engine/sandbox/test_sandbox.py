@@ -23,6 +23,7 @@ from grpo_engine.sandbox.launch import Interpreter, interpreters
 from grpo_engine.sandbox.process import Sandbox, _outcome
 from tests.engine.sandbox.hostile_graders import ENDLESS_GRADERS, GRADERS
 from tests.engine.sandbox.patience import PATIENCE
+from tests.threads import at_once
 
 COUNT = """
 import os
@@ -148,16 +149,7 @@ def test_a_server_outlives_the_thread_of_its_first_call(server: PythonServer) ->
 
 
 def test_calls_from_several_threads_take_turns(server: PythonServer) -> None:
-    outcomes: list[str | None] = []
-    threads = [
-        threading.Thread(target=lambda: outcomes.append(server.call({}, {}, PATIENCE).value))
-        for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(outcomes) == 8
+    outcomes = at_once(8, lambda _: server.call({}, {}, PATIENCE).value)
     assert None not in outcomes
 
 

@@ -1,6 +1,5 @@
 """Leases of a table with a composite key, on SQLite and PostgreSQL."""
 
-import threading
 from collections import Counter
 
 import pytest
@@ -13,6 +12,7 @@ from service.platform.leases import QUIET
 from service.platform.tables.sinks import JobSink
 from service.sinks.outbox import LEASES
 from tests.service.job_samples import add_job
+from tests.threads import at_once
 
 Claim = tuple[str, str, int]
 
@@ -76,16 +76,10 @@ def test_concurrent_claims_take_different_rows(database: Database) -> None:
     for _ in range(12):
         add_sinks(database, "mlflow", "wandb")
     found: Counter[Claim] = Counter()
-    start = threading.Barrier(4)
 
-    def work() -> None:
-        start.wait()
+    def work(_number: int) -> None:
         while (row := claim(database)) is not None:
             found[row] += 1
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(4, work)
     assert (len(found), set(found.values())) == (24, {1})

@@ -1,6 +1,5 @@
 """Limits under concurrent requests: never one more than allowed, and every refusal has a `Retry-After`."""
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -20,6 +19,7 @@ from service.web.limits import UNFINISHED_JOBS_RETRY_SECONDS
 from tests.service.files.file_samples import ROWS, stored, uploaded
 from tests.service.job_samples import add_artifact, add_job, make_model, num_jobs, request, upload
 from tests.service.serving.processes import serving
+from tests.threads import at_once
 
 JOBS = "/v1/fine_tuning/jobs"
 LIMIT = 7
@@ -41,22 +41,13 @@ def post_to_each(
     urls: Sequence[str], api_key: str, path: str, body_of: Callable[[int], dict[str, Any]]
 ) -> list[httpx.Response]:
     """The answers to a hundred requests at once, each on its own connection, over all API processes."""
-    answers: list[httpx.Response] = []
-    start = threading.Barrier(100)
     headers, limits = {"authorization": f"Bearer {api_key}"}, httpx.Limits(max_connections=100)
     with httpx.Client(headers=headers, limits=limits, timeout=60) as client:
 
-        def post(number: int) -> None:
-            start.wait()
-            answers.append(client.post(urls[number % len(urls)] + path, **body_of(number)))
+        def post(number: int) -> httpx.Response:
+            return client.post(urls[number % len(urls)] + path, **body_of(number))
 
-        threads = [threading.Thread(target=post, args=(number,)) for number in range(100)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(answers) == 100
-    return answers
+        return at_once(100, post)
 
 
 @pytest.fixture

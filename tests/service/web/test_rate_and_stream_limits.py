@@ -1,6 +1,5 @@
 """Requests per second and open streams of a tenant, and what OpenAI's client makes of a refusal."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -23,6 +22,7 @@ from tests.service.files.file_samples import ROWS
 from tests.service.job_samples import add_job
 from tests.service.web.test_limits import limited, refusal
 from tests.support.servers import wait_until
+from tests.threads import at_once
 
 pytestmark = on_sqlite  # none of this depends on the database
 
@@ -92,18 +92,8 @@ def test_without_a_rate_no_request_is_refused() -> None:
 
 
 def test_concurrent_threads_get_no_more_than_the_bucket_holds() -> None:
-    rate, start, allowed = RequestRate(25, Clock()), threading.Barrier(16), []
-
-    def request() -> None:
-        start.wait()
-        allowed.append(num_allowed(rate))
-
-    threads = [threading.Thread(target=request) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sum(allowed) == 25
+    rate = RequestRate(25, Clock())
+    assert sum(at_once(16, lambda _: num_allowed(rate))) == 25
 
 
 def test_operations_are_limited_for_each_tenant_and_overall_until_they_end() -> None:
