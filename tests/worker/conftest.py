@@ -22,7 +22,7 @@ from service.settings import Settings
 from tests.conftest import settings_for
 from tests.support.forking import client as forking
 from tests.support.servers import Postgres, wait_until
-from tests.worker.jobs import insert_dataset, insert_job, read_job
+from tests.worker.jobs import claimed, insert_dataset, insert_job, read_job
 from worker.attempt.attempt import Worker
 
 ROOT = Path(__file__).parents[2]
@@ -163,6 +163,20 @@ def processes(settings: Settings) -> Iterator[Processes]:
     processes = Processes(settings)
     yield processes
     processes.close()
+
+
+@pytest.fixture
+def nothing_left(settings: Settings, processes: Processes) -> Iterator[None]:
+    """Check that no engine survives its worker."""
+    yield
+    processes.close()
+    wait_until(lambda: not engine_pids(settings), 120, "engines left behind")
+
+
+@pytest.fixture
+def job_id(database: Database) -> str:
+    """A job claimed under fence 1."""
+    return claimed(database).id
 
 
 @pytest.fixture

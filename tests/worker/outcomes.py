@@ -51,11 +51,23 @@ def expected_weights(seed: int = 7, num_steps: int = 10) -> bytes:
     return digest.encode()
 
 
+def make_due(database: Database) -> None:
+    """End the pause before the next attempt of all jobs."""
+    with database.transaction() as session:
+        session.execute(update(Job).values(not_before=0))
+
+
+def damage(storage: Storage, key: str) -> None:
+    """Change a byte of a stored object."""
+    content = bytearray(storage.get_bytes(key))
+    content[len(content) // 2] ^= 1
+    storage.put(key, bytes(content))
+
+
 def run_until_idle(worker: Worker, database: Database) -> None:
     """Run all queued jobs without pauses between retries."""
     while run_job(worker):
-        with database.transaction() as session:
-            session.execute(update(Job).values(not_before=0))
+        make_due(database)
 
 
 def in_background(worker: Worker) -> threading.Thread:

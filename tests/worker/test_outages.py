@@ -19,7 +19,7 @@ from tests.conftest import settings_for
 from tests.support.servers import Postgres, Redis, wait_until
 from tests.worker.conftest import Processes, engine_pids
 from tests.worker.jobs import expire_leases, read_job
-from tests.worker.outcomes import expected_weights, messages, metric_steps, weights
+from tests.worker.outcomes import expected_weights, make_due, messages, metric_steps, weights
 
 Submit = Callable[..., str]
 WaitFor = Callable[..., None]
@@ -281,6 +281,5 @@ def test_lost_wake_ups_are_resent(
     wakeups.send("default")
     lose(own_redis)
     start_celery(celery)
-    with database.transaction() as session:
-        session.execute(update(Job).values(not_before=0))
+    make_due(database)
     wait_for(job_id, state="succeeded")

@@ -10,7 +10,7 @@ from grpo_engine.contract.records import GroupRecord
 from service.jobs.api.responses import read_jobs
 from service.jobs.model.states import JobState
 from service.jobs.results.weights import chosen_weights
-from service.jobs.store import claiming, queue
+from service.jobs.store import queue
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import Checkpoint, Metric, Rollout
@@ -28,15 +28,6 @@ from worker.launchers.gpu_reservation import Reservation
 pytestmark = on_sqlite  # nothing here depends on the database
 
 Submit = Callable[..., str]
-
-
-@pytest.fixture
-def job_id(database: Database) -> str:
-    """A job claimed under fence 1."""
-    job_id = insert_job(database)
-    with database.transaction() as session:
-        claiming.claim(session, pool="default", worker="w", lease_seconds=60)
-    return job_id
 
 
 def evaluated(

@@ -2,7 +2,7 @@
 
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,16 +13,23 @@ from service.jobs.store import queue
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import Job
-from service.settings import Settings
 from tests.conftest import on_postgresql
 from tests.support.servers import wait_until
 from tests.worker.conftest import ROOT, Processes, engine_pids
 from tests.worker.jobs import read_job
-from tests.worker.outcomes import expected_weights, in_background, metric_steps, run_until_idle, weights
+from tests.worker.outcomes import (
+    expected_weights,
+    in_background,
+    make_due,
+    metric_steps,
+    run_until_idle,
+    weights,
+)
 from worker.attempt.attempt import Worker
 from worker.sweeper import sweep_once
 
-pytestmark = on_postgresql  # kills are tried once, on the database of production
+# kills are tried once, on the database of production
+pytestmark = [on_postgresql, pytest.mark.usefixtures("nothing_left")]
 
 Submit = Callable[..., str]
 WaitFor = Callable[..., None]
@@ -42,14 +49,6 @@ OF_WORKER = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def nothing_left(settings: Settings, processes: Processes) -> Iterator[None]:
-    """Check that no engine survives its worker."""
-    yield
-    processes.close()
-    wait_until(lambda: not engine_pids(settings), 120, "engines left behind")
-
-
 def fault(point: str, action: str) -> str:
     """The value of `GRPO_FAULT` for `name@2` and an action."""
     name, at, nth = point.partition("@")
@@ -65,8 +64,7 @@ def forget_lease(database: Database, worker: Worker) -> None:
     with database.transaction() as session:
         session.execute(update(Job).where(Job.lease_expires_at.is_not(None)).values(lease_expires_at=1))
     sweep_once(database, worker.wakeups, worker.settings)
-    with database.transaction() as session:
-        session.execute(update(Job).values(not_before=0))
+    make_due(database)
 
 
 def is_like_an_undisturbed_one(database: Database, storage: Storage, job_id: str) -> bool:

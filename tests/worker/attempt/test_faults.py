@@ -3,7 +3,7 @@
 import os
 import signal
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 
 import pytest
@@ -19,7 +19,8 @@ from tests.worker.jobs import expire_leases, read_job
 from tests.worker.outcomes import expected_weights, messages, metric_steps, run_until_idle, weights
 from worker.attempt.attempt import Worker
 
-pytestmark = on_postgresql  # kills are tried once, on the database of production
+# kills are tried once, on the database of production
+pytestmark = [on_postgresql, pytest.mark.usefixtures("nothing_left")]
 
 Submit = Callable[..., str]
 WaitFor = Callable[..., None]
@@ -29,14 +30,6 @@ WaitFor = Callable[..., None]
 def lease_seconds(request: pytest.FixtureRequest) -> float:
     """Short only where a step takes longer."""
     return 8.0 if "draining" in request.node.name else 60.0
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(settings: Settings, processes: Processes) -> Iterator[None]:
-    """Check that no engine survives its worker."""
-    yield
-    processes.close()
-    wait_until(lambda: not engine_pids(settings), 120, "engines left behind")
 
 
 def slow_first_attempt(seconds: float = 0.3) -> dict[str, object]:

@@ -1,6 +1,5 @@
 """Events → rows: idempotent, fenced, first write wins; on both databases."""
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,17 +23,9 @@ from service.jobs.progress.recording import record_events, rollout_rows
 from service.jobs.store import claiming, history, queue
 from service.platform.db import Database
 from service.platform.tables.core import Checkpoint, JobEvent, Metric, Rollout
+from tests.threads import at_once
 from tests.worker.jobs import checkpoint, insert_job, read_job
 from worker.attempt.event_reader import EventReader
-
-
-@pytest.fixture
-def job_id(database: Database) -> str:
-    """A job claimed under fence 1."""
-    job_id = insert_job(database)
-    with database.transaction() as session:
-        claiming.claim(session, pool="default", worker="w", lease_seconds=60)
-    return job_id
 
 
 def record(database: Database, job_id: str, events: Sequence[Event], fence: int = 1) -> int | None:
@@ -246,16 +237,12 @@ def test_a_withdrawn_checkpoint_is_retired_before_an_older_step(database: Databa
 def test_concurrent_writers_leave_no_gaps_in_the_history(database: Database) -> None:
     job_id = insert_job(database)
 
-    def write() -> None:
+    def write(_number: int) -> None:
         for _ in range(10):
             with database.transaction() as session:
                 history.append(session, job_id, *[history.HistoryEntry("message", "m")] * 3)
 
-    threads = [threading.Thread(target=write) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(3, write)
     with database.reading() as session:
         numbers = session.scalars(select(JobEvent.sequence).order_by(JobEvent.sequence)).all()
     assert list(numbers) == list(range(1, 91))

@@ -4,20 +4,9 @@ import pytest
 from sqlalchemy import select
 
 from grpo_engine.contract.events import Evaluated, Event
-from service.jobs.store import claiming
 from service.platform.db import Database
 from service.platform.tables.core import Metric
 from tests.worker.attempt.test_recording import record, step
-from tests.worker.jobs import insert_job
-
-
-@pytest.fixture
-def job_id(database: Database) -> str:
-    """A job claimed under fence 1."""
-    job_id = insert_job(database)
-    with database.transaction() as session:
-        claiming.claim(session, pool="default", worker="w", lease_seconds=60)
-    return job_id
 
 
 def metrics_of(database: Database, job_id: str) -> dict[int, dict[str, float]]:

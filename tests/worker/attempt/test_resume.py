@@ -13,8 +13,10 @@ from tests.conftest import on_sqlite
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import (
+    damage,
     expected_weights,
     in_background,
+    make_due,
     messages,
     metric_steps,
     run_until_idle,
@@ -131,12 +133,6 @@ def test_an_engine_that_repeats_recorded_steps_is_not_stalled(
     assert metric_steps(database, job_id) == list(range(1, 11))
 
 
-def flip_a_byte(storage: Storage, key: str) -> None:
-    content = bytearray(storage.get_bytes(key))
-    content[len(content) // 2] ^= 1
-    storage.put(key, bytes(content))
-
-
 def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(
     worker: Worker, database: Database, storage: Storage, submit: Submit
 ) -> None:
@@ -146,9 +142,8 @@ def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(
         rows = session.scalars(select(Checkpoint).order_by(Checkpoint.step)).all()
     assert [row.step for row in rows] == [2, 4, 6]
     assert rows[-1].state_key is not None
-    flip_a_byte(storage, rows[-1].state_key)
-    with database.transaction() as session:
-        session.execute(update(Job).values(not_before=0))
+    damage(storage, rows[-1].state_key)
+    make_due(database)
     run_job(worker)
     found = messages(database, job_id)
     assert (
@@ -167,8 +162,7 @@ def test_training_restarts_without_a_usable_checkpoint(
     job_id = submit({"1": {"die_at": 7}})
     run_job(worker)
     storage.delete(f"jobs/{job_id}/checkpoints/5-1/state.tar")
-    with database.transaction() as session:
-        session.execute(update(Job).values(not_before=0))
+    make_due(database)
     run_job(worker)
     assert "No usable checkpoint is left: training restarts from the first step." in messages(
         database, job_id

@@ -24,9 +24,8 @@ from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import Checkpoint, Job
 from tests.conftest import on_sqlite
-from tests.worker.attempt.test_resume import flip_a_byte
 from tests.worker.jobs import claimed
-from tests.worker.outcomes import messages
+from tests.worker.outcomes import damage, messages
 from worker.attempt import publish
 from worker.attempt.attempt import Attempt, Worker
 from worker.attempt.lease import Lease
@@ -145,7 +144,7 @@ def test_each_host_gets_all_shards_before_it_resumes(
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (flip_a_byte, "is damaged: the stored object has the wrong sha256"),
+        (damage, "is damaged: the stored object has the wrong sha256"),
         (lambda storage, key: storage.delete(key), "is missing"),
     ],
 )

@@ -5,17 +5,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from grpo_engine.config.job import RunConfig
 from service.platform.db import Database
 from service.platform.storage import Storage
-from service.platform.tables.core import Artifact, Checkpoint, File, Job
+from service.platform.tables.core import Artifact, Checkpoint, File
 from tests.conftest import on_sqlite
 from tests.support.servers import wait_until
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import insert_dataset, insert_job, read_job
-from tests.worker.outcomes import expected_weights, in_background, messages, metric_steps, weights
+from tests.worker.outcomes import (
+    damage,
+    expected_weights,
+    in_background,
+    make_due,
+    messages,
+    metric_steps,
+    weights,
+)
 from worker.attempt.attempt import STORAGE_TRIES, Attempt, Worker
 from worker.attempt.runner import run_job
 
@@ -141,12 +149,6 @@ def test_a_worker_without_its_folder_requeues_the_job_and_reveals_no_path(
     )
 
 
-def damage(storage: Storage, key: str) -> None:
-    content = bytearray(storage.get_bytes(key))
-    content[len(content) // 2] ^= 1
-    storage.put(key, bytes(content))
-
-
 def test_a_damaged_dataset_fails_the_job_for_good(
     worker: Worker, database: Database, storage: Storage, submit: Submit
 ) -> None:
@@ -174,12 +176,6 @@ def test_a_damaged_download_is_repeated(
     run_job(worker)
     assert read_job(database, job_id).state == "succeeded"
     assert len(fetched) == 2
-
-
-def make_due(database: Database) -> None:
-    """End the pause before the job's next attempt."""
-    with database.transaction() as session:
-        session.execute(update(Job).values(not_before=0))
 
 
 def test_a_storage_folder_that_is_not_mounted_costs_an_attempt_and_no_checkpoint(

@@ -1,27 +1,20 @@
-"""A worker with an S3 storage that disconnects, is unavailable, denies access or holds damaged objects."""
+"""A worker with an S3 storage that disconnects, is unavailable or denies access."""
 
 from collections.abc import Callable
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from service.platform.db import Database
 from service.platform.storage import RETRIES, Storage, StorageDenied
-from service.platform.tables.core import Checkpoint, File, Job
+from service.platform.tables.core import Checkpoint, File
 from service.settings import Settings
 from tests.conftest import on_sqlite
 from tests.support.s3 import SECRET, SESSION_TOKEN, Bucket
 from tests.support.s3_proxy import CUT, CUT_ANSWER, KEY_ID, pass_all, strike
 from tests.support.servers import wait_until
 from tests.worker.jobs import read_job
-from tests.worker.outcomes import (
-    expected_weights,
-    in_background,
-    messages,
-    metric_steps,
-    run_until_idle,
-    weights,
-)
+from tests.worker.outcomes import expected_weights, in_background, messages, run_until_idle, weights
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
 
@@ -184,23 +177,3 @@ def test_a_worker_does_not_start_on_a_missing_bucket(settings: Settings) -> None
     elsewhere = settings.model_copy(update={"storage_url": "s3://no-such-bucket/prefix"})
     with pytest.raises(StorageDenied, match="NoSuchBucket"):
         Worker.open(elsewhere, "test-worker")
-
-
-def test_a_truncated_checkpoint_in_the_bucket_is_skipped_for_the_previous_one(
-    worker: Worker, database: Database, storage: Storage, submit: Submit
-) -> None:
-    job_id = submit({"1": {"die_at": 7}}, hyperparameters={"n_steps": 10, "checkpoint_interval": 2})
-    run_job(worker)
-    key = f"jobs/{job_id}/checkpoints/6-1/state.tar"
-    storage.put(key, storage.get_bytes(key)[:-100])
-    with database.transaction() as session:
-        session.execute(update(Job).values(not_before=0))
-    run_job(worker)
-    found = messages(database, job_id)
-    assert (
-        "The checkpoint of step 6 is skipped: its archive is damaged: the stored object has the wrong sha256"
-        in found
-    )
-    assert "Training resumed from step 4 on cpu (float32, sampler fake)." in found
-    assert weights(database, storage, job_id) == expected_weights()
-    assert metric_steps(database, job_id) == list(range(1, 11))
