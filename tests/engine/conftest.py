@@ -89,7 +89,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 
 @pytest.fixture
 def make_policy(model_folder: Callable[[str], Path]) -> Callable[..., Policy]:
-    """A policy whose adapter already does something (its B matrices are not zero)."""
+    """A policy whose adapter already does something."""
 
     def make(
         family: str = "qwen3",
@@ -103,13 +103,18 @@ def make_policy(model_folder: Callable[[str], Path]) -> Callable[..., Policy]:
         given = {"lora": lora or Lora(rank=4), "quantization": quantization}
         hyperparameters = SupervisedHyperparameters.model_validate(given)
         policy = load_policy(source, hyperparameters, torch.device("cpu"), dtype, seed=5)
-        generator = torch.Generator().manual_seed(11)
-        for name, parameter in policy.trainable.items():
-            if "lora_B" in name:
-                parameter.data = torch.randn(parameter.shape, generator=generator) * 0.05
+        waken(policy, 11)
         return policy
 
     return make
+
+
+def waken(policy: Policy, seed: int = 1) -> None:
+    """Give the adapter's B matrices values other than zero, so that it does something."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in policy.trainable.items():
+        if "lora_B" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.05
 
 
 def add_token_without_embedding(policy: Policy) -> str:

@@ -17,6 +17,7 @@ from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.objective.types import Completion, Group, PackedBatch, Prompt
 from grpo_engine.rollout.sampler.base import OnGroup, Sampling
 from grpo_engine.training.trainer import Trainer
+from tests.engine.conftest import waken
 
 CPU = torch.device("cpu")
 
@@ -145,10 +146,7 @@ def injected_trainer(
     policy = load_policy(config.model, method.hyperparameters, CPU, torch.float32, config.seed)
     if policy.peft_model is None and method.hyperparameters.beta > 0:
         policy.keep_reference()
-    generator = torch.Generator().manual_seed(11)
-    for name, parameter in policy.trainable.items():
-        if "lora_B" in name:
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.05
+    waken(policy, 11)
     place(policy)
     prompts = [Prompt(0, "", (1,), {})]
     return Trainer(config, method, policy, sampler or InjectedSampler(steps), InjectedGrading(), prompts)

@@ -11,6 +11,7 @@ from examples.tiny_model import make_tokenizer
 from grpo_engine.config.job import ModelSource, SupervisedHyperparameters
 from grpo_engine.models.loading import load_policy
 from grpo_engine.models.policy import Policy
+from tests.engine.conftest import waken
 from tests.engine.injection import CPU
 
 SIZES: dict[str, Any] = {
@@ -48,8 +49,5 @@ def load(folder: Path, lora: Any, dtype: torch.dtype = torch.bfloat16, **source:
     settings = SupervisedHyperparameters(lora=lora)  # type: ignore[call-arg]
     model = ModelSource(name="tiny", path=str(folder), **source)
     policy = load_policy(model, settings, CPU, dtype, seed=5)
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in policy.trainable.items():
-        if "lora_B" in name:
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.05
+    waken(policy)
     return policy

@@ -21,6 +21,7 @@ from grpo_engine.models.weights import load_weights, trained_weights, write_weig
 from grpo_engine.objective.types import Group, Prompt
 from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
+from tests.engine.conftest import waken
 from tests.engine.injection import trained_batch
 
 SIZES = {
@@ -55,10 +56,7 @@ def policy_of(kind: str, folder: Path, lora: Any = None, **more: Any) -> Policy:
 
 
 def sample(policy: Policy) -> list[Group]:
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in policy.trainable.items():
-        if "lora_B" in name:
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.05
+    waken(policy)
     prompts = [Prompt(n, "", tuple(6 + (5 * n + i) % 60 for i in range(3 + 4 * n)), {}) for n in range(3)]
     return TorchSampler(policy, 64).generate(prompts, 3, Sampling(max_tokens=10, seed=3))
 

@@ -12,11 +12,7 @@ from grpo_engine.contract.events import BaseEvent, Evaluated, RolloutsRecorded
 from grpo_engine.rollout.dataset import held_out_numbers
 from grpo_engine.run.build import build_loop
 from tests.engine.conftest import write_rows
-
-
-def run(config: RunConfig, folder: Path, until: int | None = None) -> list[BaseEvent]:
-    trainer = build_loop(config, folder)
-    return list(trainer.run(lambda: until is not None and trainer.state.step >= until))
+from tests.engine.rollout.test_evaluation import run
 
 
 def rows_of(events: Sequence[BaseEvent], split: str) -> set[int]:

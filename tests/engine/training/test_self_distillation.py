@@ -23,7 +23,7 @@ from grpo_engine.training.self_distillation import (
     distillation_batch,
     failed_attempts,
 )
-from tests.engine.conftest import sum_rows
+from tests.engine.conftest import largest_difference, sum_rows
 from tests.engine.rollout.tools.scripted_sampler import encoded
 
 
@@ -62,10 +62,6 @@ def gradients(policy: Policy, batch: DistillationBatch, budget: int = 10_000, **
     return metrics, {name: p.grad.clone() for name, p in policy.trainable.items() if p.grad is not None}
 
 
-def difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
-    return max(float((left[name] - right[name]).abs().max()) for name in left)
-
-
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])
 @pytest.mark.parametrize("shares_prompts", [True, False])
 def test_gradients_are_those_of_a_plain_dense_implementation(
@@ -92,7 +88,7 @@ def test_gradients_are_those_of_a_plain_dense_implementation(
     (0.5 * total / tokens).backward()
     expected = {name: p.grad.clone() for name, p in policy.trainable.items() if p.grad is not None}
     assert batch.num_tokens == tokens
-    assert difference(expected, found) < 1e-6
+    assert largest_difference(expected, found) < 1e-6
     assert max(float(g.abs().max()) for g in expected.values()) > 1e-4
     kl = float(total.detach()) / tokens
     assert metrics["self_distillation/kl"] == pytest.approx(kl, abs=1e-6)
@@ -119,7 +115,7 @@ def test_gradients_do_not_depend_on_how_the_step_is_cut(
     batch = lesson_of(policy, groups)
     metrics, whole = gradients(policy, batch)
     other, cut = gradients(policy, batch, budget)
-    assert difference(whole, cut) < 1e-6
+    assert largest_difference(whole, cut) < 1e-6
     assert other == pytest.approx(metrics, abs=1e-6)
 
 

@@ -25,6 +25,7 @@ from grpo_engine.run.build import build_loop
 from grpo_engine.training_free.prompts import COMPARE, CONSOLIDATE, retry_messages
 from tests.engine.conftest import DIGITS, sum_rows, write_rows
 from tests.engine.processes import run_here, start
+from tests.engine.training_free.runs import of, run
 from tests.support.capable_model import (
     GRADER,
     LESSON,
@@ -74,14 +75,6 @@ def make_job(tmp_path: Path, model_folder: Callable[[str], Path]) -> Callable[..
         )
 
     return make
-
-
-def run(config: RunConfig, run_dir: Path) -> list[Any]:
-    return list(build_loop(config, run_dir).run(lambda: False))
-
-
-def of(events: list[Any], kind: type[Any]) -> list[Any]:
-    return [event for event in events if isinstance(event, kind)]
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from grpo_engine.models.fast.model import KNOWN_POSITIONS, FastModel
 from grpo_engine.models.loading import load_policy
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import PackedBatch
+from tests.engine.conftest import waken
 from tests.engine.injection import CPU
 from tests.engine.models.test_shared_prompts import MIXED, batch_of
 
@@ -85,13 +86,6 @@ def load(folder: Path, model: PreTrainedModel, lora: Any, **more: Any) -> Policy
     policy = load_policy(source, settings, CPU, torch.float32, seed=5)
     waken(policy)
     return policy
-
-
-def waken(policy: Policy, seed: int = 1) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in policy.trainable.items():
-        if "lora_B" in name:
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.05
 
 
 def result(policy: Policy, batch: PackedBatch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_engine.contract.records import FinishReason, GradeError, Score, StepScore
+from grpo_engine.contract.records import GradeError, Score, StepScore
 from grpo_engine.models.policy import Policy
-from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt
+from grpo_engine.objective.types import GradedGroup, Group, Prompt
 from grpo_engine.rollout.collector import StepGroups
 from grpo_engine.rollout.overlap.policy_snapshot import copied_policy
 from grpo_engine.rollout.overlap.rollout_state import groups_from_json, groups_to_json
+from tests.engine.rollout.overlap.test_one_step_ahead import completion
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])
@@ -34,11 +35,6 @@ def test_a_snapshot_stays_fixed_and_shares_frozen_weights(
             parameter += 1
     for name, parameter in policy.model.named_parameters():
         assert torch.equal(parameter, before[name])
-
-
-def completion(**fields: Any) -> Completion:
-    base = Completion("a", (3, 5), (-0.1, -2.0 / 3), FinishReason.LENGTH, 4)
-    return replace(base, **fields)
 
 
 def test_waiting_groups_survive_json() -> None:

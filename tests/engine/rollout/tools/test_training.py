@@ -26,10 +26,8 @@ from grpo_engine.run.build import build_loop
 from grpo_engine.training.gradients import PolicyGradient
 from tests.engine.conftest import sum_rows, write_rows
 from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler, encoded
+from tests.engine.rollout.tools.test_sampler import CALL, SAMPLING, prompts
 from tests.support.chat_server import Recorded, ScriptedServer
-
-CALL = '<tool_call>{"name": "add", "arguments": {"a": 3}}</tool_call>'
-SAMPLING = Sampling(max_tokens=400, seed=3, step=2)
 
 
 @pytest.fixture
@@ -38,10 +36,6 @@ def adder(monkeypatch: pytest.MonkeyPatch) -> Any:
     with ScriptedServer(lambda request: "7") as server:
         monkeypatch.setenv("GRPO_ALLOWED_HOSTS", server.host)
         yield server
-
-
-def prompts(policy: Policy, count: int = 1) -> list[Prompt]:
-    return RowReader(policy.tokenizer).prompts(sum_rows(count))
 
 
 def test_a_turn_has_its_own_random_numbers() -> None:
