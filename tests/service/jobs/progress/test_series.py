@@ -27,11 +27,6 @@ def get(client: TestClient, path: str, **params: Any) -> dict[str, Any]:
     return dict(answer.json())
 
 
-@pytest.fixture
-def job_id(database: Database) -> str:
-    return add_job(database, JobState.RUNNING)
-
-
 def test_events_are_newest_first_page_by_page(client: TestClient, database: Database, job_id: str) -> None:
     entries = [HistoryEntry("message", f"m{n}") for n in range(4)]
     with database.transaction() as session:

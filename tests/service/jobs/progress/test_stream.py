@@ -25,10 +25,8 @@ from service.platform.db import Database
 from service.platform.tables.core import Job, JobEvent
 from service.settings import Settings
 from tests.ports import free_port
-from tests.service.job_samples import add_job
+from tests.service.jobs.progress.conftest import SECONDS
 from tests.support.servers import is_ok, wait_until
-
-SECONDS = 60
 
 
 @dataclass
@@ -36,20 +34,6 @@ class Message:
     id: int
     event: str
     data: dict[str, Any]
-
-
-@pytest.fixture(autouse=True)
-def _poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream.JobFeed, "poll_seconds", 0.05)
-
-
-@pytest.fixture
-def http(server_url: str, api_key: str) -> Iterator[httpx.Client]:
-    headers = {"authorization": f"Bearer {api_key}"}
-    with httpx.Client(
-        base_url=f"{server_url}/v1/fine_tuning/jobs", headers=headers, timeout=SECONDS
-    ) as client:
-        yield client
 
 
 @contextmanager
@@ -94,11 +78,6 @@ def finish(database: Database, job_id: str) -> None:
         history.append(
             session, job_id, history.status(JobState.SUCCEEDED, "done", phase="succeeded", fence=1)
         )
-
-
-@pytest.fixture
-def job_id(database: Database) -> str:
-    return add_job(database, JobState.RUNNING)
 
 
 def test_history_comes_first_then_what_is_new_then_the_end(

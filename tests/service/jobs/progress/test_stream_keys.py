@@ -1,39 +1,18 @@
 """A stream lives no longer than the key that opened it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import httpx
 import pytest
 from fastapi import FastAPI
 from sqlalchemy.orm import Session
 
-from service.jobs.model.states import JobState
-from service.jobs.progress import stream
 from service.platform import feed
 from service.platform.db import Database
 from service.platform.tables.core import ApiKey
 from service.web.auth import create_key, revoke_key, usable_keys
-from tests.service.job_samples import add_job
-from tests.service.jobs.progress.test_stream import SECONDS, opened, record, step
+from tests.service.jobs.progress.test_stream import opened, record, step
 from tests.support.servers import wait_until
-
-
-@pytest.fixture(autouse=True)
-def _poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream.JobFeed, "poll_seconds", 0.05)
-
-
-@pytest.fixture
-def http(server_url: str, api_key: str) -> Iterator[httpx.Client]:
-    headers = {"authorization": f"Bearer {api_key}"}
-    url = f"{server_url}/v1/fine_tuning/jobs"
-    with httpx.Client(base_url=url, headers=headers, timeout=SECONDS) as client:
-        yield client
-
-
-@pytest.fixture
-def job_id(database: Database) -> str:
-    return add_job(database, JobState.RUNNING)
 
 
 def expire(database: Database, public_id: str) -> None:
