@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -170,6 +171,16 @@ def postgres_url(postgres_databases: DatabasePool) -> Iterator[str]:
     """A migrated, empty PostgreSQL database."""
     with postgres_databases.database() as url:
         yield url
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """A port on all local addresses, which must have received no connection at the test's end."""
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+        server.settimeout(0.0)
+        yield server
+        with pytest.raises(BlockingIOError):
+            server.accept()
 
 
 on_sqlite = pytest.mark.database("sqlite")

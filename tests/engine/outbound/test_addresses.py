@@ -2,21 +2,12 @@
 
 import ipaddress
 import socket
-from collections.abc import Iterator
 
 import pytest
 
 from grpo_engine.outbound.addresses import AllowedHosts, RefusedUrl, as_address, check_url, is_public, parse
 from grpo_engine.outbound.web import check_headers, post
 from tests.support.hostile_urls import ACCEPTED, REFUSED
-
-
-@pytest.fixture
-def listener() -> Iterator[socket.socket]:
-    """A port on all local addresses to which nothing may connect."""
-    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
-        server.settimeout(0.0)
-        yield server
 
 
 def unused(host: str, port: int) -> list[str]:
@@ -31,8 +22,6 @@ def test_hostile_urls_are_refused_before_any_look_up_or_connection(listener: soc
             check_url(url, allowed_hosts=AllowedHosts())
         with pytest.raises(RefusedUrl):
             post(url, b"", {}, timeout_seconds=1, allowed_hosts=AllowedHosts(), resolver=unused)
-    with pytest.raises(BlockingIOError):
-        listener.accept()
 
 
 @pytest.mark.parametrize("url", ACCEPTED)
@@ -66,8 +55,6 @@ def test_a_name_with_a_private_address_is_refused_before_connecting(
                 allowed_hosts=AllowedHosts(),
                 resolver=lambda host, port, found=found: found,  # type: ignore[misc]
             )
-    with pytest.raises(BlockingIOError):
-        listener.accept()
 
 
 def test_the_operator_may_allow_a_host_or_one_of_its_ports(monkeypatch: pytest.MonkeyPatch) -> None:

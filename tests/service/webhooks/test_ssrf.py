@@ -1,7 +1,6 @@
 """URLs that lead inside are refused wherever the API takes one, before any look-up and any connection."""
 
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,16 +13,6 @@ from tests.support.hostile_urls import REFUSED
 
 GRADERS = "/v1/fine_tuning/alpha/graders"
 JOBS = "/v1/fine_tuning/jobs"
-
-
-@pytest.fixture
-def listener() -> Iterator[socket.socket]:
-    """A port on all local addresses that must receive no connection."""
-    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
-        server.settimeout(0.0)
-        yield server
-        with pytest.raises(BlockingIOError):
-            server.accept()
 
 
 @pytest.fixture
