@@ -6,6 +6,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.charts import drawn, figure, points
 from tests.browser.deployment import JOBS, Deployment, questions, reinforcement
+from tests.browser.job.opened import measured
 from tests.service.job_samples import upload as upload_file
 
 REDRAWN_AFTER_A_FAILURE = """async () => {
@@ -22,11 +23,6 @@ REDRAWN_AFTER_A_FAILURE = """async () => {
 
 def open_comparison(page: Page, deployment: Deployment, *names: str, more: str = "") -> None:
     page.goto(f"/#/compare?jobs={','.join(deployment.jobs[name] for name in names)}{more}")
-
-
-def measured(deployment: Deployment, name: str, metric: str) -> list[tuple[int, float]]:
-    rows = deployment.get(f"{JOBS}/{deployment.jobs[name]}/metrics")["data"]
-    return [(row["step"], row[metric]) for row in rows if metric in row]
 
 
 def test_each_job_is_a_line_with_the_apis_values(page: Page, deployment: Deployment) -> None:

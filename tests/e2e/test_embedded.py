@@ -21,11 +21,9 @@ from examples.arithmetic import make_rows, supervised_rows, write_jsonl
 from examples.decoding import accuracy, answers, greedy_tokens
 from examples.tiny_model import make_model
 from service.cli.commands.download import fetch_adapter, unpack
-from service.cli.commands.watch import watch_job
 from service.cli.http.client import JOBS, Client
 from tests.e2e.rollouts import evaluations
-from tests.service.embedded import ROOT, Up, grpo_job, grpo_up
-from tests.support.forking import client as forking
+from tests.service.embedded import ROOT, Up, engine_python, grpo_job, grpo_up, succeed
 
 pytestmark = pytest.mark.slow
 
@@ -67,22 +65,6 @@ def reinforcement_job(training_file: str, validation_file: str, model: str) -> d
     return body
 
 
-def succeed(client: Client, body: dict[str, Any]) -> dict[str, Any]:
-    job = watch_job(client, client.create(JOBS, body)["id"])
-    assert job["status"] == "succeeded", job["failure"]
-    return job
-
-
-def engine_python(folder: Path) -> Path:
-    """Starts the jobs' engines as real processes, whose peak memory is tested, and forks later ones."""
-    program, forked = folder / "engine", forking.engine_python()
-    program.write_text(
-        f'#!/bin/sh\n[ -e {folder}/jobs-ended ] && exec {forked} "$@"\nexec {sys.executable} "$@"\n'
-    )
-    program.chmod(0o755)
-    return program
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     folder = tmp_path_factory.mktemp("embedded")
@@ -92,7 +74,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
         "train": write_jsonl(folder / "train.jsonl", TRAIN),
         "held_out": write_jsonl(folder / "held_out.jsonl", HELD_OUT),
     }
-    engine = {"GRPO_ENGINE_PYTHON": str(engine_python(folder)), "GRPO_ENGINE_MODULE": "grpo_engine"}
+    python = engine_python(folder, "jobs-ended")  # the peak memory of real processes is tested
+    engine = {"GRPO_ENGINE_PYTHON": str(python), "GRPO_ENGINE_MODULE": "grpo_engine"}
     with grpo_up(folder / "home", **engine, GRPO_WARM_ENGINE="0") as up:
         key = Path(up.ready["key_file"]).read_text().strip()
         with Client(up.url, key) as client:

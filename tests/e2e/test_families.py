@@ -16,11 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from examples.arithmetic import write_jsonl
 from examples.tiny_model import make_model
 from service.cli.commands.download import fetch, unpack
-from service.cli.commands.watch import watch_job
 from service.cli.http.client import JOBS, Client
 from tests.e2e.families import SUPERVISED_STEPS, TASKS, quantized_task, sums
 from tests.engine.run.export_samples import on_quantized_base
-from tests.service.embedded import grpo_up
+from tests.service.embedded import grpo_up, succeed
 from tests.support.chat_server import ChatServer
 
 pytestmark = pytest.mark.slow
@@ -46,12 +45,6 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
             Client(up.url, Path(up.ready["key_file"]).read_text().strip()) as client,
         ):
             yield client
-
-
-def succeed(client: Client, body: dict[str, Any]) -> dict[str, Any]:
-    job = watch_job(client, client.create(JOBS, body)["id"])
-    assert job["status"] == "succeeded", job["failure"]
-    return job
 
 
 @pytest.fixture(scope="module")

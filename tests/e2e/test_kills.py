@@ -21,8 +21,7 @@ from service.cli.commands.download import fetch_adapter, unpack
 from service.cli.commands.watch import watch_job
 from service.cli.http.client import JOBS, Client
 from tests.e2e.rollouts import evaluations
-from tests.service.embedded import Up, grpo_job, grpo_up, processes_of, write_rows
-from tests.support.forking import client as forking
+from tests.service.embedded import Up, engine_python, grpo_job, grpo_up, processes_of, write_rows
 from tests.support.servers import is_ok, wait_until
 
 pytestmark = pytest.mark.slow
@@ -127,23 +126,14 @@ class Service:
         wait_until(lambda: is_ok(f"{self.up.url}/readyz"), seconds=120)
 
 
-def engine_python(folder: Path) -> Path:
-    """Starts engines that are killed as real processes, and forks those of later attempts and jobs."""
-    program, forked = folder / "engine", forking.engine_python()
-    program.write_text(
-        f'#!/bin/sh\n[ -e {folder}/marks/{LAST_KILL} ] && exec {forked} "$@"\nexec {sys.executable} "$@"\n'
-    )
-    program.chmod(0o755)
-    return program
-
-
 @contextmanager
 def running(folder: Path) -> Iterator[Service]:
     """No process is left at the end of the block."""
     make_model(folder / "home" / "models" / "tiny", hidden=64, layers=2, seed=1)
     rows = write_rows(folder / "rows.jsonl")
     (folder / "marks").mkdir()
-    here = {"GRPO_FAULT_MARKS": str(folder / "marks"), "GRPO_ENGINE_PYTHON": str(engine_python(folder))}
+    python = engine_python(folder, f"marks/{LAST_KILL}")  # engines that are killed are real processes
+    here = {"GRPO_FAULT_MARKS": str(folder / "marks"), "GRPO_ENGINE_PYTHON": str(python)}
     with grpo_up(folder / "home", python=sys.executable, **SETTINGS, **here) as up:
         key = Path(up.ready["key_file"]).read_text().strip()
         with Client(up.url, key) as client:

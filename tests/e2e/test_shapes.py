@@ -14,10 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.arithmetic import write_jsonl
 from service.cli.commands.download import fetch, fetch_adapter, unpack
-from service.cli.commands.watch import watch_job
 from service.cli.http.client import JOBS, Client
 from tests.e2e.shapes import SHAPES, make_shape
-from tests.service.embedded import Up, grpo_up
+from tests.service.embedded import Up, grpo_up, succeed
 
 pytestmark = [
     pytest.mark.slow,
@@ -59,9 +58,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 def trained(client: Client, name: str, rows: Path) -> dict[str, Any]:
     body = {"model": name, "seed": 1, "training_file": client.upload(rows)["id"], "method": METHOD}
-    job = watch_job(client, client.create(JOBS, body)["id"])
-    assert job["status"] == "succeeded", job["failure"]
-    return job
+    return succeed(client, body)
 
 
 def merged(client: Client, job_id: str, folder: Path) -> Path:

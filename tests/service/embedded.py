@@ -21,6 +21,7 @@ import pytest
 
 from examples.arithmetic import make_rows, write_jsonl
 from grpo_engine.process.parent_death import dies_with_this_process
+from service.cli.commands.watch import watch_job
 from service.cli.http.client import JOBS, Client
 from service.cli.main import run
 from tests.support.forking import client as forking
@@ -200,3 +201,20 @@ def processes_of(home: Path) -> list[int]:
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
     return found
+
+
+def succeed(client: Client, body: dict[str, Any]) -> dict[str, Any]:
+    """The job of this request, after its success."""
+    job = watch_job(client, client.create(JOBS, body)["id"])
+    assert job["status"] == "succeeded", job["failure"]
+    return job
+
+
+def engine_python(folder: Path, mark: str) -> Path:
+    """Starts engines as real processes and, once the file `mark` is in the folder, forks them."""
+    program, forked = folder / "engine", forking.engine_python()
+    program.write_text(
+        f'#!/bin/sh\n[ -e {folder}/{mark} ] && exec {forked} "$@"\nexec {sys.executable} "$@"\n'
+    )
+    program.chmod(0o755)
+    return program

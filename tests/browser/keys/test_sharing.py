@@ -11,15 +11,12 @@ from service.platform.tables.core import ApiKey
 from tests.browser.charts import drawn
 from tests.browser.conftest import Tab, log_in, profile
 from tests.browser.deployment import JOBS, Deployment
+from tests.browser.test_frame import heading
 
 WRITING = re.compile(
     r"^(New job|Edit|Run again|Share|Pause|Resume|Cancel job|Delete|Archive|Rename|Upload a file|Start|"
     r"Change more in the form|Merged model)"
 )
-
-
-def heading(page: Page, name: str) -> None:
-    expect(page.get_by_role("heading", name=name, level=1)).to_be_visible()
 
 
 def controls(page: Page) -> list[str]:
