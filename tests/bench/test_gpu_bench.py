@@ -23,7 +23,7 @@ from bench.trl.models import Shape
 from bench.trl.side import Spec
 from grpo_engine.objective.packing import pack
 from tests.support.forking import client as forking
-from tests.support.waiting import is_alive
+from tests.support.waiting import is_alive, running
 
 NAMES = ["model-tiny", "train-tiny", "sample-tiny-torch"]
 SIDES = ["steps-tiny-g4-ours", "steps-tiny-g4-trl"]
@@ -138,7 +138,7 @@ def test_a_part_fails_that_exceeds_its_share_and_not_where_the_deadline_cuts_it(
         result = runner.run(Part("machine", "machine", share), 0.2)
         assert result["status"] == status
         assert result["reason"].startswith("stopped after")
-    assert not children_of(os.getpid(), "bench.gpu.measure")
+    assert not running(os.getpid(), "bench.gpu.measure")
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_a_terminated_run_keeps_what_it_has_and_leaves_no_process(tmp_path: Path
         program = forking.start(module, os.environ, writing, own_session=True)
         os.close(writing)
         assert printed.readline().startswith("machine")
-        while not (child := children_of(program.pid, "bench.gpu.measure")):
+        while not (child := running(program.pid, "bench.gpu.measure")):
             assert program.poll() is None
             time.sleep(0.01)
         program.terminate()
@@ -244,17 +244,3 @@ def test_ours_stands_beside_the_published_figures_of_the_same_sequence() -> None
     assert beside["kept"]["tokens_per_second_ratio"] == 2.0
     assert beside["recomputed"]["tokens_per_second_ratio"] == 1.0
     assert beside["recomputed"]["peak_memory_ratio"] == pytest.approx(1.0)
-
-
-def children_of(parent: int, word: str) -> list[int]:
-    """Living processes that this one started with that word on their command line."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            stat = (path / "stat").read_text().rpartition(")")[2].split()
-            command = (path / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if int(stat[1]) == parent and stat[0] != "Z" and word.encode() in command:
-            found.append(int(path.name))
-    return found

@@ -4,8 +4,10 @@ from pathlib import Path
 
 
 def is_alive(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def waiting_engines(worker: int) -> list[int]:
@@ -15,7 +17,12 @@ def waiting_engines(worker: int) -> list[int]:
 
 def talking_engines(worker: int) -> list[int]:
     """Process ids of the fake serving engines of this worker process."""
-    return [pid for pid in descendants(worker, b"tests.support.fake_serving") if is_alive(pid)]
+    return running(worker, "tests.support.fake_serving")
+
+
+def running(parent: int, text: str) -> list[int]:
+    """`descendants` that have not ended."""
+    return [pid for pid in descendants(parent, text.encode()) if is_alive(pid)]
 
 
 def descendants(pid: int, text: bytes) -> list[int]:

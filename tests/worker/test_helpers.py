@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
@@ -26,7 +25,7 @@ from service.settings import Settings
 from tests.conftest import settings_for
 from tests.support.chat_server import Reply, ScriptedServer
 from tests.support.servers import Redis, wait_until
-from tests.support.waiting import is_alive
+from tests.support.waiting import running
 from tests.support.webhook_receiver import ALLOWED, deliveries, make_due, register
 from tests.worker.conftest import Processes
 from tests.worker.jobs import insert_job, read_job
@@ -58,23 +57,9 @@ def celery(settings: Settings, redis_server: Redis) -> Iterator[Processes]:
     processes.close()
 
 
-def children(pid: int, module: str) -> list[int]:
-    """Process ids of live children of a process that run `python -m MODULE`."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            command = (path / "cmdline").read_bytes().decode().split("\0")
-        except OSError:
-            continue
-        if parent == pid and module in command and is_alive(int(path.name)):
-            found.append(int(path.name))
-    return found
-
-
 def only_child(pid: int, module: str) -> int | None:
     """Its id; None while it starts (a program that starts another one has no command line for a moment)."""
-    found = children(pid, module)
+    found = running(pid, module)
     return found[0] if len(found) == 1 else None
 
 

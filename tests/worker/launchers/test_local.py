@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from grpo_engine.process import parent_death
 from service.platform.archives import pack, unpack
 from tests.support.servers import wait_until
+from tests.support.waiting import is_alive
 from tests.worker.conftest import ROOT
 from worker.launchers import local
 from worker.launchers.local import EngineProcess, engine_environment
@@ -24,11 +24,6 @@ from worker.launchers.run_directory import LOCK, clean_up, run_directory
 
 def start(program: str, folder: Path) -> EngineProcess:
     return EngineProcess([sys.executable, "-c", program], folder)
-
-
-def is_alive(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_wait_returns_as_soon_as_the_engine_exits(tmp_path: Path) -> None:
@@ -133,13 +128,6 @@ def test_the_operator_s_endpoints_are_found_from_the_engine_s_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert engine_environment({"GRPO_ENDPOINTS": "a.json"}) == {"GRPO_ENDPOINTS": str(tmp_path / "a.json")}
-
-
-def test_an_engine_whose_worker_has_died_never_starts(tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    command = [sys.executable, parent_death.__file__, "1", "touch", str(mark)]
-    assert subprocess.run(command, check=False).returncode == 1
-    assert not mark.exists()
 
 
 def test_an_engine_dies_with_its_worker(tmp_path: Path) -> None:
