@@ -110,6 +110,15 @@ def test_a_formula_without_a_finite_value_is_an_error_of_calculate_output() -> N
         ),
         ({"invalid_grade": float("nan")}, ("invalid_grade",), "finite number"),
         ({"invalid_grade": -1e300}, ("invalid_grade",), "greater than or equal to -1000000000000000"),
+        ({"weights": {"right": 1}}, ("weights",), "weights require aggregation gdpo"),
+        (
+            {"weights": {"wrong": 1}, "aggregation": "gdpo"},
+            ("weights",),
+            "unknown grader wrong; known: right, shape",
+        ),
+        ({"weights": {"right": float("inf")}, "aggregation": "gdpo"}, ("weights", "right"), "finite number"),
+        ({"calculate_output": ""}, ("calculate_output",), "Field required"),
+        ({"aggregation": "mean"}, ("aggregation",), "'formula' or 'gdpo'"),
     ],
 )
 def test_a_wrong_multi_is_refused_with_its_place(
@@ -180,28 +189,6 @@ def test_gdpo_keeps_a_formula_that_is_given() -> None:
     grader = read(**multi("right", aggregation="gdpo", weights={"right": 2}))
     assert grader.calculate_output == "right"
     assert grader.weights == {"right": 2.0, "shape": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("fields", "place", "complaint"),
-    [
-        ({"weights": {"right": 1}}, ("weights",), "weights require aggregation gdpo"),
-        (
-            {"weights": {"wrong": 1}, "aggregation": "gdpo"},
-            ("weights",),
-            "unknown grader wrong; known: right, shape",
-        ),
-        ({"weights": {"right": float("inf")}, "aggregation": "gdpo"}, ("weights", "right"), "finite number"),
-        ({"calculate_output": ""}, ("calculate_output",), "Field required"),
-        ({"aggregation": "mean"}, ("aggregation",), "'formula' or 'gdpo'"),
-    ],
-)
-def test_a_wrong_aggregation_is_refused_with_its_place(
-    fields: dict[str, Any], place: tuple[str, ...], complaint: str
-) -> None:
-    found, message = refusal(**{**multi("right"), **fields})
-    assert found == ("multi", *place)
-    assert complaint in message
 
 
 def test_a_missing_formula_is_reported() -> None:
