@@ -11,7 +11,7 @@ from openai.types.webhooks import FineTuningJobSucceededWebhookEvent
 from sqlalchemy import event, update
 
 from service.jobs.model.states import JobState
-from service.jobs.store import claiming, queue, sweeping
+from service.jobs.store import queue, sweeping
 from service.platform.clock import db_now
 from service.platform.db import Database
 from service.platform.tables.core import Job
@@ -22,7 +22,7 @@ from tests.support.chat_server import Reply, ScriptedServer
 from tests.support.servers import wait_until
 from tests.support.webhook_receiver import ALLOWED, deliveries, make_due, register, verified
 from tests.worker.conftest import Processes
-from tests.worker.jobs import insert_job, read_job
+from tests.worker.jobs import claimed, insert_job, read_job
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
 from worker.supervision import supervised
@@ -38,13 +38,9 @@ def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"allowed_hosts": ALLOWED})
 
 
-def claimed(database: Database) -> str:
+def claimed_id(database: Database) -> str:
     """Id of a claimed job of `acme`. Its wake-up was sent, so that no sweeper locks its row."""
-    insert_job(database, last_woken_at=time.time())
-    with database.transaction() as session:
-        job = claiming.claim(session, pool="default", worker="w", lease_seconds=60)
-    assert job is not None
-    return job.id
+    return claimed(database, last_woken_at=time.time()).id
 
 
 def expire_lease(database: Database) -> None:
@@ -53,7 +49,7 @@ def expire_lease(database: Database) -> None:
 
 
 def finish(database: Database, state: JobState) -> str:
-    job_id = claimed(database)
+    job_id = claimed_id(database)
     failure = FAILURE if state is JobState.FAILED else None
     with database.transaction() as session:
         assert queue.finish(session, job_id, 1, state, failure=failure)
@@ -68,7 +64,7 @@ def cancel_queued(database: Database, tenant: str = "acme") -> str:
 
 
 def cancel_running(database: Database) -> str:
-    job_id = claimed(database)
+    job_id = claimed_id(database)
     with database.transaction() as session:
         queue.request_cancel(session, "acme", job_id)
         assert queue.finish(session, job_id, 1, JobState.CANCELLED)
@@ -76,7 +72,7 @@ def cancel_running(database: Database) -> str:
 
 
 def lose_its_worker_once_too_often(database: Database) -> str:
-    job_id = claimed(database)
+    job_id = claimed_id(database)
     expire_lease(database)
     with database.transaction() as session:
         sweeping.sweep(session, backoff_seconds=0, max_failures=1)
@@ -116,7 +112,7 @@ def test_events_are_sent_to_the_job_s_tenant_by_subscription(database: Database,
 
 def test_a_refused_or_rolled_back_change_sends_nothing(database: Database, settings: Settings) -> None:
     register(database, settings, NOWHERE)
-    job_id = claimed(database)
+    job_id = claimed_id(database)
     with suppress(ZeroDivisionError), database.transaction() as session:
         assert queue.finish(session, job_id, 1, JobState.SUCCEEDED)
         _ = 1 / 0
@@ -131,7 +127,7 @@ def test_subscribers_are_queried_only_for_tenants_with_webhooks(
 ) -> None:
     register(database, settings, NOWHERE)
     with_webhook, without_webhook = (
-        claimed(database),
+        claimed_id(database),
         insert_job(database, tenant="none", state="running", fence=1),
     )
     sent: list[str] = []
@@ -209,7 +205,7 @@ def test_one_tenant_s_silent_receivers_delay_neither_others_nor_the_sweeper(
         wait_until(lambda: silent.requests, 120)
         with database.transaction() as session:
             queue.request_cancel(session, "other", insert_job(database, tenant="other"))
-        lost = claimed(database)
+        lost = claimed_id(database)
         expire_lease(database)
         wait_until(lambda: server.requests, 120, "the other tenant receives its event")
         wait_until(lambda: read_job(database, lost).fence > 1, 120, "the lost job is swept")

@@ -7,15 +7,14 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import update
 
-from service.jobs.store import claiming, queue, queue_health, sweeping
-from service.jobs.store.claiming import ClaimedJob
+from service.jobs.store import queue, queue_health, sweeping
 from service.jobs.store.machines import SANDBOX, Machine, announce
 from service.jobs.store.queue_health import JOB_COUNTS
 from service.platform.clock import db_now
 from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.platform.tables.workers import WorkerHost
-from tests.worker.jobs import insert_job
+from tests.worker.jobs import claim, claimed, insert_job
 
 
 def scraped(client: TestClient) -> dict[tuple[str, ...], float]:
@@ -39,13 +38,6 @@ def add_machine(
     with database.transaction() as session:
         announce(session, host, pool, Machine(frozenset(capabilities)))
         session.execute(update(WorkerHost).values(seen_at=WorkerHost.seen_at - silent_seconds))
-
-
-def claim(database: Database) -> ClaimedJob:
-    with database.transaction() as session:
-        job = claiming.claim(session, pool="default", worker="w", lease_seconds=60)
-    assert job is not None
-    return job
 
 
 def warnings(client: TestClient, pool: str = "default") -> list[str]:
@@ -86,11 +78,10 @@ def test_ended_jobs_are_counted_by_result_and_failed_ones_by_code(
 def test_attempts_and_expired_leases_are_counted_and_never_go_back(
     anonymous: TestClient, database: Database
 ) -> None:
-    insert_job(database)
-    job = claim(database)
+    job = claimed(database)
     with database.transaction() as session:
         queue.release(session, job.id, job.fence, spend_failure=False, backoff_seconds=0, reason="drained")
-    job = claim(database)
+    assert claim(database) is not None
     with database.transaction() as session:
         session.execute(update(Job).values(lease_expires_at=db_now() - 1))
     assert scraped(anonymous)[("grpo_leases_overdue", "default")] == 1

@@ -10,12 +10,11 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from service.jobs.store import claiming
 from service.jobs.store.claiming import ClaimedJob
 from service.platform.db import Database
 from service.settings import Settings
 from tests.support.servers import wait_until
-from tests.worker.jobs import insert_job
+from tests.worker.jobs import claimed
 from worker.attempt.lease import Lease, Lost
 
 
@@ -39,11 +38,7 @@ class SlowDatabase(Database):
 
 @pytest.fixture
 def job(database: Database) -> ClaimedJob:
-    insert_job(database)
-    with database.transaction() as session:
-        job = claiming.claim(session, pool="default", worker="w", lease_seconds=60)
-    assert job is not None
-    return job
+    return claimed(database)
 
 
 def test_the_self_fence_is_measured_from_before_the_claim(

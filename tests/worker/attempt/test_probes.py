@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 from service.app import create_app
 from service.jobs.model.states import JobState
 from service.jobs.results.evidence import audit_job
-from service.jobs.store import claiming, queue, queue_health, sweeping
+from service.jobs.store import queue, queue_health, sweeping
 from service.jobs.store.transitions import IS_PROBE
 from service.platform.db import Database
 from service.platform.storage import Storage
@@ -21,7 +21,7 @@ from tests.conftest import on_postgresql, on_sqlite
 from tests.support.servers import wait_until
 from tests.support.webhook_receiver import ALLOWED, register
 from tests.worker.conftest import engine_pids
-from tests.worker.jobs import read_job
+from tests.worker.jobs import claim, read_job
 from tests.worker.outcomes import in_background, metric_steps, run_until_idle
 from tests.worker.test_webhooks_jobs import NOWHERE, expire_lease
 from worker.attempt.attempt import Worker
@@ -110,9 +110,7 @@ def test_a_probe_cancelled_while_sampling_has_no_result(
 @on_postgresql
 def test_a_probe_of_a_lost_worker_is_requeued(worker: Worker, database: Database, submit: Submit) -> None:
     probe_id = submit(probe=PROBE)
-    with database.transaction() as session:
-        lost = claiming.claim(session, pool="default", worker="lost", lease_seconds=60)
-    assert lost is not None
+    assert claim(database, "lost") is not None
     expire_lease(database)
     with database.transaction() as session:
         (swept,) = sweeping.sweep(session, backoff_seconds=0, max_failures=3)

@@ -20,11 +20,11 @@ from grpo_engine.contract.events import (
 from grpo_engine.contract.records import CompletionRecord, FinishReason, GroupRecord
 from service.jobs.progress import publishing
 from service.jobs.progress.recording import record_events, rollout_rows
-from service.jobs.store import claiming, history, queue
+from service.jobs.store import history, queue
 from service.platform.db import Database
 from service.platform.tables.core import Checkpoint, JobEvent, Metric, Rollout
 from tests.threads import at_once
-from tests.worker.jobs import checkpoint, insert_job, read_job
+from tests.worker.jobs import checkpoint, claimed, insert_job, read_job
 from worker.attempt.event_reader import EventReader
 
 
@@ -185,9 +185,7 @@ def publish(database: Database, job_id: str, step: int, fence: int = 1) -> bool:
 
 
 def test_a_new_checkpoint_clears_the_failures(database: Database) -> None:
-    job_id = insert_job(database, failures=2)
-    with database.transaction() as session:
-        claiming.claim(session, pool="default", worker="w", lease_seconds=60)
+    job_id = claimed(database, failures=2).id
     assert publish(database, job_id, 5)
     job = read_job(database, job_id)
     assert (job.failures, job.checkpoint_step) == (0, 5)

@@ -6,10 +6,9 @@ from sqlalchemy import select
 
 from service.jobs.model import names
 from service.jobs.progress import publishing
-from service.jobs.store import claiming
 from service.platform.db import Database, lock_tenant
 from service.platform.tables.core import Checkpoint, Job
-from tests.worker.jobs import checkpoint, insert_job, method, read_job
+from tests.worker.jobs import checkpoint, claimed, method, read_job
 
 
 def publish(database: Database, job_id: str, step: int) -> None:
@@ -23,9 +22,7 @@ def retire(database: Database, job_id: str) -> list[str] | None:
 
 
 def test_a_checkpoint_is_kept_for_a_job_that_is_being_created(database: Database) -> None:
-    job_id = insert_job(database)
-    with database.transaction() as session:
-        claiming.claim(session, pool="default", worker="w", lease_seconds=60)
+    job_id = claimed(database).id
     for step in (1, 2):
         publish(database, job_id, step)
     start = names.checkpoint_model(names.model_of(read_job(database, job_id)), 1)

@@ -6,12 +6,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.jobs.model.states import JobState
-from service.jobs.store import claiming, queue
+from service.jobs.store import queue
 from service.platform.db import Database
 from service.settings import Settings
 from tests.conftest import on_postgresql
 from tests.service.job_samples import add_artifact, make_model
 from tests.service.jobs.results.conftest import add_tuned
+from tests.worker.jobs import claim
 
 pytestmark = on_postgresql  # on SQLite no other transaction writes between two statements
 
@@ -33,8 +34,7 @@ def test_an_export_that_ends_while_it_is_deleted_leaves_no_archive(
     job_id = add_tuned(settings, database)
     exports = f"{JOBS}/{job_id}/exports"
     export_id = client.post(exports, json={"format": "merged"}).json()["id"]
-    with database.connection() as session:
-        claimed = claiming.claim(session, pool="default", worker="w", lease_seconds=60)
+    claimed = claim(database)
     assert claimed is not None
     request_cancel = queue.request_cancel
 
