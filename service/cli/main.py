@@ -129,12 +129,11 @@ def run() -> None:
         _end(error, as_json=as_json)
     except TyperException as error:
         usage = CommandError(error.format_message(), code="usage", hint="--help lists the options")
-        print(json_line(usage.document()), file=sys.stderr)
-        sys.exit(error.exit_code)
+        usage.exit_code = error.exit_code
+        _end(usage, as_json=as_json)
     except typer.Abort:
         aborted = CommandError("aborted; nothing was changed", code="usage", hint="--yes skips the question")
-        print(json_line(aborted.document()), file=sys.stderr)
-        sys.exit(1)
+        _end(aborted, as_json=as_json)
     except BrokenPipeError:
         # `grpo events … | head`: keep the interpreter from flushing into the closed pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
