@@ -81,8 +81,6 @@ class Constants:
                 return self._computed(node, op, self._value(left, scope), self._value(right, scope))
             case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
                 return [self._value(part, scope) for part in parts]
-            case ast.Dict():
-                return {key: self._value(each.node, each.scope) for key, each in self.entries(node, scope)}
             case ast.JoinedStr(values=parts):
                 return "".join(self._formatted(part, scope) for part in parts)
             case ast.Subscript(value=inner, slice=key):
@@ -93,7 +91,7 @@ class Constants:
                 found = self.followed(Located(node, scope))
                 if found.index is None and isinstance(found.node, ast.expr):
                     return self._value(found.node, found.scope)
-            case ast.Call() if _is_dict(node):
+            case ast.Dict() | ast.Call(func=ast.Name(id="dict"), args=[]):
                 return {key: self._value(each.node, each.scope) for key, each in self.entries(node, scope)}
             case ast.Call(func=ast.Name(id=name), args=[one], keywords=[]) if name in _CONVERSIONS:
                 return _CONVERSIONS[name](self._value(one, scope))
