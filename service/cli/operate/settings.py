@@ -53,10 +53,8 @@ def explained_home(home: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        message, hint = (
-            f"cannot write to {home}: {error.strerror}",
-            "use a folder that this user can write to",
-        )
+        hint = "use a folder that this user can write to"
+        message = f"cannot write to {home}: {error.strerror}"
         raise CommandError(message, param="GRPO_HOME", hint=hint) from error
 
 
