@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 from grpo_engine.config.job import Reinforcement, hyperparameters_of
 from service.jobs.model import names
 from service.jobs.model.states import JobState
-from service.jobs.store import claiming
+from service.jobs.store import claiming, queue
 from service.jobs.store.claiming import ClaimedJob
 from service.platform.db import Database
 from service.platform.storage import Storage
@@ -123,6 +123,12 @@ def claimed(database: Database, **values: Any) -> ClaimedJob:
     job = claim(database)
     assert job is not None
     return job
+
+
+def cancel(database: Database, job_id: str, tenant: str = "acme") -> None:
+    """Request the end of a job."""
+    with database.transaction() as session:
+        queue.request_cancel(session, tenant, job_id)
 
 
 def expire_leases(database: Database) -> None:

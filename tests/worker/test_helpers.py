@@ -14,7 +14,6 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
 from service.app import create_app
-from service.jobs.store import queue
 from service.ops.doctor import stores
 from service.ops.doctor.findings import Level
 from service.ops.helper_heartbeats import expect, helpers_seen
@@ -28,7 +27,7 @@ from tests.support.servers import Redis, wait_until
 from tests.support.waiting import running
 from tests.support.webhook_receiver import ALLOWED, deliveries, make_due, register
 from tests.worker.conftest import Processes
-from tests.worker.jobs import insert_job, read_job
+from tests.worker.jobs import cancel, insert_job, read_job
 from worker import healthcheck, supervision
 from worker.attempt.attempt import Worker
 from worker.cluster.capacity import Capacity, write_capacity
@@ -138,8 +137,7 @@ def test_a_webhook_sender_that_raises_is_restarted(
 
 def insert_and_cancel(database: Database) -> None:
     job_id = insert_job(database)
-    with database.transaction() as session:
-        queue.request_cancel(session, "acme", job_id)
+    cancel(database, job_id)
 
 
 ROUNDS = {

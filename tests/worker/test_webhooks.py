@@ -8,7 +8,6 @@ import pytest
 import standardwebhooks
 from sqlalchemy import select, update
 
-from service.jobs.store import queue
 from service.platform.db import Database
 from service.platform.tables.core import AuditEntry
 from service.platform.tables.webhooks import WebhookDelivery, WebhookEndpoint
@@ -28,7 +27,7 @@ from tests.support.webhook_receiver import (
     verified,
 )
 from tests.threads import at_once
-from tests.worker.jobs import insert_job
+from tests.worker.jobs import cancel, insert_job
 from worker.webhook_sender import Sender
 
 
@@ -49,8 +48,7 @@ def end_job(database: Database) -> Callable[..., str]:
 
     def end(tenant: str = "acme") -> str:
         job_id = insert_job(database, tenant=tenant)
-        with database.transaction() as session:
-            queue.request_cancel(session, tenant, job_id)
+        cancel(database, job_id, tenant)
         return job_id
 
     return end

@@ -22,7 +22,7 @@ from tests.support.chat_server import Reply, ScriptedServer
 from tests.support.servers import wait_until
 from tests.support.webhook_receiver import ALLOWED, deliveries, make_due, register, verified
 from tests.worker.conftest import Processes
-from tests.worker.jobs import claimed, insert_job, read_job
+from tests.worker.jobs import cancel, claimed, insert_job, read_job
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
 from worker.supervision import supervised
@@ -58,8 +58,7 @@ def finish(database: Database, state: JobState) -> str:
 
 def cancel_queued(database: Database, tenant: str = "acme") -> str:
     job_id = insert_job(database, tenant=tenant)
-    with database.transaction() as session:
-        queue.request_cancel(session, tenant, job_id)
+    cancel(database, job_id, tenant)
     return job_id
 
 

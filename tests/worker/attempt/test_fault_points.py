@@ -9,14 +9,13 @@ import pytest
 from sqlalchemy import update
 
 from grpo_engine.process.fault_points import POINTS, Fault, parse_faults
-from service.jobs.store import queue
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import Job
 from tests.conftest import on_postgresql
 from tests.support.servers import wait_until
 from tests.worker.conftest import ROOT, Processes, engine_pids
-from tests.worker.jobs import read_job
+from tests.worker.jobs import cancel, read_job
 from tests.worker.outcomes import (
     expected_weights,
     in_background,
@@ -131,8 +130,7 @@ def test_a_cancel_takes_effect_in_every_phase(
     job_id = submit({"*": {"step_seconds": 0.05}}, hyperparameters={"n_steps": 1000})
     processes.start_worker(fault(point, "sleep=0.5"))
     wait_until(lambda: has_failed(processes, point), 120, "the worker is there")
-    with database.transaction() as session:
-        queue.request_cancel(session, "acme", job_id)
+    cancel(database, job_id)
     wait_for(job_id, state="cancelled")
     assert read_job(database, job_id).attempt == 1
 

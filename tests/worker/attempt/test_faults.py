@@ -8,14 +8,13 @@ from contextlib import closing
 
 import pytest
 
-from service.jobs.store import queue
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.settings import Settings
 from tests.conftest import on_postgresql
 from tests.support.servers import wait_until
 from tests.worker.conftest import Process, Processes, engine_pids
-from tests.worker.jobs import expire_leases, read_job
+from tests.worker.jobs import cancel, expire_leases, read_job
 from tests.worker.outcomes import expected_weights, messages, metric_steps, run_until_idle, weights
 from worker.attempt.attempt import Worker
 
@@ -145,8 +144,7 @@ def test_a_cancelled_job_of_a_dead_worker_is_cancelled(
     first = processes.start_worker()
     wait_for(job_id, phase="training")
     first.kill()
-    with database.transaction() as session:
-        queue.request_cancel(session, "acme", job_id)
+    cancel(database, job_id)
     expire_leases(database)
     processes.start_worker()
     wait_for(job_id, state="cancelled")

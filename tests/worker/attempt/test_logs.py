@@ -14,11 +14,10 @@ from sqlalchemy.orm import Session
 from examples.tiny_model import make_model
 from service.jobs.progress import logs
 from service.jobs.progress.logs import LogLineRead
-from service.jobs.store import queue
 from service.platform.db import Database
 from service.platform.tables.logs import LogPiece
 from tests.support.servers import wait_until
-from tests.worker.jobs import insert_job, read_job
+from tests.worker.jobs import cancel, insert_job, read_job
 from tests.worker.jobs import method as small_method
 from tests.worker.outcomes import in_background, run_until_idle
 from worker.attempt.attempt import Worker
@@ -58,8 +57,7 @@ def test_lines_are_stored_while_the_engine_runs(worker: Worker, database: Databa
     thread = in_background(worker)
     wait_until(lambda: len(texts_of(database, job_id)) == 3, what="the lines are stored")
     assert read_job(database, job_id).state == "running"
-    with database.transaction() as session:
-        queue.request_cancel(session, "acme", job_id)
+    cancel(database, job_id)
     thread.join()
     assert texts_of(database, job_id) == [STARTS, "first", "second"]
 

@@ -20,11 +20,11 @@ from grpo_engine.contract.events import (
 from grpo_engine.contract.records import CompletionRecord, FinishReason, GroupRecord
 from service.jobs.progress import publishing
 from service.jobs.progress.recording import record_events, rollout_rows
-from service.jobs.store import history, queue
+from service.jobs.store import history
 from service.platform.db import Database
 from service.platform.tables.core import Checkpoint, JobEvent, Metric, Rollout
 from tests.threads import at_once
-from tests.worker.jobs import checkpoint, claimed, insert_job, read_job
+from tests.worker.jobs import cancel, checkpoint, claimed, insert_job, read_job
 from worker.attempt.event_reader import EventReader
 
 
@@ -151,8 +151,7 @@ def test_evaluations_change_the_phase_and_only_the_first_is_reported(database: D
 def test_the_phase_of_a_cancelling_job_stays_cancelling(database: Database, job_id: str) -> None:
     record(database, job_id, [PhaseChanged(sequence=1, phase="training")])
     assert read_job(database, job_id).phase == "training"
-    with database.transaction() as session:
-        queue.request_cancel(session, "acme", job_id)
+    cancel(database, job_id)
     record(database, job_id, [PhaseChanged(sequence=2, phase="saving")])
     assert read_job(database, job_id).phase == "cancelling"
 

@@ -11,7 +11,7 @@ from service.platform.storage import Storage
 from service.platform.tables.core import Checkpoint, Job
 from tests.conftest import on_sqlite
 from tests.worker.conftest import engine_pids
-from tests.worker.jobs import read_job
+from tests.worker.jobs import cancel, read_job
 from tests.worker.outcomes import (
     damage,
     expected_weights,
@@ -105,8 +105,7 @@ def test_an_engine_that_ignores_sigterm_is_killed_after_the_grace_period(
     job_id = submit({"*": {"ignore_sigterm": True, "step_seconds": 0.05}}, hyperparameters={"n_steps": 1000})
     thread = in_background(worker)
     wait_for(job_id, phase="training")
-    with database.transaction() as session:
-        queue.request_cancel(session, "acme", job_id)
+    cancel(database, job_id)
     thread.join()
     assert read_job(database, job_id).state == "cancelled"
     assert engine_pids(worker.settings) == []

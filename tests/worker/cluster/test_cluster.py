@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from service.jobs.store import queue
 from service.platform.db import Database
 from service.settings import Settings
 from tests.conftest import needs_root
 from tests.support.ray_hosts.cluster import program_of
 from tests.support.servers import wait_until
 from tests.worker.cluster.conftest import Cluster
-from tests.worker.jobs import read_job
+from tests.worker.jobs import cancel, read_job
 from tests.worker.outcomes import messages
 
 pytestmark = needs_root
@@ -94,8 +93,7 @@ def test_a_job_waits_for_its_gpus_says_so_and_can_be_cancelled(
     cluster.start_worker(other)
     wait_for(waiting, 60, phase="waiting for 2 of 4 GPUs")
     for job_id in (waiting, running):
-        with database.transaction() as session:
-            queue.request_cancel(session, "acme", job_id)
+        cancel(database, job_id)
         wait_for(job_id, 60, state="cancelled", attempt=1)
 
 

@@ -6,7 +6,6 @@ from sqlalchemy import select
 from service.hub.child_process import find_model
 from service.hub.models import folder_of
 from service.jobs.results.provenance import facts_of
-from service.jobs.store import queue
 from service.platform.catalog import Catalog
 from service.platform.db import Database
 from service.platform.tables.core import Job, JobEvent
@@ -16,7 +15,7 @@ from tests.support.model_hub.fixture import PRESENT, STALL_AFTER, WEIGHTS, hub
 from tests.support.model_hub.server import REVISION, ModelHub
 from tests.support.servers import wait_until
 from tests.worker.attempt.test_runner import Submit
-from tests.worker.jobs import read_job
+from tests.worker.jobs import cancel, read_job
 from tests.worker.outcomes import in_background
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
@@ -68,8 +67,7 @@ def test_a_cancelled_download_ends_the_job_and_a_later_one_continues(
     running = in_background(worker)
     part = folder_of(settings.home, hub.id, REVISION) / "model.safetensors.part"
     wait_until(lambda: part.is_file() and part.stat().st_size == PRESENT, 120)
-    with database.transaction() as session:
-        queue.request_cancel(session, "acme", job_id)
+    cancel(database, job_id)
     running.join()
     assert read_job(database, job_id).state == "cancelled"
     hub.stall_after = None
