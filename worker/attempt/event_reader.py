@@ -1,5 +1,6 @@
 """Reads complete lines of `events.jsonl` while the engine writes it, and counts lines that are not events."""
 
+import errno
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,10 +24,19 @@ class EventReader:
         """Lines that were not events, or longer than MAX_LINE_BYTES."""
 
     def read(self) -> list[Event]:
-        """The next events in order; empty if no complete line has been written since."""
+        """The next events in order; empty if no complete line has been written since.
+
+        Raises FileNotFoundError if the file was deleted; the engine would continue to write to it.
+        """
         events: list[Event] = []
         num_bytes = 0
-        with suppress(FileNotFoundError), self._path.open("rb") as file:
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            if self._offset:
+                raise FileNotFoundError(errno.ENOENT, "the engine's run directory was deleted") from None
+            return events
+        with file:
             file.seek(self._offset)
             while num_bytes < self._batch_bytes and (line := file.readline(MAX_LINE_BYTES + 1)):
                 is_whole = line.endswith(b"\n")

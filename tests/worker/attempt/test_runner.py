@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,6 +142,21 @@ def test_a_worker_whose_models_are_not_mounted_requeues_its_job_and_claims_none_
     folder.with_name("unmounted").rename(folder)
     run_job(worker)
     assert read_job(database, job_id).state == "succeeded"
+
+
+def test_an_attempt_whose_run_directory_is_deleted_ends_at_once_and_is_tried_again(
+    worker: Worker, database: Database, submit: Submit
+) -> None:
+    job_id = submit({"1": {"hang_at": 3}})
+    thread = in_background(worker)
+    wait_until(lambda: 2 in metric_steps(database, job_id), 120)
+    shutil.rmtree(worker.settings.runs_dir)
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    job = read_job(database, job_id)
+    assert (job.state, job.failures) == ("queued", 1)
+    assert "the engine's run directory was deleted (id " in messages(database, job_id)[-1]
+    assert engine_pids(worker.settings) == []
 
 
 def test_a_job_continues_an_earlier_job_s_adapter(
