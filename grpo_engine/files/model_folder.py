@@ -16,6 +16,8 @@ POINTER = b"version https://git-lfs.github.com/"
 """Start of the small file that Git LFS stores in place of a large one."""
 GENERATION = "generation_config.json"
 """Names the tokens that end a completion; transformers ignores it in silence if it is not JSON."""
+ADAPTER = "adapter_config.json"
+"""transformers loads an adapter from the folder of a model that has this file."""
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 CONVERTED = ("fp8", "mxfp4")
 """Formats of quantised weights that are converted to the job's data type when they are loaded."""
@@ -77,6 +79,8 @@ def _damage(folder: Path, stamp: Stamp) -> str | None:
         return f"{pointer} is a pointer of Git LFS; fetch the file itself with `git lfs pull`"
     if GENERATION in names and not _is_object(folder / GENERATION):
         return f"{GENERATION} is not a JSON object"
+    if ADAPTER in names:
+        return f"it contains an adapter ({ADAPTER}) besides the model; move the adapter to another folder"
     weights = {name for name in names if name.endswith(".safetensors")}
     if not weights and INDEX not in names:
         return _unsupported_weights(folder)

@@ -74,11 +74,16 @@ def with_settings(content: str) -> Callable[[Path], object]:
     return lambda folder: (folder / "generation_config.json").write_text(content)
 
 
+def with_adapter(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (with_settings('{"eos_token_id": 7'), "generation_config.json is not a JSON object"),
         (with_settings("[7]"), "generation_config.json is not a JSON object"),
+        (with_adapter, "it contains an adapter (adapter_config.json) besides the model; move the adapter"),
         (without_second_file, f"{SHARDS[1]}, a file with weights, is missing"),
         (without_index, f"there is neither {WEIGHTS} nor an {INDEX} that lists other files"),
         (with_broken_index, f"{INDEX} cannot be read: Expecting property name"),
