@@ -112,6 +112,13 @@ def postgres_server() -> Iterator[Postgres]:
         yield server
 
 
+@pytest.fixture
+def own_postgres() -> Iterator[Postgres]:
+    """A PostgreSQL that this test may stop or change."""
+    with Postgres() as server:
+        yield server
+
+
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[Redis]:
     """One Redis for all tests; a test that stops it starts it again."""

@@ -142,13 +142,6 @@ class Processes:
 
 
 @pytest.fixture
-def own_postgres() -> Iterator[Postgres]:
-    """A PostgreSQL that this test may stop or change."""
-    with Postgres() as server:
-        yield server
-
-
-@pytest.fixture
 def postgres_of_test(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A database's URL: on the test's own server if it has one, otherwise on the shared one."""
     if "own_postgres" not in request.fixturenames:

@@ -13,15 +13,10 @@ from service.platform.db import Database
 from service.rollouts.service import search_limit
 from service.settings import Settings
 from tests.service.job_samples import add_job
+from tests.service.jobs.progress.test_series import get
 from tests.service.rollouts.rollout_samples import add_graded_job, add_group, completion, scored
 
 JOBS = "/v1/fine_tuning/jobs"
-
-
-def get(client: TestClient, path: str, **params: Any) -> dict[str, Any]:
-    answer = client.get(f"{JOBS}/{path}", params=params)
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
 
 
 @pytest.fixture

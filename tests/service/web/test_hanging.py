@@ -23,12 +23,6 @@ THREADS = 40
 """Of the server's pool, which runs endpoints that are no coroutines."""
 
 
-@pytest.fixture
-def own_postgres() -> Iterator[Postgres]:
-    with Postgres() as server:
-        yield server
-
-
 @contextmanager
 def stopped(server: Postgres) -> Iterator[None]:
     """SIGSTOP to the server and all its processes, one of which may end meanwhile, such as an autovacuum."""
