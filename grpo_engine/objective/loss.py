@@ -5,7 +5,7 @@ A micro-batch holds whole completions; `sequences_N` maps each token to its comp
 optimiser step before its first micro-batch, so splitting, packing and ordering do not change the result.
 
 ρ = exp(lp − lp_old). Sources: GRPO DeepSeekMath (arXiv 2402.03300), Dr. GRPO (2503.20783), DAPO (2503.14476),
-GSPO (2507.18071), CISPO MiniMax-M1 (2506.13585), SAPO (2511.20347); LUSPO and BNPO as TRL 1.16 defines them.
+GSPO (2507.18071), CISPO MiniMax-M1 (2506.13585), SAPO (2511.20347); BNPO as TRL 1.16 defines it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,19 +45,17 @@ def reinforce(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, setting
 PolicyLoss = Callable[[Tensor, Tensor, Tensor, Settings], Tensor]
 
 LOSSES: Mapping[str, PolicyLoss] = {
-    **dict.fromkeys(("grpo", "dapo", "dr_grpo", "bnpo", "gspo", "luspo"), clipped),
+    **dict.fromkeys(("grpo", "dapo", "dr_grpo", "bnpo", "gspo"), clipped),
     "cispo": cispo,
     "sapo": sapo,
     "reinforce": reinforce,
 }
-SEQUENCE_RATIO = frozenset({"gspo", "luspo"})
-"""Losses whose ρ is the sequence's: exp(mean_t(lp − lp_old))."""
 
 
 def ratios(logprobs_N: Tensor, old_N: Tensor, sequences_N: Tensor, loss_type: str) -> Tensor:
-    """[N] ρ of each token; one value per sequence for the losses in `SEQUENCE_RATIO`."""
+    """[N] ρ of each token; for `gspo` that of its sequence, exp(mean_t(lp − lp_old))."""
     difference = logprobs_N - old_N
-    if loss_type in SEQUENCE_RATIO:
+    if loss_type == "gspo":
         difference = sequence_means(difference, sequences_N)[sequences_N]
     return torch.exp(difference)
 
@@ -145,7 +143,7 @@ def token_weights(loss_type: str, lengths: Sequence[int], max_completion_tokens:
 
     `grpo`, `gspo`, `sapo`: mean over a completion's tokens, then over completions. `dapo`, `bnpo`, `cispo`,
     `reinforce`: over all trained tokens of the step. `dr_grpo`: over completions · max_completion_tokens.
-    `luspo`: sum over tokens, mean over completions. `lengths` counts trained tokens; 0 is allowed.
+    `lengths` counts trained tokens; 0 is allowed.
     """
     if loss_type in ("grpo", "gspo", "sapo"):
         return [1.0 / (max(1, length) * len(lengths)) for length in lengths]
@@ -153,8 +151,6 @@ def token_weights(loss_type: str, lengths: Sequence[int], max_completion_tokens:
         return [1.0 / max(1, sum(lengths))] * len(lengths)
     if loss_type == "dr_grpo":
         return [1.0 / (len(lengths) * max_completion_tokens)] * len(lengths)
-    if loss_type == "luspo":
-        return [1.0 / len(lengths)] * len(lengths)
     raise ValueError(f"unknown loss_type {loss_type!r}")
 
 

@@ -19,9 +19,12 @@ import torch
 from torch import Tensor
 
 from grpo_engine.config.reinforcement import ReinforcementHyperparameters
-from grpo_engine.objective.loss import LOSSES, importance_weights, kl_losses, ratios, token_weights
+from grpo_engine.objective import loss as losses
+from grpo_engine.objective.loss import importance_weights, kl_losses, ratios, token_weights
 
 TOLERANCE = 1e-6
+LOSSES = {**losses.LOSSES, "luspo": losses.LOSSES["gspo"]}
+"""LUSPO, which no job can select, is GSPO's loss with other weights; its vector checks the sequence ratio."""
 
 NAMES = {
     "loss_type": ("loss_type",),
@@ -165,7 +168,10 @@ def kept_tokens(inputs: Mapping[str, Any], tokens: Tokens, share: float) -> Tens
 def weights(tokens: Tokens, options: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """Share of each token in the policy loss and in the KL term [N]."""
     lengths = tokens.mask.sum(1).tolist()
-    shares = token_weights(options["loss_type"], lengths, options["max_completion_tokens"])
+    if options["loss_type"] == "luspo":
+        shares = [1 / len(lengths)] * len(lengths)
+    else:
+        shares = token_weights(options["loss_type"], lengths, options["max_completion_tokens"])
     weights_N = torch.tensor(shares, dtype=torch.float64)[tokens.sequences]
     if options["kl_placement"] == "loss_sequence":
         return weights_N, torch.full_like(weights_N, 1 / len(lengths))

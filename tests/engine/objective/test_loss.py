@@ -193,12 +193,11 @@ def test_on_policy_the_loss_is_zero_for_balanced_advantages_while_its_gradient_i
 
 def test_weights_add_up_to_one_for_the_losses_that_are_means() -> None:
     lengths = [3, 5, 1]
-    for loss_type in set(LOSSES) - {"dr_grpo", "luspo"}:
+    for loss_type in set(LOSSES) - {"dr_grpo"}:
         shares = token_weights(loss_type, lengths, 16)
         assert sum(w * n for w, n in zip(shares, lengths, strict=True)) == pytest.approx(1.0)
     assert token_weights("dr_grpo", lengths, 16) == [1 / 48] * 3
     assert token_weights("grpo", lengths, 16) == [1 / 9, 1 / 15, 1 / 3]
-    assert token_weights("luspo", lengths, 16) == [1 / 3] * 3
 
 
 def test_a_completion_without_trained_tokens_still_counts_as_a_completion() -> None:
