@@ -232,7 +232,6 @@ def open_sampling(spec: Spec, cells: list[Cell]) -> Measure:
     """Load model and sampler once for all cells; no figure includes the loading."""
     policy, settings = policy_of(spec)
     policy.stop_set = frozenset()
-    policy.stop_ids = policy.stop_ids[:0]
     context = max(cell.prompt_tokens + cell.length for cell in cells)
     folder = Path(tempfile.mkdtemp(dir=Path(spec.model).parent))
     sampler = open_sampler(config_of(spec).runtime, policy, settings, context, folder)

@@ -55,7 +55,6 @@ def run(spec: Spec) -> Answer:
         assert isinstance(trainer, Trainer)
         if spec.lengths == "fixed":
             trainer.policy.stop_set = frozenset()
-            trainer.policy.stop_ids = trainer.policy.stop_ids[:0]
         before = {name: p.detach().clone() for name, p in trainer.policy.trainable.items()}
         found = Answer(steps=[_step(trainer, step, spec) for step in range(1, spec.steps + 1)])
         found.moved = max(

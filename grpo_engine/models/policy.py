@@ -61,7 +61,7 @@ class Policy:
         self.autocast = autocast
         self.architecture = type(model).__name__  # sharding derives another class
         self.stop_set = _stop_tokens(model, tokenizer)
-        self.place_on(model.device)
+        self.device = model.device
         self.shares_prompts = False
         self.fast: FastModel | None = None
         self.fast_reference: FastModel | None = None
@@ -77,11 +77,6 @@ class Policy:
         self.is_renamed = False
         """Whether the base's files hold a whole vision-language model, with other names for the weights."""
         self.dropouts = lora.lora_dropouts(model)
-
-    def place_on(self, device: torch.device) -> None:
-        """Compute on this device, which holds the weights."""
-        self.device = device
-        self.stop_ids = torch.tensor(sorted(self.stop_set), device=device)
 
     @property
     def training_kernels(self) -> FastModel | None:

@@ -147,7 +147,7 @@ def shard(policy: Policy, device: torch.device) -> None:
             for name, tensor in _tensors(model):
                 tensor.data = tensor.data.to(dtypes[name])
             _shard_model(model, device)
-    policy.place_on(device)
+    policy.device = device
     policy.use_forward(forward)
     if forward.name == "kernels":  # sampling still uses them, with gathered weights
         policy.forward = Choice("packed", "kernels bypass the layers, which gather sharded weights")

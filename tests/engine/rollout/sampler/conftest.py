@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from grpo_engine.models.policy import Policy
 
@@ -25,5 +24,4 @@ def policy(make_policy: Callable[..., Policy], shared_policy: list[Policy]) -> P
 
 def ending(policy: Policy) -> Policy:
     policy.stop_set = frozenset(STOPS)
-    policy.stop_ids = torch.tensor(STOPS)
     return policy

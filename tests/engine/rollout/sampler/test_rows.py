@@ -146,7 +146,7 @@ def test_greedy_rows_too_are_replaced(
     greedy = replace(SAMPLING, temperature=0.0)
     most_likely = [g.completions[0].token_ids for g in one_by_one(policy, PROMPTS, 1, greedy)]
     seldom = sorted({ids[len(ids) // 2] for ids in most_likely})
-    policy.stop_set, policy.stop_ids = frozenset(seldom[:4]), torch.tensor(seldom[:4])
+    policy.stop_set = frozenset(seldom[:4])
     sampler, made = watched(policy, budget=4)
     assert_same(sampler.generate(PROMPTS, 1, greedy), one_by_one(policy, PROMPTS, 1, greedy))
     assert made[0].joined
@@ -189,7 +189,7 @@ def test_groups_are_reported_in_the_order_they_finish(policy: Policy) -> None:
     sampler, _ = watched(policy, budget=12)
     limits = [9, 2, 5, 1]
     turns = tuple(Continuation(place, 0, 1, limit) for place, limit in enumerate(limits))
-    policy.stop_set, policy.stop_ids = frozenset({0}), torch.tensor([0])
+    policy.stop_set = frozenset({0})
     sampling = replace(SAMPLING, continuing=turns)
     sampler.generate(PROMPTS[:4], 1, sampling, lambda place, _: reported.append(place))
     assert reported == [3, 1, 2, 0]
