@@ -5,7 +5,8 @@ places. The drawn token does not depend on which rows are computed together (`ba
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -59,25 +60,25 @@ class TorchSampler:
         groups = GroupAssembly(prompts_P, group_size, on_group)
         with torch.no_grad(), self.policy.sampling():
             while missing := groups.missing():
-                if (problem := self._out_of_memory(groups, _largest_class(missing), sampling)) is not None:
-                    self._take_fewer(group_size, problem)
+                draw = partial(self._sample, groups, _largest_class(missing), sampling)
+                self._or_take_fewer(draw, fewest=group_size)
         return groups.groups()
 
-    def _out_of_memory(
-        self, groups: GroupAssembly, samples: Mapping[int, Sequence[int]], sampling: Sampling
-    ) -> str | None:
-        """Draw these samples; returns the message if memory ran out. Finished completions are kept."""
-        try:
-            self._sample(groups, samples, sampling)
-        except torch.OutOfMemoryError as error:
-            return str(error)[:500]
-        return None
+    def _or_take_fewer(self, draw: Callable[[], None], *, fewest: int) -> None:
+        """Draw samples; if memory runs out, halve the sample budget. Finished completions are kept.
 
-    def _take_fewer(self, group_size: int, problem: str) -> None:
-        if self.sample_budget <= group_size:
+        Raises DeviceMemoryError if the budget is already `fewest`.
+        """
+        try:
+            draw()
+            return
+        except torch.OutOfMemoryError as error:
+            problem = str(error)[:500]
+        # Not while the error is handled, because its traceback holds the decoder's tensors.
+        if self.sample_budget <= fewest:
             raise DeviceMemoryError("one group does not fit the device's memory", evidence=(problem,))
         torch.cuda.empty_cache()
-        self.sample_budget = max(group_size, self.sample_budget // 2)
+        self.sample_budget = max(fewest, self.sample_budget // 2)
 
     def _sample(
         self, groups: GroupAssembly, samples: Mapping[int, Sequence[int]], sampling: Sampling
@@ -102,10 +103,7 @@ class TorchSampler:
         with torch.no_grad(), self.policy.sampling():
             while left := left or dict(enumerate(turns.wait() or ())):
                 left = dict(enumerate(left.values()))
-                try:
-                    self._sample_turns(left, turns, sampling, on_turn)
-                except torch.OutOfMemoryError as error:
-                    self._take_fewer(1, str(error)[:500])
+                self._or_take_fewer(partial(self._sample_turns, left, turns, sampling, on_turn), fewest=1)
 
     def _sample_turns(
         self, left: dict[int, NextTurn], turns: TurnQueue, sampling: Sampling, on_turn: OnTurn
