@@ -1,8 +1,8 @@
 """A job's black-box agents: each requests completions until its task is done.
 
-Prompts, sampled tokens and their log-probabilities are recorded as
-they are sampled; what the agent adds is never trained on. A conversation that does not continue an earlier
-one becomes another row of the same completion (`Completion.row_starts`).
+Prompts, sampled tokens and their log-probabilities are recorded as they are sampled; what the agent adds is
+never trained on. A conversation that does not continue an earlier one becomes another row of the same
+completion (`Completion.row_starts`).
 
 No row is longer than the longest prompt of the dataset with `max_completion_tokens` after it. A rollout
 fails, and is unscorable, if the agent fails or is too slow.
@@ -11,6 +11,7 @@ fails, and is unscorable, if the agent fails or is too slow.
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from typing import Self
 
 from grpo_engine.config.environments import AgentEnvironment
@@ -24,39 +25,36 @@ from grpo_engine.rollout.sampler.base import OnTurn
 from grpo_engine.rollout.tools.rendering import AnswerRenderer, tool_format
 
 
+@dataclass
 class Agents:
-    def __init__(
-        self,
-        policy: Policy,
-        environments: Mapping[str, AgentEnvironment],
-        created_at: float,
-        context: int,
-        host: str | None,
-        ports: tuple[int, int] | None = None,
-    ) -> None:
-        """`created_at`: date that chat templates print, seconds of Unix time; `context`: maximum tokens of a
-        conversation; `host`: name or address of this machine at which agents reach it, None: its name;
-        `ports`: first and last port there, None: any."""
-        self.policy, self.environments, self.context = policy, environments, context
-        self.created_at = created_at
-        self.reader = RowReader(policy.tokenizer, created_at)
-        self.host = host or socket.gethostname()
-        self.ports = ports
-        self.format = tool_format(policy.tokenizer)
-        self.renderer = AnswerRenderer(policy, self.format)
+    policy: Policy
+    environments: Mapping[str, AgentEnvironment]
+    created_at: float
+    """Date that chat templates print, in seconds of Unix time."""
+    context: int
+    """Maximum tokens of a conversation."""
+    host: str | None
+    """Name or address of this machine at which agents reach it; None: its host name."""
+    ports: tuple[int, int] | None = None
+    """First and last port at which agents reach it; None: any."""
+
+    def __post_init__(self) -> None:
+        self.reader = RowReader(self.policy.tokenizer, self.created_at)
+        self.format = tool_format(self.policy.tokenizer)
+        self.renderer = AnswerRenderer(self.policy, self.format)
 
     def around(self, policy: Policy) -> Self:
-        return type(self)(policy, self.environments, self.created_at, self.context, self.host, self.ports)
+        return replace(self, policy=policy)
 
     @contextmanager
     def open(self, rollouts: Rollouts) -> Iterator[OnTurn]:
         """Raises ConfigError if the machine has no such address or no free port."""
-        first, last = self.ports or (0, 0)
+        host, (first, last) = self.host or socket.gethostname(), self.ports or (0, 0)
         num_rollouts = len(rollouts.places) * rollouts.groups.group_size
         try:
-            server = CompletionServer(self.host, range(first, last + 1), num_rollouts)
+            server = CompletionServer(host, range(first, last + 1), num_rollouts)
         except OSError as error:
-            where = f"GRPO_SERVE_HOST={self.host}" + (f", ports {first} to {last}" if self.ports else "")
+            where = f"GRPO_SERVE_HOST={host}" + (f", ports {first} to {last}" if self.ports else "")
             raise ConfigError(f"cannot listen at {where}: {error}") from error
         with closing(server):
             conversations = Conversations(self, server, rollouts)
