@@ -22,22 +22,22 @@ REQUESTS_PER_TURN = 4
 """Different requests of a rollout that are kept for repetitions, per allowed turn; refused ones count."""
 PARALLEL_REQUESTS = 16
 """Requests that are answered at the same time, per rollout; further ones wait."""
-Ask = Callable[[Generate], "Future[Answer]"]
+Submit = Callable[[Generate], "Future[Answer]"]
 
 
 class RolloutBackend:
     """Answers the requests of one rollout; the same request gets the same answer."""
 
-    def __init__(self, ask: Ask, max_turns: int) -> None:
-        self._ask = ask
+    def __init__(self, submit: Submit, max_turns: int) -> None:
+        self._submit = submit
         self._turns_left = max_turns
         self._most_kept = REQUESTS_PER_TURN * max_turns
         self._answers: dict[bytes, asyncio.Task[Answer | Refused]] = {}
 
     async def answer(self, request: Generate) -> AsyncGenerator[Answer]:
         """The whole answer as one part. Raises Refused. A client that repeats its request gets the same."""
-        asked = request.model_dump_json(exclude={"seed"}).encode()
-        digest = hashlib.blake2b(asked, digest_size=16).digest()
+        text = request.model_dump_json(exclude={"seed"}).encode()
+        digest = hashlib.blake2b(text, digest_size=16).digest()
         if digest not in self._answers and len(self._answers) < self._most_kept:
             self._answers[digest] = asyncio.create_task(self._sample(request))
         kept = self._answers.get(digest)
@@ -51,7 +51,7 @@ class RolloutBackend:
             return _too_many()
         self._turns_left -= 1
         try:
-            return await asyncio.wrap_future(self._ask(request))
+            return await asyncio.wrap_future(self._submit(request))
         except Refused as error:
             self._turns_left += 1
             return error
@@ -76,10 +76,10 @@ class CompletionServer:
     def close(self) -> None:
         self._server.close()
 
-    def admit(self, ask: Ask, max_turns: int) -> str:
-        """A key for a new rollout. `ask`: called in the server's thread."""
+    def admit(self, submit: Submit, max_turns: int) -> str:
+        """A key for a new rollout. `submit`: called in the server's thread."""
         key = secrets.token_urlsafe(24)
-        self._backends[key] = RolloutBackend(ask, max_turns)
+        self._backends[key] = RolloutBackend(submit, max_turns)
         return key
 
     def revoke(self, key: str) -> None:

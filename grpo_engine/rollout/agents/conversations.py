@@ -82,18 +82,18 @@ class Conversations:
     ) -> None:
         """Wait for a place and for the agent; in a thread of its own."""
 
-        def ask(request: Generate) -> Future[Answer]:
-            rollout.num_asked += 1
-            asked = PendingRequest(rollout, request)
-            self.queue.put(partial(self._take, asked))
-            return asked.answer
+        def submit(request: Generate) -> Future[Answer]:
+            rollout.has_started = True
+            pending = PendingRequest(rollout, request)
+            self.queue.put(partial(self._take, pending))
+            return pending.answer
 
         with places:
             if self.has_ended:
                 return
-            key = self.server.admit(ask, rollout.options.max_turns)
+            key = self.server.admit(submit, rollout.options.max_turns)
             try:
-                reward = run_agent(rollout.options, self._task(rollout, key), lambda: rollout.num_asked > 0)
+                reward = run_agent(rollout.options, self._task(rollout, key), lambda: rollout.has_started)
             except Exception as error:  # noqa: BLE001 - raised in the sampling thread, which waits for the end
                 self.server.revoke(key)
                 ended.set_exception(error)
@@ -104,7 +104,7 @@ class Conversations:
     def _task(self, rollout: AgentRollout, key: str) -> dict[str, Any]:
         """The body of the request to the agent."""
         prompt = rollout.prompt
-        asked = (
+        question = (
             {"messages": prompt.conversation["messages"]} if prompt.conversation else {"prompt": prompt.text}
         )
         number, sample = rollout.stream
@@ -112,7 +112,7 @@ class Conversations:
             "base_url": self.server.url,
             "api_key": key,
             "model": "policy",
-            "task": {**prompt.item, **asked},
+            "task": {**prompt.item, **question},
             "metadata": {
                 "environment": rollout.name,
                 "seed": rollout.seed,
@@ -122,18 +122,18 @@ class Conversations:
             },
         }
 
-    def _take(self, asked: PendingRequest) -> NextTurn | None:
+    def _take(self, pending: PendingRequest) -> NextTurn | None:
         """The turn that answers a request; None if it is refused."""
         try:
-            return self._turn(asked)
+            return self._turn(pending)
         except Refused as error:
-            asked.rollout.refusal = str(error)
-            asked.answer.set_exception(error)
+            pending.rollout.refusal = str(error)
+            pending.answer.set_exception(error)
             return None
 
-    def _turn(self, asked: PendingRequest) -> NextTurn:
+    def _turn(self, pending: PendingRequest) -> NextTurn:
         """Raises Refused."""
-        rollout, request = asked.rollout, asked.request
+        rollout, request = pending.rollout, pending.request
         if rollout.is_over:
             raise Refused("rollout_over", "The rollout is over.")
         if request.messages is None or request.n != 1:
@@ -144,20 +144,20 @@ class Conversations:
         row = rollout.dialogue.row_for(request.messages, request.tools)
         rollout.follow(row, request.messages)
         room = rollout.dialogue.room(row)
-        asked.row, asked.is_cut_by_agent = row, (request.max_tokens or room) < room
+        pending.row, pending.is_cut_by_agent = row, (request.max_tokens or room) < room
         continuation = Continuation(
             *rollout.stream, turn=rollout.num_opened, max_tokens=min(room, request.max_tokens or room)
         )
         rollout.num_opened += 1
-        self._open[continuation.stream] = asked
+        self._open[continuation.stream] = pending
         return NextTurn(replace(rollout.prompt, token_ids=tuple(row.token_ids)), continuation)
 
     def answer(self, turn: NextTurn, completion: Completion) -> None:
         """Answer the request of a sampled turn; a rollout that is over keeps what it had."""
-        asked = self._open.pop(turn.continuation.stream)
-        rollout, request, policy = asked.rollout, asked.request, self.agents.policy
+        pending = self._open.pop(turn.continuation.stream)
+        rollout, request, policy = pending.rollout, pending.request, self.agents.policy
         if rollout.is_over:
-            asked.answer.set_exception(Refused("rollout_over", "The rollout is over."))
+            pending.answer.set_exception(Refused("rollout_over", "The rollout is over."))
             return
         reader = CallReader(self.agents.format, request.tools) if request.tools else None
         text, calls = text_and_calls(policy, reader, completion.token_ids)
@@ -172,9 +172,9 @@ class Conversations:
             calls=calls,
             finish_reason=completion.finish_reason,
         )
-        rollout.add_turn(asked, completion, text, calls, policy.turn_text(completion.token_ids))
+        rollout.add_turn(pending, completion, text, calls, policy.turn_text(completion.token_ids))
         usage = Usage(prompt_tokens=len(turn.prompt.token_ids), completion_tokens=completion.num_tokens)
-        asked.answer.set_result(Answer(pieces=(piece,), usage=usage))
+        pending.answer.set_result(Answer(pieces=(piece,), usage=usage))
 
     def _end(self, rollout: AgentRollout, ended: Future[float | None]) -> None:
         """Close a rollout, and add its group once all of the group's are closed. Raises an error that is not

@@ -47,7 +47,8 @@ class AgentRollout:
     """Tool calls by id."""
     last: Completion | None = None
     """The newest turn."""
-    num_asked: int = 0
+    has_started: bool = False
+    """Whether the agent has requested a completion."""
     num_opened: int = 0
     """Requests that became turns, answered or not."""
     refusal: str = ""
@@ -67,20 +68,18 @@ class AgentRollout:
             number = row.ends[-1].number if row.ends else len(self.turns) - 1
             before = self.turns[number].observation
             said = "\n".join([*([before] if before else []), *map(text_of, messages)])
-            self.turns[number] = self.turns[number].model_copy(
-                update={"observation": said[:MAX_SHOWN_CHARACTERS]}
-            )
+            update = {"observation": said[:MAX_SHOWN_CHARACTERS]}
+            self.turns[number] = self.turns[number].model_copy(update=update)
 
     def add_turn(
-        self, asked: PendingRequest, turn: Completion, text: str, calls: Sequence[FunctionCall], shown: str
+        self, pending: PendingRequest, turn: Completion, text: str, calls: Sequence[FunctionCall], shown: str
     ) -> None:
         """Add a turn. `shown`: its text with its calls."""
-        assert asked.row is not None
-        asked.row.add_turn(turn, len(self.turns), text, calls)
-        is_cut = turn.finish_reason is FinishReason.LENGTH and not asked.is_cut_by_agent
-        self.last = replace(
-            turn, text=text, finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP
-        )
+        assert pending.row is not None
+        pending.row.add_turn(turn, len(self.turns), text, calls)
+        is_cut = turn.finish_reason is FinishReason.LENGTH and not pending.is_cut_by_agent
+        reason = FinishReason.LENGTH if is_cut else FinishReason.STOP
+        self.last = replace(turn, text=text, finish_reason=reason)
         self.turns.append(EpisodeTurn(action=shown[:MAX_SHOWN_CHARACTERS], observation=""))
         self.calls |= {
             each.id: {"name": each.name, "arguments": each.arguments, "answer": "", "error": False}

@@ -49,13 +49,13 @@ def groups_from_json(content: Mapping[str, Any], prompts: Sequence[Prompt]) -> S
 
     def restored(content: Mapping[str, Any]) -> GradedGroup:
         stored = StoredGroup.model_validate(content)
-        prompt = by_row[stored.row]
-        asked = replace(
-            prompt,
-            token_ids=stored.prompt or prompt.token_ids,
-            text=stored.text or prompt.text,
-            conversation=stored.conversation or prompt.conversation,
+        row = by_row[stored.row]
+        prompt = replace(
+            row,
+            token_ids=stored.prompt or row.token_ids,
+            text=stored.text or row.text,
+            conversation=stored.conversation or row.conversation,
         )
-        return GradedGroup(Group(asked, stored.completions), stored.scores)
+        return GradedGroup(Group(prompt, stored.completions), stored.scores)
 
     return StepGroups(*([restored(each) for each in content[name]] for name in ("groups", "discarded")))
