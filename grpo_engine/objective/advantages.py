@@ -81,7 +81,8 @@ def advantages(
         centred = [_standardised_parts(group, ddof, weights or {}) for group in groups_P]
     else:
         centred = [WITHIN_GROUP[estimator](group.values, ddof) for group in groups_P]
-    scaled = ACROSS_GROUPS.get(estimator, _as_is)(groups_P, centred, ddof)
+    across_groups = ACROSS_GROUPS.get(estimator)
+    scaled: Centred = centred if across_groups is None else across_groups(groups_P, centred, ddof)
     return [_placed(*each) for each in zip(groups_P, scaled, signal, strict=True)]
 
 
@@ -132,10 +133,6 @@ WITHIN_GROUP: Mapping[str, Callable[[Sequence[float], int], list[float]]] = {
 
 Centred = Sequence[Sequence[float]]
 """P groups of the scored completions' values."""
-
-
-def _as_is(groups_P: Sequence[GroupRewards], centred: Centred, ddof: int) -> Centred:
-    return centred
 
 
 def _over_batch_std(groups_P: Sequence[GroupRewards], centred: Centred, ddof: int) -> Centred:

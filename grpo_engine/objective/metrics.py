@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -18,10 +19,10 @@ from grpo_engine.objective.types import Completion, PackedBatch, ScoredGroup
 PASS_REWARD = 1.0
 """A completion with at least this reward counts as passed in `pass_at_1` and `pass_at_group`."""
 
-MEAN_DIFFERENCE, LARGEST_DIFFERENCE = (
-    f"sampling/sampling_logp_difference/{kind}" for kind in ("mean", "max")
-)
-LEAST_RATIO, LARGEST_RATIO = (f"sampling/importance_sampling_ratio/{end}" for end in ("min", "max"))
+MEAN_DIFFERENCE = "sampling/sampling_logp_difference/mean"
+LARGEST_DIFFERENCE = "sampling/sampling_logp_difference/max"
+LEAST_RATIO = "sampling/importance_sampling_ratio/min"
+LARGEST_RATIO = "sampling/importance_sampling_ratio/max"
 
 
 class PhaseTimer:
@@ -45,10 +46,8 @@ class PhaseTimer:
 
 
 def numbers(values: Sequence[Tensor]) -> list[float]:
-    """The numbers in one-element tensors. The host waits for the device once, not once per tensor."""
-    return (
-        [float(value) for value in torch.stack([each.float() for each in values]).tolist()] if values else []
-    )
+    """The numbers in scalar tensors, as float32. The host waits for the device once, not once per tensor."""
+    return cast(list[float], torch.stack([each.float() for each in values]).tolist()) if values else []
 
 
 def batch_numbers(
