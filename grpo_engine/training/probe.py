@@ -6,7 +6,6 @@ A probe has no checkpoint: if interrupted, it starts again and draws the same co
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 
 from grpo_engine.config.job import ProbeSize, ReinforcementMethod, RunConfig
 from grpo_engine.contract.events import BaseEvent, Finished, Probed, StepFinished
@@ -87,9 +86,8 @@ class Probe(Method):
 
 def batches(source: PromptSource, num_prompts: int) -> list[list[Prompt]]:
     """The first `num_prompts` rows that training would use, by step; the last step may be shorter."""
-    num_steps = -(-num_prompts // source.rows_per_step)
-    rows = list(chain.from_iterable(source.batch(step) for step in range(1, num_steps + 1)))[:num_prompts]
-    return [rows[start : start + source.rows_per_step] for start in range(0, len(rows), source.rows_per_step)]
+    starts = range(0, num_prompts, source.rows_per_step)
+    return [source.batch(step)[: num_prompts - start] for step, start in enumerate(starts, 1)]
 
 
 def counted(

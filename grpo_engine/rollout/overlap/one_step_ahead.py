@@ -149,4 +149,4 @@ class OneStepAhead:
 
 def _at_place_of(place: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     """The outcomes in `known`, at the position of `place`."""
-    return {**known, **{name: value for name, value in place.items() if name == "cursor"}}
+    return {**known, "cursor": place["cursor"]} if "cursor" in place else dict(known)
