@@ -1,9 +1,8 @@
 """The first events: the device, libraries and model that a run uses, how it computes, and its warnings."""
 
-import functools
-import importlib.metadata
 import platform
-from importlib.metadata import PackageNotFoundError
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
@@ -16,9 +15,6 @@ from grpo_engine.models.lora import largest_rank
 from grpo_engine.models.lora_targets import left_out
 from grpo_engine.models.policy import Policy
 from grpo_engine.training.method import Method
-
-version = functools.cache(importlib.metadata.version)
-"""Each checkpoint has the versions, and importlib parses a package's whole description for one."""
 
 
 def started(method: Method, step: int) -> Started:
@@ -107,15 +103,12 @@ def _fallbacks(policy: Policy) -> list[Warned]:
 
 def library_versions() -> dict[str, str]:
     """Versions of Python, of the libraries that compute, and of the compiled operations."""
-    names = ("torch", "transformers", "peft", "grpo-service")
-    return {
-        "python": platform.python_version(),
-        **{name: _version(name) for name in names},
-        "compiled operations": compiled_version(),
-    }
+    packages = {name: package_version(name) for name in ("torch", "transformers", "peft", "grpo-service")}
+    return {"python": platform.python_version(), **packages, "compiled operations": compiled_version()}
 
 
-def _version(name: str) -> str:
+@cache  # each checkpoint has the versions, and importlib parses a package's whole description for one
+def package_version(name: str) -> str:
     """A package's version; the engine also runs from its sources, without installation."""
     try:
         return version(name)

@@ -1,21 +1,10 @@
 """The description of a run: versions of what computes it."""
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 
-import pytest
-
-from grpo_engine.training import run_description
+from grpo_engine.training.run_description import library_versions, package_version
 
 
-def test_an_engine_that_runs_from_its_sources_says_that_it_is_not_installed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def found(name: str) -> str:
-        if name == "grpo-service":
-            raise PackageNotFoundError(name)
-        return version(name)
-
-    monkeypatch.setattr(run_description, "version", found)
-    versions = run_description.library_versions()
-    assert versions["grpo-service"] == "not installed"
-    assert versions["torch"] == version("torch")
+def test_an_engine_that_runs_from_its_sources_says_that_it_is_not_installed() -> None:
+    assert package_version("grpo-service-from-its-sources") == "not installed"
+    assert library_versions()["torch"] == version("torch")
