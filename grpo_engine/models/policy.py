@@ -115,24 +115,20 @@ class Policy:
 
     def completion_text(self, token_ids: Sequence[int]) -> str:
         """Text of a whole completion; a stop token at its end is left out."""
-        at_end = bool(token_ids) and token_ids[-1] in self.stop_set
-        return self.decode(token_ids[:-1] if at_end else token_ids)
+        return self.decode(self._without_stop(token_ids))
 
     def turn_text(self, token_ids: Sequence[int]) -> str:
         """Text of a turn with special tokens, which may mark calls, without its end-of-turn token."""
-        at_end = bool(token_ids) and token_ids[-1] in self.stop_set
-        ids = list(token_ids[:-1] if at_end else token_ids)
+        ids = list(self._without_stop(token_ids))
         return cast(str, self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    def _without_stop(self, token_ids: Sequence[int]) -> Sequence[int]:
+        return token_ids[:-1] if token_ids and token_ids[-1] in self.stop_set else token_ids
 
     @property
     def compute_dtype(self) -> torch.dtype:
         """Data type of the matrix products; the trained weights may be float32."""
         return torch.bfloat16 if self.autocast else cast(torch.dtype, self.model.dtype)
-
-    @property
-    def has_low_precision(self) -> bool:
-        """Whether rounding makes two ways to compute a log-probability differ noticeably: not in float32."""
-        return self.compute_dtype != torch.float32
 
     @property
     def max_length(self) -> int | None:

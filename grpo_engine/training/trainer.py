@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from grpo_engine.config.job import ReinforcementMethod, RunConfig
 from grpo_engine.config.tools import function_schemas
 from grpo_engine.contract.events import BaseEvent, StepFinished, StepSkipped, Warned
@@ -190,7 +192,7 @@ class Trainer(Method):
             return configured
         if not self.sampler.matches_trainer:
             return "sequence_mask"
-        return "token_truncate" if self.policy.has_low_precision else "none"
+        return "none" if self.policy.compute_dtype == torch.float32 else "token_truncate"
 
     def _update(
         self, step: int, terms: Sequence[LossTerm], scored_P: Sequence[ScoredGroup]
