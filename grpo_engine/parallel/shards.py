@@ -32,19 +32,11 @@ def own_part(tensor: Tensor) -> Tensor:
 @torch.no_grad()
 def fill(target: Tensor, value: Tensor) -> None:
     """Copy a whole tensor into one that may be sharded; needs no communication."""
-    target.copy_(share_of(target, value))
-
-
-def share_of(like: Tensor, value: Tensor) -> Tensor:
-    """This rank's share of a whole tensor, on the device and with the sharding of `like`."""
-    if not isinstance(like, DTensor):
-        return value.to(like.device, copy=True)
-    mesh, placements = like.device_mesh, like.placements
-    shape, offset = compute_local_shape_and_global_offset(like.shape, mesh, placements)
-    own = value[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
-    return DTensor.from_local(
-        own.to(like.device, copy=True), mesh, placements, shape=like.shape, stride=like.stride()
-    )
+    if isinstance(target, DTensor):
+        mesh, placements = target.device_mesh, target.placements
+        shape, offset = compute_local_shape_and_global_offset(target.shape, mesh, placements)
+        value = value[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
+    own_part(target).copy_(value)
 
 
 def from_first(tensor: Tensor, device: torch.device) -> Tensor:

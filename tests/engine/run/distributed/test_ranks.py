@@ -5,7 +5,7 @@ import torch
 
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.parallel.ranks import Ranks, idle_group
-from grpo_engine.parallel.shards import fill, gathered, share_of
+from grpo_engine.parallel.shards import fill, gathered
 
 CPU = torch.device("cpu")
 
@@ -48,6 +48,5 @@ def test_one_rank_is_first_and_decides_alone() -> None:
 def test_a_plain_tensor_is_whole_already() -> None:
     target, value = torch.zeros(2, requires_grad=True), torch.tensor([1.0, 2.0])
     assert gathered(value) is value
-    assert torch.equal(share_of(target, value), value)
     fill(target, value)
     assert target.tolist() == [1.0, 2.0]
