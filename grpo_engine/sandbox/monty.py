@@ -13,6 +13,7 @@ from grpo_engine.sandbox.launch import SandboxUnavailable
 from grpo_engine.sandbox.process import Limits, Outcome
 
 MAX_ERROR_CHARACTERS = 2000
+_LIMITS = Limits()
 _CHECK_SECONDS = 2.0
 _KILLED = "killed after exceeding request timeout"
 """The pool's message if the worker does not end at its own time limit, as on a busy machine."""
@@ -39,13 +40,12 @@ class MontyServer:
     Raises SandboxUnavailable if pydantic-monty is missing or its worker does not start.
     """
 
-    def __init__(self, source: str, limits: Limits = Limits()) -> None:
+    def __init__(self, source: str) -> None:
         if not installed():
             raise SandboxUnavailable("pydantic-monty is not installed")
         import pydantic_monty
 
-        self._source, self._limits = source, limits
-        self._monty = pydantic_monty
+        self._source, self._monty = source, pydantic_monty
         try:
             self._pool = pydantic_monty.Monty(max_processes=1)
             self._pool.__enter__()
@@ -72,9 +72,9 @@ class MontyServer:
     def _feed(self, timeout: float, inputs: dict[str, Any], expression: str) -> Outcome:
         """Run the module level and the expression, each within the time limit."""
         limits = self._monty.ResourceLimits(
-            max_feed_duration_secs=timeout, max_memory=self._limits.memory_bytes, max_total_sleep_secs=1.0
+            max_feed_duration_secs=timeout, max_memory=_LIMITS.memory_bytes, max_total_sleep_secs=1.0
         )
-        printed = self._monty.CollectString(self._limits.output_bytes)
+        printed = self._monty.CollectString(_LIMITS.output_bytes)
         try:
             with self._pool.checkout(script_name="grader.py", limits=limits) as session:
                 session.feed_run(self._source, print_callback=printed)
