@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from grpo_engine.config.tools import ListedTool, McpTool, Tool, ToolName, named
 from grpo_engine.graders.feedback import excerpt
 from grpo_engine.graders.rules.json_schema import check_shown_schema
+from grpo_engine.graders.samples import is_deep
 
 MAX_TOOLS, MAX_CHARACTERS = 128, 131_072
 """Maximum number of one server's tools that a model is shown, and of their characters as JSON."""
@@ -103,7 +104,7 @@ def _checked(listed: dict[str, Any], special_tokens: Collection[str]) -> dict[st
         _name.validate_python(listed["name"])
     except ValidationError:
         raise ValueError("has no name that a model can call") from None
-    if _depth(listed["parameters"]) > MAX_DEPTH:
+    if is_deep(listed["parameters"], MAX_DEPTH):
         raise ValueError(f"has parameters nested deeper than {MAX_DEPTH} levels")
     try:
         check_shown_schema(listed["parameters"])
@@ -113,11 +114,6 @@ def _checked(listed: dict[str, Any], special_tokens: Collection[str]) -> dict[st
     if found := [token for token in special_tokens if json.dumps(token, ensure_ascii=False)[1:-1] in text]:
         raise ValueError(f"contains the special token {found[0]}")
     return listed
-
-
-def _depth(value: Any) -> int:
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max(map(_depth, parts), default=0)
 
 
 def _conflicts(shown: Sequence[tuple[int, Tool]]) -> list[ToolProblem]:

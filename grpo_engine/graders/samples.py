@@ -48,15 +48,16 @@ def _json_of(text: str) -> Any:
         return None
 
 
-def is_deep(value: Any) -> bool:
-    """Whether a JSON value has more than MAX_DEPTH levels."""
+def is_deep(value: Any, limit: int = MAX_DEPTH) -> bool:
+    """Whether a JSON value has more than this number of levels."""
     level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [part for each in level if isinstance(each, dict | list) for part in _parts(each)]
+    for _ in range(limit):
+        level = [part for each in level for part in parts_of(each)]
         if not level:
             return False
     return True
 
 
-def _parts(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value
+def parts_of(value: Any) -> Iterable[Any]:
+    """The values of a JSON object or array; nothing of any other value."""
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

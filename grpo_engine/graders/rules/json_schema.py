@@ -16,6 +16,7 @@ from jsonschema import Draft202012Validator, FormatChecker, SchemaError, Validat
 from jsonschema.validators import extend
 
 from grpo_engine.graders.pattern import compiled, matches
+from grpo_engine.graders.samples import parts_of
 
 MAX_SCHEMA_CHARACTERS = 32_768
 MAX_WORK = 20_000
@@ -184,8 +185,7 @@ def _check_lists(root: Any) -> None:
                     raise ValueError(
                         f"a type or dependency has at most {MAX_TYPES} entries, all of them texts"
                     )
-        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        waiting += parts
+        waiting += parts_of(value)
 
 
 def _subschemas(root: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
