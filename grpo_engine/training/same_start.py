@@ -21,15 +21,16 @@ def require_same_files(config: RunConfig, policy: Policy | None, checkpoint: Pat
     """
     if policy is None or Ranks.current().world == 1:
         return
-    facts = {
-        "step": 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-")),
+    facts: dict[str, object] = {
+        "step": 0,
         "configuration": config_digest(config)[:12],
         "datasets": _digest_of_datasets(config)[:12],
         "base model": policy.base_fingerprint[:12],
-        "checkpoint": "none"
-        if checkpoint is None
-        else manifest.sha256_of(checkpoint / manifest.MANIFEST)[:12],
+        "checkpoint": "none",
     }
+    if checkpoint is not None:
+        facts["step"] = int(checkpoint.name.removeprefix("step-"))
+        facts["checkpoint"] = manifest.sha256_of(checkpoint / manifest.MANIFEST)[:12]
     require_agreement(facts)
 
 
