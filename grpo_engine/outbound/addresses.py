@@ -11,7 +11,6 @@ import ipaddress
 import os
 import re
 import socket
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -22,7 +21,6 @@ INNER_NAMES = ("localhost", "localdomain", "local", "internal", "intranet", "lan
 """Last labels of names that are never hosts of the public Internet. `home.arpa` is refused as well."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-Resolver = Callable[[str, int], Sequence[str]]
 
 _HOST = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _URL = re.compile(r"[!#$%&'()*+,\-./0-9:;=?@A-Z\[\]_a-z~]+")
@@ -202,9 +200,9 @@ def resolve(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-def addresses_of(target: Target, resolver: Resolver) -> list[str]:
+def addresses_of(target: Target) -> list[str]:
     """Addresses to connect to: one look-up; all must be public. Raises RefusedUrl, OSError."""
-    found = list(resolver(target.host, target.port))
+    found = resolve(target.host, target.port)
     if not found:
         raise OSError(f"{target.host} has no address")
     if not target.trusted:
@@ -215,14 +213,14 @@ def addresses_of(target: Target, resolver: Resolver) -> list[str]:
     return found
 
 
-def check_destination(url: str, allowed_hosts: AllowedHosts, resolver: Resolver = resolve) -> None:
+def check_destination(url: str, allowed_hosts: AllowedHosts) -> None:
     """Like `check_url`, but also refuse a name that has a private address now. Raises RefusedUrl.
 
     A name without an address is accepted: it may get one, and each request checks again.
     """
     target = parse(url, allowed_hosts)
     with suppress(OSError, UnicodeError):
-        addresses_of(target, resolver)
+        addresses_of(target)
 
 
 def _bracketed(host: str) -> str:

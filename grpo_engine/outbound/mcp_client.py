@@ -26,7 +26,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
-from grpo_engine.outbound.addresses import RefusedUrl, Resolver, resolve
+from grpo_engine.outbound.addresses import RefusedUrl
 from grpo_engine.outbound.mcp_transport import CLOSE_SECONDS, PinnedTransport
 from grpo_engine.outbound.web import MAX_ANSWER_BYTES
 
@@ -58,14 +58,14 @@ class McpServer:
 class _Session:
     """A session that is open until `end`, in a task of its own."""
 
-    def __init__(self, portal: BlockingPortal, server: McpServer, rollout: str, resolver: Resolver) -> None:
+    def __init__(self, portal: BlockingPortal, server: McpServer, rollout: str) -> None:
         self.has_ended = False
         """Whether new calls need another session."""
         self.num_calls = 0
         self._portal = portal
         self._server = server
         self._rollout = {"X-Rollout-Id": rollout} if rollout else {}
-        self._transport = PinnedTransport(server.url, resolver)
+        self._transport = PinnedTransport(server.url)
         self._opened: Future[ClientSession] = Future()
         self._ending = anyio.Event()
         self.task = portal.start_task_soon(self._hold)
@@ -140,8 +140,7 @@ class _Session:
 class McpSessions:
     """The open sessions, one per rollout and server."""
 
-    def __init__(self, resolver: Resolver = resolve) -> None:
-        self._resolver = resolver
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop = ExitStack()
         self._portal: BlockingPortal | None = None
@@ -176,7 +175,7 @@ class McpSessions:
                 self._portal = self._loop.enter_context(start_blocking_portal())
             found = self._sessions.get((rollout, server))
             if found is None or found.has_ended:
-                found = _Session(self._portal, server, rollout, self._resolver)
+                found = _Session(self._portal, server, rollout)
                 self._sessions[rollout, server] = found
                 self._tasks = [task for task in self._tasks if not task.done()] + [found.task]
             found.num_calls += 1

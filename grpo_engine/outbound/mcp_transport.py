@@ -7,14 +7,13 @@ each response and of the whole session are bounded; the caller bounds the time.
 
 import os
 from collections.abc import AsyncIterator
-from functools import partial
 
 import anyio
 import anyio.to_thread
 import httpx2
 from mcp_types import INTERNAL_ERROR
 
-from grpo_engine.outbound.addresses import AllowedHosts, Resolver, addresses_of, parse, resolve
+from grpo_engine.outbound.addresses import AllowedHosts, addresses_of, parse
 from grpo_engine.outbound.pinned import MAX_ADDRESSES, tls_context
 from grpo_engine.outbound.web import MAX_ANSWER_BYTES
 
@@ -30,11 +29,10 @@ class UnacceptableAnswer(httpx2.TransportError):
 class PinnedTransport(httpx2.AsyncBaseTransport):
     """Transport of one session. Raises RefusedUrl if its URL may not be requested."""
 
-    def __init__(self, url: str, resolver: Resolver = resolve) -> None:
+    def __init__(self, url: str) -> None:
         self.target = parse(url, AllowedHosts.from_environment())
         self.failure = ""
         """Why an answer was too long; the MCP client reports only that its stream of events ended."""
-        self._resolver = resolver
         self._addresses: list[str] = []
         self.room = MAX_SESSION_BYTES
         """Bytes that the session may still receive."""
@@ -46,8 +44,8 @@ class PinnedTransport(httpx2.AsyncBaseTransport):
 
     async def look_up(self) -> None:
         """Find the host's addresses. Raises RefusedUrl if one may not be connected to, OSError."""
-        look_up = partial(addresses_of, self.target, self._resolver)
-        self._addresses = (await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True))[:MAX_ADDRESSES]
+        found = await anyio.to_thread.run_sync(addresses_of, self.target, abandon_on_cancel=True)
+        self._addresses = found[:MAX_ADDRESSES]
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """The server's response, or one that gives the reason: an exception would end the whole session."""

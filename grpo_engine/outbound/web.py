@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
-from grpo_engine.outbound.addresses import AllowedHosts, Resolver, addresses_of, parse, resolve
+from grpo_engine.outbound.addresses import AllowedHosts, addresses_of, parse
 from grpo_engine.process.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -131,7 +131,6 @@ def post(
     *,
     timeout_seconds: float,
     allowed_hosts: AllowedHosts | None = None,
-    resolver: Resolver = resolve,
     kept_bytes: int | None = None,
 ) -> WebAnswer:
     """POST a body and read the response. Raises RefusedUrl before any connection, NoAnswer after.
@@ -139,7 +138,7 @@ def post(
     With `kept_bytes` no more than that is read, and a longer, cut or slow body is not an error.
     """
     deadline = Deadline(timeout_seconds)
-    return _send("POST", url, body, headers, deadline, allowed_hosts, resolver, kept_bytes)
+    return _send("POST", url, body, headers, deadline, allowed_hosts, kept_bytes)
 
 
 def get(url: str, *, timeout_seconds: float) -> WebAnswer:
@@ -154,7 +153,6 @@ def _send(
     headers: Mapping[str, str],
     deadline: Deadline,
     allowed_hosts: AllowedHosts | None = None,
-    resolver: Resolver = resolve,
     kept_bytes: int | None = None,
 ) -> WebAnswer:
     import httpcore
@@ -163,7 +161,7 @@ def _send(
 
     target = parse(url, allowed_hosts or AllowedHosts.from_environment())
     try:
-        backend = PinnedBackend(addresses_of(target, resolver), deadline)
+        backend = PinnedBackend(addresses_of(target), deadline)
     except (OSError, UnicodeError):
         raise NoAnswer(f"{target.host} has no address") from None
     context = tls_context(os.environ.get("SSL_CERT_FILE")) if target.scheme == "https" else None

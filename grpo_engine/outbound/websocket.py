@@ -11,15 +11,13 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from grpo_engine.outbound.addresses import AllowedHosts, Resolver, addresses_of, parse, resolve
+from grpo_engine.outbound.addresses import AllowedHosts, addresses_of, parse
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
 
-async def connect(
-    url: str, *, timeout_seconds: float, max_bytes: int, resolver: Resolver = resolve
-) -> ClientConnection:
+async def connect(url: str, *, timeout_seconds: float, max_bytes: int) -> ClientConnection:
     """A connection to an http or https URL whose messages have at most `max_bytes`.
 
     Raises RefusedUrl, TimeoutError, OSError, ValueError for a redirect, or websockets' WebSocketException.
@@ -31,7 +29,7 @@ async def connect(
     target = parse(url, AllowedHosts.from_environment())
     secure = target.scheme == "https"
     async with asyncio.timeout(timeout_seconds):
-        addresses = await asyncio.to_thread(addresses_of, target, resolver)
+        addresses = await asyncio.to_thread(addresses_of, target)
         connected = await _connected(addresses[:MAX_ADDRESSES], target.port)
         return await open_connection(
             f"{'wss' if secure else 'ws'}://{target.authority}{target.path}",

@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from grpo_engine.outbound import addresses
 from grpo_engine.outbound.addresses import AllowedHosts, RefusedUrl, as_address, check_url, is_public, parse
 from grpo_engine.outbound.web import check_headers, post
 from tests.support.hostile_urls import ACCEPTED, REFUSED
@@ -14,14 +15,17 @@ def unused(host: str, port: int) -> list[str]:
     raise AssertionError(f"{host} was looked up")
 
 
-def test_hostile_urls_are_refused_before_any_look_up_or_connection(listener: socket.socket) -> None:
+def test_hostile_urls_are_refused_before_any_look_up_or_connection(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "resolve", unused)
     assert len(REFUSED) >= 40
     for url in REFUSED:
         url = url.replace("PORT", str(listener.getsockname()[1]))
         with pytest.raises(RefusedUrl):
             check_url(url, allowed_hosts=AllowedHosts())
         with pytest.raises(RefusedUrl):
-            post(url, b"", {}, timeout_seconds=1, allowed_hosts=AllowedHosts(), resolver=unused)
+            post(url, b"", {}, timeout_seconds=1, allowed_hosts=AllowedHosts())
 
 
 @pytest.mark.parametrize("url", ACCEPTED)
@@ -43,18 +47,12 @@ def test_public_https_is_accepted(url: str) -> None:
     ],
 )
 def test_a_name_with_a_private_address_is_refused_before_connecting(
-    address: str, listener: socket.socket
+    address: str, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for found in ([address], ["8.8.8.8", address], [address, "8.8.8.8"]):
+        monkeypatch.setattr(addresses, "resolve", lambda host, port, found=found: found)
         with pytest.raises(RefusedUrl, match=r"rebind\.example has an address that is not public"):
-            post(
-                "https://rebind.example:8443/",
-                b"",
-                {},
-                timeout_seconds=1,
-                allowed_hosts=AllowedHosts(),
-                resolver=lambda host, port, found=found: found,  # type: ignore[misc]
-            )
+            post("https://rebind.example:8443/", b"", {}, timeout_seconds=1, allowed_hosts=AllowedHosts())
 
 
 def test_the_operator_may_allow_a_host_or_one_of_its_ports(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
+from grpo_engine.outbound import addresses
 from grpo_engine.outbound.mcp_client import McpFailure, McpServer, McpSessions
 from tests.support.mcp_servers.hostile import HostileServer, tool
 from tests.support.mcp_servers.official import served
 
 
 @pytest.fixture
-def sessions() -> Iterator[McpSessions]:
+def sessions(monkeypatch: pytest.MonkeyPatch) -> Iterator[McpSessions]:
     """Sessions in which every name resolves to an unreachable address, followed by this machine's."""
-    opened = McpSessions(lambda host, port: ["127.0.0.9", "127.0.0.1"])
+    monkeypatch.setattr(addresses, "resolve", lambda host, port: ["127.0.0.9", "127.0.0.1"])
+    opened = McpSessions()
     yield opened
     opened.close()
 

@@ -13,6 +13,7 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
 
+from grpo_engine.outbound import addresses
 from grpo_engine.outbound.addresses import RefusedUrl
 from grpo_engine.outbound.openenv import EnvironmentFailure, RefusedAction, Session, open_session
 from grpo_engine.outbound.websocket import connect
@@ -134,16 +135,10 @@ def test_a_private_address_is_refused_before_any_connection(
         asyncio.run(open_session(url, {}, timeout_seconds=60.0))
 
 
-def test_a_public_name_that_leads_to_a_private_address_is_refused() -> None:
+def test_a_public_name_that_leads_to_a_private_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "resolve", lambda host, port: ["169.254.169.254"])
     with pytest.raises(RefusedUrl, match="not public"):
-        asyncio.run(
-            connect(
-                "https://game.example.com/ws",
-                timeout_seconds=60.0,
-                max_bytes=1000,
-                resolver=lambda host, port: ["169.254.169.254"],
-            )
-        )
+        asyncio.run(connect("https://game.example.com/ws", timeout_seconds=60.0, max_bytes=1000))
 
 
 def test_over_tls_the_name_is_checked_while_the_connection_goes_to_the_address(
@@ -151,17 +146,14 @@ def test_over_tls_the_name_is_checked_while_the_connection_goes_to_the_address(
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
     monkeypatch.setenv("GRPO_ALLOWED_HOSTS", "judge.example,other.example")
+    # nothing listens on the first address
+    monkeypatch.setattr(addresses, "resolve", lambda host, port: ["127.0.0.9", "127.0.0.1"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
 
     async def received_headers(host: str, url: str) -> tuple[str, str | None]:
         port = url.rpartition(":")[2]
-        opened = await connect(
-            f"https://{host}:{port}/ws",
-            timeout_seconds=60.0,
-            max_bytes=1000,
-            resolver=lambda host, port: ["127.0.0.9", "127.0.0.1"],  # nothing listens on the first
-        )
+        opened = await connect(f"https://{host}:{port}/ws", timeout_seconds=60.0, max_bytes=1000)
         async with opened:
             name, offered = json.loads(await opened.recv())
             return name.removesuffix(f":{port}"), offered

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_engine.outbound import addresses
 from grpo_engine.outbound.addresses import AllowedHosts
 from grpo_engine.outbound.web import AnswerTooLong, NoAnswer, post
 from tests.support.chat_server import Recorded, Reply, ScriptedServer
@@ -44,25 +45,29 @@ def raw_server(serve: Callable[[socket.socket], object]) -> Iterator[str]:
             thread.join()
 
 
-def test_a_name_is_looked_up_once_and_the_connection_goes_to_the_address_found() -> None:
+def test_a_name_is_looked_up_once_and_the_connection_goes_to_the_address_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = []
 
     def changing(host: str, port: int) -> list[str]:
         asked.append((host, port))
         return ["127.0.0.1"] if len(asked) == 1 else ["192.0.2.1"]
 
+    monkeypatch.setattr(addresses, "resolve", changing)
     with ScriptedServer(lambda recorded: "yes") as server:
         port = int(server.host.rpartition(":")[2])
         allowed_hosts = AllowedHosts(frozenset({f"judge.example:{port}"}))
         url = f"http://judge.example:{port}/a?b=c"
-        answer = post(url, b"x", {}, timeout_seconds=SECONDS, allowed_hosts=allowed_hosts, resolver=changing)
+        answer = post(url, b"x", {}, timeout_seconds=SECONDS, allowed_hosts=allowed_hosts)
     assert answer.body == b"yes"
     assert asked == [("judge.example", port)]
     assert server.requests[0].path == "/a?b=c"
     assert server.requests[0].headers["host"] == f"judge.example:{port}"
 
 
-def test_the_next_address_is_tried_if_the_first_does_not_answer() -> None:
+def test_the_next_address_is_tried_if_the_first_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "resolve", lambda host, port: ["::1", "127.0.0.1"])
     with ScriptedServer(lambda recorded: "yes") as server:
         port = int(server.host.rpartition(":")[2])
         answer = post(
@@ -71,7 +76,6 @@ def test_the_next_address_is_tried_if_the_first_does_not_answer() -> None:
             {},
             timeout_seconds=SECONDS,
             allowed_hosts=AllowedHosts(frozenset({"judge.example"})),
-            resolver=lambda host, port: ["::1", "127.0.0.1"],
         )
     assert answer.status == 200
 
@@ -171,7 +175,7 @@ def test_headers_that_drip_end_at_the_time_limit() -> None:
         over.set()
 
 
-def test_a_server_that_hangs_up_or_is_missing_gives_no_answer() -> None:
+def test_a_server_that_hangs_up_or_is_missing_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         ScriptedServer(lambda recorded: Reply(drop=True)) as server,
         pytest.raises(NoAnswer, match="disconnect"),
@@ -179,15 +183,9 @@ def test_a_server_that_hangs_up_or_is_missing_gives_no_answer() -> None:
         ask(server)
     with pytest.raises(NoAnswer, match="refused"):
         ask(server)
+    monkeypatch.setattr(addresses, "resolve", no_address)
     with pytest.raises(NoAnswer, match=r"nowhere\.invalid has no address"):
-        post(
-            "https://nowhere.invalid/",
-            b"",
-            {},
-            timeout_seconds=SECONDS,
-            allowed_hosts=AllowedHosts(),
-            resolver=no_address,
-        )
+        post("https://nowhere.invalid/", b"", {}, timeout_seconds=SECONDS, allowed_hosts=AllowedHosts())
 
 
 def no_address(host: str, port: int) -> list[str]:
@@ -251,14 +249,11 @@ def test_over_tls_the_name_is_checked_while_the_connection_goes_to_the_address(
         port = server.host.rpartition(":")[2]
         allowed_hosts = AllowedHosts(frozenset({f"judge.example:{port}", f"other.example:{port}"}))
 
-        def to_the_server(host: str, port: int) -> list[str]:
-            return ["127.0.0.1"]
+        monkeypatch.setattr(addresses, "resolve", lambda host, port: ["127.0.0.1"])
 
         def fetch(host: str) -> bytes:
             url = f"https://{host}:{port}/"
-            return post(
-                url, b"", {}, timeout_seconds=SECONDS, allowed_hosts=allowed_hosts, resolver=to_the_server
-            ).body
+            return post(url, b"", {}, timeout_seconds=SECONDS, allowed_hosts=allowed_hosts).body
 
         assert fetch("judge.example") == f"judge.example:{port}".encode()
         with pytest.raises(NoAnswer, match="certificate verify failed"):
@@ -267,16 +262,12 @@ def test_over_tls_the_name_is_checked_while_the_connection_goes_to_the_address(
     assert len(server.requests) == 1
 
 
-def test_an_unknown_authority_is_refused(certificate: tuple[Path, Path]) -> None:
+def test_an_unknown_authority_is_refused(
+    certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "resolve", lambda host, port: ["127.0.0.1"])
     with tls_server(certificate, []) as server:
         allowed_hosts = AllowedHosts(frozenset({"judge.example"}))
         url = f"https://judge.example:{server.host.rpartition(':')[2]}/"
         with pytest.raises(NoAnswer, match="certificate verify failed"):
-            post(
-                url,
-                b"",
-                {},
-                timeout_seconds=SECONDS,
-                allowed_hosts=allowed_hosts,
-                resolver=lambda *_: ["127.0.0.1"],
-            )
+            post(url, b"", {}, timeout_seconds=SECONDS, allowed_hosts=allowed_hosts)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from grpo_engine.config.tools import ListedTool
-from grpo_engine.outbound import mcp_transport
+from grpo_engine.outbound import addresses, mcp_transport
 from grpo_engine.outbound.mcp_client import McpFailure, McpServer, McpSessions
 from grpo_engine.rollout.tools.calls import ToolCall
 from grpo_engine.rollout.tools.toolbox import Toolbox, ToolResult
@@ -168,7 +168,8 @@ def test_a_server_that_is_not_allowed_gets_no_connection(monkeypatch: pytest.Mon
 
 def test_a_name_that_leads_inside_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GRPO_ALLOWED_HOSTS")
-    sessions = McpSessions(lambda host, port: ["203.0.113.5", "10.0.0.8"])
+    monkeypatch.setattr(addresses, "resolve", lambda host, port: ["203.0.113.5", "10.0.0.8"])
+    sessions = McpSessions()
     try:
         with pytest.raises(McpFailure, match="an address that is not public"):
             sessions.tools(McpServer("https://rebound.example.com/mcp", {}, SECONDS))
@@ -180,8 +181,9 @@ def test_a_name_is_looked_up_once_for_a_session(monkeypatch: pytest.MonkeyPatch)
     found = iter([["127.0.0.1"], ["192.0.2.1"]])
     server = HostileServer(plain)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("looked up again"))
+    monkeypatch.setattr(addresses, "resolve", lambda host, port: next(found))
     with served(server) as url:
-        sessions = McpSessions(lambda host, port: next(found))
+        sessions = McpSessions()
         try:
             place = McpServer(url.replace("127.0.0.1", "localhost"), {}, SECONDS)
             assert [sessions.call(place, "r", "look", {})[0] for _ in range(3)] == ["seen"] * 3
