@@ -7,7 +7,7 @@ the executor was closed first.
 import secrets
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from queue import LifoQueue
 from typing import Any
@@ -80,15 +80,9 @@ def _late(grader: GraderBase, seconds: float) -> Score:
 class ProcessExecutor:
     """Up to `processes` graders at a time, each in a grading process that is killed at the deadline."""
 
-    def __init__(
-        self,
-        graders: Mapping[str, GraderBase],
-        processes: int,
-        deadline_seconds: float,
-        command: Sequence[str] | None = None,
-    ) -> None:
+    def __init__(self, graders: Mapping[str, GraderBase], processes: int, deadline_seconds: float) -> None:
         self._deadline_seconds = deadline_seconds
-        first, command = start_message(graders), command or _command(graders.values())
+        first, command = start_message(graders), grading_command(graders.values())
         self._children = [GradingChild(first, command) for _ in range(processes)]
         # last in, first out, so that grading one completion at a time starts only one process
         self._idle: LifoQueue[GradingChild] = LifoQueue()
@@ -128,7 +122,7 @@ class ProcessExecutor:
             self._idle.put(child)
 
 
-def _command(graders: Iterable[GraderBase]) -> list[str]:
+def grading_command(graders: Iterable[GraderBase]) -> list[str]:
     """Command of the grading process. It runs without root, except if graders load a model or run code."""
     leaves = [_leaf(grader) for grader in graders]
     if any(grader.holds_a_model for grader in leaves):

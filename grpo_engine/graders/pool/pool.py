@@ -7,7 +7,7 @@ A completion whose grader hangs, floods or crashes is unscorable; the others are
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from typing import Any, Self
 
@@ -23,26 +23,18 @@ from grpo_engine.graders.rules.multi import Multi
 class Grading:
     """A grader in use, as a context manager. After `close`, none of its processes is running."""
 
-    def __init__(
-        self,
-        grader: Grader,
-        *,
-        processes: int = 2,
-        deadline_seconds: float = 30.0,
-        command: Sequence[str] | None = None,
-    ) -> None:
+    def __init__(self, grader: Grader, *, processes: int = 2, deadline_seconds: float = 30.0) -> None:
         """`processes`: maximum number of grading processes; they start when they are first needed.
 
         `deadline_seconds`: time limit for one completion, or for one part of a `multi`, from the start of its
         grading. Scores depend on neither as long as no deadline passes.
-        `command`: replaces the grading process, for tests.
         """
         self._grader = grader
         self._parts = grader.graders if isinstance(grader, Multi) else {grader.label: grader}
         apart = {key: part for key, part in self._parts.items() if part.execution == "process"}
         self._threads = ThreadExecutor(deadline_seconds)
         count = 1 if grader.holds_a_model else processes
-        self._processes = ProcessExecutor(apart, count, deadline_seconds, command)
+        self._processes = ProcessExecutor(apart, count, deadline_seconds)
         self._closed = False
         self.printed = PrintedOutput()
 

@@ -15,6 +15,7 @@ import pytest
 
 from grpo_engine.contract.records import Score
 from grpo_engine.graders import make_sample
+from grpo_engine.graders.pool import executors
 from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.graders.pool.server import MAX_MEMORY_BYTES
 from tests.engine.graders.helpers import has_ended, read
@@ -28,9 +29,9 @@ SOON = 60.0
 
 def hostile(*start: str, processes: int = 1, deadline_seconds: float = SOON) -> Grading:
     """Grading whose processes follow the order in the completion."""
-    return Grading(
-        read(**MATH), processes=processes, deadline_seconds=deadline_seconds, command=[*HOSTILE, *start]
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executors, "grading_command", lambda graders: [*HOSTILE, *start])
+        return Grading(read(**MATH), processes=processes, deadline_seconds=deadline_seconds)
 
 
 def scores(grading: Grading, texts: Sequence[str], answer: Any = "$1$") -> list[Score]:
@@ -123,8 +124,9 @@ def test_a_process_that_does_not_start_makes_completions_unscorable(start: str, 
             assert found.startswith(message)
 
 
-def test_a_command_that_does_not_exist_makes_completions_unscorable() -> None:
-    with Grading(read(**MATH), command=["/no/such/program"]) as grading:
+def test_a_command_that_does_not_exist_makes_completions_unscorable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "grading_command", lambda graders: ["/no/such/program"])
+    with Grading(read(**MATH)) as grading:
         (score,) = scores(grading, ["$1$"])
     assert reason(score) == (
         "other_error",

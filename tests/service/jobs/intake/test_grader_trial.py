@@ -2,13 +2,12 @@
 
 import threading
 import time
-from functools import partial
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from grpo_engine.graders.pool.pool import Grading
+from grpo_engine.graders.pool import executors
 from service.jobs.intake.checks import grader_trial
 from tests.conftest import on_sqlite
 from tests.service.job_samples import jsonl, reinforcement, request, row, upload
@@ -153,7 +152,7 @@ def test_a_reward_model_is_not_loaded_at_submit(client: TestClient) -> None:
 def test_a_library_that_only_workers_have_causes_no_warning(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grader_trial, "Grading", partial(Grading, command=("/bin/false",)))
+    monkeypatch.setattr(executors, "grading_command", lambda graders: ["/bin/false"])
     assert warned(client, python("return 1")) == []
     assert warned(client, {"type": "math", "reference": "{{item.answer}}"}) == []
 
