@@ -33,7 +33,7 @@ class EndpointModel(Input):
         return f"{self.endpoint}/{self.model}"
 
 
-Speaker = Literal["model"] | EndpointModel
+ConfiguredModel = Literal["model"] | EndpointModel
 """ "model": the job's own, on the worker."""
 
 
@@ -49,9 +49,9 @@ class TrainingFreeHyperparameters(RunLength):
     max_completion_tokens: int = Field(1024, ge=1, le=131_072)
     """Maximum tokens of an attempt."""
 
-    rollouts: Speaker = "model"
+    rollouts: ConfiguredModel = "model"
     """The model that attempts the tasks and whose prompt is improved."""
-    reflection: Speaker = "model"
+    reflection: ConfiguredModel = "model"
     """The model that compares attempts and writes the lessons; a stronger one writes better lessons."""
     reflection_temperature: float = Field(0.0, ge=0, le=2)
     """Sampling temperature of the reflecting model."""

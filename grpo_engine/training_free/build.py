@@ -5,8 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from grpo_engine.config.job import RunConfig
-from grpo_engine.config.training_free import Speaker as ConfiguredModel
-from grpo_engine.config.training_free import TrainingFreeMethod
+from grpo_engine.config.training_free import ConfiguredModel, TrainingFreeMethod
 from grpo_engine.contract.errors import DatasetError
 from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.models.policy import Policy
