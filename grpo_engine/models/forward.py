@@ -53,7 +53,7 @@ def output_head(model: PreTrainedModel) -> LogitsOf:
     return CappedHead(head, cap) if cap else head
 
 
-def plain_logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
+def padded_logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     """The trained tokens' logits [N, V] by the model's own padded forward. Works for any model, but computes
     a prompt once for each completion."""
     tokens, rows = batch.input_ids[0], list[Tensor]()
@@ -73,7 +73,7 @@ def plain_logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     return torch.cat(chosen)[torch.searchsorted(columns.to(tokens.device), batch.columns_N)]
 
 
-def packed_by_kernels(model: PreTrainedModel) -> Tensor:
+def proof_logits_by_kernels(model: PreTrainedModel) -> Tensor:
     """Logits [N, V] of `proof_batch` by our kernels. Raises ValueError if they do not support the model."""
     states = fast_states(supported_by_kernels(model), proof_batch(model))
     return cast(Tensor, model.get_output_embeddings()(states))
@@ -87,14 +87,14 @@ def supported_by_kernels(model: PreTrainedModel) -> FastModel:
     return fast
 
 
-def packed(model: PreTrainedModel) -> Tensor:
+def proof_logits_packed(model: PreTrainedModel) -> Tensor:
     """The same logits by the model's own layers with our attention."""
     return output_head(model)(packed_states(model, proof_batch(model)))
 
 
-def plainly(model: PreTrainedModel) -> Tensor:
+def proof_logits_padded(model: PreTrainedModel) -> Tensor:
     """The same logits by the model's own forward pass."""
-    return plain_logits(model, proof_batch(model))
+    return padded_logits(model, proof_batch(model))
 
 
 def compute_dtype(model: PreTrainedModel) -> torch.dtype:

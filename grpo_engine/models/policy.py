@@ -26,11 +26,11 @@ from grpo_engine.models.fast.model import FAMILIES, FastModel
 from grpo_engine.models.forward import (
     fast_states,
     output_head,
-    packed,
-    packed_by_kernels,
     packed_states,
-    plain_logits,
-    plainly,
+    padded_logits,
+    proof_logits_by_kernels,
+    proof_logits_packed,
+    proof_logits_padded,
 )
 from grpo_engine.models.logprobs import LogitsOf, is_frozen, token_logprobs
 from grpo_engine.models.positions import fix_positions
@@ -165,7 +165,7 @@ class Policy:
         """Hidden states [N, H] that predict the trained tokens, and a function from states to logits."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             if not self.shares_prompts:
-                return plain_logits(model, batch), lambda logits: logits
+                return padded_logits(model, batch), lambda logits: logits
             kernels = self.training_kernels if model is self.model else self.fast_reference
             hidden = fast_states(kernels, batch) if kernels is not None else packed_states(model, batch)
             return hidden, output_head(model)
@@ -217,7 +217,7 @@ class Policy:
             self.use_forward(Choice("padded", reason))
             return
         fits = FastModel.fitting(self.model, self.compute_dtype) is not None
-        proof, name = self.proof(plainly), "padded"
+        proof, name = self.proof(proof_logits_padded), "padded"
         if proof.has_nan:
             reason = f"{self.source.name} computes NaN: some of its weights are damaged or not numbers"
             raise ModelError(
@@ -226,9 +226,9 @@ class Policy:
         if not proof.is_causal:
             reason = f"{self.source.name} ({type(self.model).__name__}) predicts tokens from later ones"
             raise ModelError(reason, hint="Use a causal language model.")
-        objection = proof.objection(packed)
+        objection = proof.objection(proof_logits_packed)
         if objection is None:
-            objection = proof.objection(packed_by_kernels) if fits else UNSUPPORTED
+            objection = proof.objection(proof_logits_by_kernels) if fits else UNSUPPORTED
             name = "packed" if objection else "kernels"
         is_refused = bool(objection and fits) and self.model.config.model_type in FAMILIES
         self.use_forward(Choice(name, objection or "", is_refused=is_refused))

@@ -117,7 +117,7 @@ def test_all_weights_too_are_the_same_however_they_are_cut(
     assert largest_difference(whole, plain) <= TOLERANCE
 
 
-FORWARDS = ("fast_states", "packed_states", "plain_logits")
+FORWARDS = ("fast_states", "packed_states", "padded_logits")
 """Our kernels; the model's own layers around our attention; its own forward over padded rows."""
 
 
