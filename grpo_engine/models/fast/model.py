@@ -102,10 +102,10 @@ class FastModel:
             for number, (layer, weights) in enumerate(zip(self.layers, tensors, strict=True)):
                 if self.checkpointed and torch.is_grad_enabled():
                     x = checkpoint(
-                        self._through, number, layer, weights, x, angles, attention, use_reentrant=False
+                        self._layer, number, layer, weights, x, angles, attention, use_reentrant=False
                     )
                 else:
-                    x = self._through(number, layer, weights, x, angles, attention)
+                    x = self._layer(number, layer, weights, x, angles, attention)
             return rms_norm(x, self.base.norm.weight, self.base.norm.variance_epsilon).to(self.dtype)
 
     def angles(self, x: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,7 +126,7 @@ class FastModel:
         signs[: len(signs) // 2] = -1
         return cosine[0, :, None], (sine[0] * signs)[:, None]
 
-    def _through(
+    def _layer(
         self,
         number: int,
         layer: Any,
@@ -135,10 +135,11 @@ class FastModel:
         angles: tuple[Tensor, Tensor],
         attention: Attention,
     ) -> Tensor:
-        x = x + self._attended(number, layer, weights, x, angles, attention)
-        return x + self._fed(layer, weights, x)
+        """One decoder layer: [T, H] → [T, H]."""
+        x = x + self._attention(number, layer, weights, x, angles, attention)
+        return x + self._feed_forward(layer, weights, x)
 
-    def _attended(
+    def _attention(
         self,
         number: int,
         layer: Any,
@@ -155,7 +156,7 @@ class FastModel:
         out = attention.attend(number, query, key, value, block.scaling)
         return weights.attention_out(out)[0]
 
-    def _fed(self, layer: Any, weights: LayerTensors, x: Tensor) -> Tensor:
+    def _feed_forward(self, layer: Any, weights: LayerTensors, x: Tensor) -> Tensor:
         norm = layer.post_attention_layernorm
         read = weights.feed_in(rms_norm(x, weights.norms[1], norm.variance_epsilon).to(self.dtype))
         gate, up = read if len(read) == 2 else read[0].chunk(2, 1)
