@@ -12,7 +12,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
 from grpo_engine.models.fast.kernels import lora_linears
-from grpo_engine.models.fast.packed import Packed, packs
+from grpo_engine.models.fast.reordered import ReorderedLinear, can_reorder
 
 Layer = Callable[[Tensor], tuple[Tensor, ...]]
 """Rows [T, I] → the output of each linear layer that reads them."""
@@ -55,8 +55,8 @@ class Linears:
         down = self.down
         if up is not None and down is not None and weight.dtype == torch.float32:
             weight, down, up = weight + up @ down, None, None
-        if packs(weight):
-            return Packed.of(weight, bias, down, up)
+        if can_reorder(weight):
+            return ReorderedLinear.of(weight, bias, down, up)
         return type(self)((weight,), (bias,), down, () if up is None else (up,))
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:

@@ -1,8 +1,8 @@
 """Operations between the matrix products: compiled if the library takes the tensors, otherwise torch's.
 
-Elsewhere only `packed.py` (for each weight) and the sampler's `RowCache` decide between the two. Values only,
-without gradient; the autograd functions are in `kernels.py` and `logprobs.py`. The two round differently in
-the last bits.
+Elsewhere only `reordered.py` (for each weight) and the sampler's `RowCache` decide between the two. Values
+only, without gradient; the autograd functions are in `kernels.py` and `logprobs.py`. The two round
+differently in the last bits.
 """
 
 import torch

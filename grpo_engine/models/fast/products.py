@@ -57,7 +57,7 @@ def add_product(total: Tensor, x: Tensor, weight: Tensor) -> None:
 
 
 def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`product` by oneDNN; the weight may be reordered (`packed.py`)."""
+    """`product` by oneDNN; the weight may be reordered (`reordered.py`)."""
     rows = _padded(x, MIN_ROWS - len(x))
     made = cast(Tensor, torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], ""))
     return made if rows is x else made[: len(x)]

@@ -19,8 +19,8 @@ from transformers import DynamicCache, PreTrainedModel
 from grpo_engine.models.device_memory import free_bytes, weight_bytes
 from grpo_engine.models.fast.attention import attention_for
 from grpo_engine.models.fast.model import FastModel, reads_at_once
-from grpo_engine.models.fast.packed import Packed, packs
 from grpo_engine.models.fast.products import product, rowwise_product
+from grpo_engine.models.fast.reordered import ReorderedLinear, can_reorder
 from grpo_engine.models.forward import compute_dtype, output_head, own_states
 from grpo_engine.models.shared_prompt_attention import Attention, using
 from grpo_engine.objective.types import GroupSpan
@@ -47,17 +47,19 @@ LARGEST_COPY = 2**25
 """Largest output layer, in bytes, that is copied for decoding; the limit bounds memory."""
 
 
-def _output_layer(model: PreTrainedModel, dtype: torch.dtype, *, packed: bool) -> Callable[[Tensor], Tensor]:
+def _output_layer(
+    model: PreTrainedModel, dtype: torch.dtype, *, reordered: bool
+) -> Callable[[Tensor], Tensor]:
     """Hidden states [B, H] → logits [B, V]."""
     head = output_head(model)
     if type(head) is not torch.nn.Linear:
         return head
     weight, bias = head.weight.to(dtype), None if head.bias is None else head.bias.to(dtype)
-    if not packed or not packs(weight):
+    if not reordered or not can_reorder(weight):
         return lambda hidden: product(hidden.to(dtype), weight, bias)
     if weight.nbytes > LARGEST_COPY:
         return lambda hidden: rowwise_product(hidden, weight, bias)
-    layer = Packed.of(weight, bias, None, None)
+    layer = ReorderedLinear.of(weight, bias, None, None)
     return lambda hidden: layer(hidden)[0]
 
 
@@ -77,7 +79,7 @@ class Kernels:
         self.fast = fast
         self.on_cpu = reads_at_once(fast.base.embed_tokens.weight)
         self.tensors = fast.joined_tensors() if _has_room_for_copy(fast.base) else fast.tensors()
-        self.logits = _output_layer(fast.model, fast.dtype, packed=self.on_cpu)
+        self.logits = _output_layer(fast.model, fast.dtype, reordered=self.on_cpu)
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         """Tokens [T], their positions [T] and their attention → hidden states [T, H]."""
@@ -91,7 +93,7 @@ class OwnLayers:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.logits = _output_layer(model, compute_dtype(model), packed=False)
+        self.logits = _output_layer(model, compute_dtype(model), reordered=False)
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         """As `Kernels`."""

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_engine.models.fast.packed import MOST_COMPILED, Packed
 from grpo_engine.models.fast.products import (
     MIN_ONEDNN_ELEMENTS,
     MIN_ROWS,
@@ -17,6 +16,7 @@ from grpo_engine.models.fast.products import (
     product,
     rowwise_product,
 )
+from grpo_engine.models.fast.reordered import MOST_COMPILED, ReorderedLinear
 
 SHAPES = {"small": (5, 24, 40), "large": (96, 320, 160)}
 """Rows, outputs, inputs: below and above the limit for oneDNN."""
@@ -32,7 +32,7 @@ def packed(weight: Tensor, rank: int) -> Callable[[Tensor], Tensor]:
     """The layer for oneDNN, with an adapter of this rank; 0: without."""
     outputs, inputs = weight.shape
     down = normal(rank, inputs, seed=4, dtype=weight.dtype) if rank else None
-    layer = Packed.of(weight, None, down, normal(outputs, rank, seed=5, dtype=weight.dtype))
+    layer = ReorderedLinear.of(weight, None, down, normal(outputs, rank, seed=5, dtype=weight.dtype))
     return lambda rows: layer(rows)[0]
 
 

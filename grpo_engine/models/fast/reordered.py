@@ -20,13 +20,13 @@ MOST_COMPILED = 2**16
 """Entries of A up to which the compiled product is faster than two calls of libraries."""
 
 
-def packs(weight: Tensor) -> bool:
+def can_reorder(weight: Tensor) -> bool:
     """Whether oneDNN can read a copy of the weight. In MKL's products a row may depend on the other rows."""
     return has_onednn(weight.dtype, weight.device)
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class ReorderedLinear:
     """One layer [O, I], with an adapter of rank r or without."""
 
     weight: Tensor
@@ -50,8 +50,8 @@ class Packed:
 
 
 def _appending(down: Tensor) -> Callable[[Tensor], Tensor]:
-    """The faster `Packed.append` for A [r, I]. The choice depends on A alone, so that a row's result does
-    not depend on the other rows."""
+    """The faster `ReorderedLinear.append` for A [r, I]. The choice depends on A alone, so that a row's result
+    does not depend on the other rows."""
     if down.numel() <= MOST_COMPILED and native.library() is not None:
         columns = pad(down.float().t(), (0, -len(down) % native.LANES)).contiguous()
         return lambda x: native.append_product(x, columns, len(down))

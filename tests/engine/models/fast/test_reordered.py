@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_engine.models.fast.packed import Packed, packs
+from grpo_engine.models.fast.reordered import ReorderedLinear, can_reorder
 
 INPUTS, OUTPUTS, RANK = 40, 24, 6
 
@@ -13,16 +13,16 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def test_float64_and_gpu_weights_are_not_packed() -> None:
+def test_float64_and_gpu_weights_are_not_reordered() -> None:
     weight = torch.zeros(512, 128)
-    assert packs(weight)
-    assert not packs(weight.double())
-    assert not packs(torch.zeros(512, 128, dtype=torch.bfloat16, device="meta"))
+    assert can_reorder(weight)
+    assert not can_reorder(weight.double())
+    assert not can_reorder(torch.zeros(512, 128, dtype=torch.bfloat16, device="meta"))
 
 
 def test_a_large_float32_layer_is_the_plain_product() -> None:
     weight, x, bias = normal(512, 128).float(), normal(7, 128, seed=1).float(), normal(512, seed=4).float()
-    (found,) = Packed.of(weight, bias, None, None)(x)
+    (found,) = ReorderedLinear.of(weight, bias, None, None)(x)
     assert torch.allclose(found.double(), x.double() @ weight.double().t() + bias.double(), atol=1e-5)
 
 
@@ -33,7 +33,7 @@ def test_a_layer_and_its_adapter_are_one_product_rounded_once(rows: int, biased:
     weight, x = normal(OUTPUTS, INPUTS), normal(rows, INPUTS, seed=1)
     down, up = normal(RANK, INPUTS, seed=2), normal(OUTPUTS, RANK, seed=3)
     bias = normal(OUTPUTS, seed=4) if biased else None
-    (found,) = Packed.of(weight, bias, down, up)(x)
+    (found,) = ReorderedLinear.of(weight, bias, down, up)(x)
     low = (x.double() @ down.double().t()).bfloat16().double()
     exact = x.double() @ weight.double().t() + low @ up.double().t()
     exact = exact + bias.double() if bias is not None else exact
@@ -45,5 +45,5 @@ def test_a_layer_and_its_adapter_are_one_product_rounded_once(rows: int, biased:
 @pytest.mark.needs_onednn_bfloat16
 def test_a_layer_without_adapter_is_the_plain_product() -> None:
     weight, x = normal(OUTPUTS, INPUTS), normal(5, INPUTS, seed=1)
-    (found,) = Packed.of(weight, None, None, None)(x)
+    (found,) = ReorderedLinear.of(weight, None, None, None)(x)
     assert torch.allclose(found.double(), x.double() @ weight.double().t(), rtol=2**-8, atol=1e-3)
