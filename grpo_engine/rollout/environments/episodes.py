@@ -136,30 +136,31 @@ class Episodes:
 
     def _next_turn(self, episode: RunningEpisode) -> NextTurn | None:
         """The turn after the environment's answer; None if the episode is over."""
-        return episode.conversation.next_turn() if self._goes_on(episode) else None
+        return episode.conversation.next_turn() if self._add_answer(episode) else None
 
-    def _goes_on(self, episode: RunningEpisode) -> bool:
+    def _add_answer(self, episode: RunningEpisode) -> bool:
         """Add what the environment answered; False if the episode is over."""
         try:
             observation = episode.answer.result()
+            if episode.conversation.turns == 0:
+                self._begin(episode.conversation, observation)
+                return True
         except EnvironmentFailure as error:
-            self._fail(episode, str(error))
+            episode.failure = str(error)
+            self._end(episode, FinishReason.LENGTH)
             return False
         except RefusedAction as error:
             return self._malformed(episode, str(error))
-        is_first = episode.conversation.turns == 0
-        return self._begin(episode, observation) if is_first else self._continue(episode, observation)
+        return self._continue(episode, observation)
 
-    def _begin(self, episode: RunningEpisode, observation: Observation) -> bool:
-        conversation = episode.conversation
+    def _begin(self, conversation: Conversation, observation: Observation) -> None:
+        """Start with the group's prompt, extended by the first observation. Raises EnvironmentFailure."""
         place, before = conversation.place, len(conversation.prompt.token_ids)
         if observation.done:
-            self._fail(episode, "the episode was over after reset")
-            return False
+            raise EnvironmentFailure("the episode was over after reset")
         if self.first.setdefault(place, observation.text) != observation.text:
             reason = "reset gave another first observation than for others of the group, with the same seed"
-            self._fail(episode, reason)
-            return False
+            raise EnvironmentFailure(reason)
         if observation.text and self.prompts[place] is conversation.prompt:
             plain = partial(self.servers.use.renderer.beginning, room=conversation.limit)
             self.prompts[place] = self.servers.reader.with_observation(
@@ -168,9 +169,7 @@ class Episodes:
         conversation.prompt = self.prompts[place]
         conversation.limit -= len(conversation.prompt.token_ids) - before
         if conversation.limit < 1:
-            self._fail(episode, "the first observation leaves no room in max_completion_tokens")
-            return False
-        return True
+            raise EnvironmentFailure("the first observation leaves no room in max_completion_tokens")
 
     def _continue(self, episode: RunningEpisode, observation: Observation) -> bool:
         episode.add(observation)
@@ -236,10 +235,6 @@ class Episodes:
             self._wait(episode, refused)
         else:
             self._wait(episode, self.portal.start_task_soon(episode.session.step, action))
-
-    def _fail(self, episode: RunningEpisode, reason: str) -> None:
-        episode.failure = reason
-        self._end(episode, FinishReason.LENGTH)
 
     def _end(self, episode: RunningEpisode, reason: FinishReason) -> None:
         self.portal.start_task_soon(episode.close)
