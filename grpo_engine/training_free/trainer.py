@@ -115,6 +115,21 @@ class ExperienceTrainer(Method):
             limit=self.settings.max_experiences,
             max_chars=self.settings.max_experience_chars,
         )
+        self._advance(step, library, scored)
+        metrics = {
+            "experiences/count": float(len(library.experiences)),
+            "experiences/left_out": float(num_left_out),
+            **changes.metrics(),
+            **reflection.stats.metrics(),
+        }
+        if reflection.stats.errors:
+            reasons = "; ".join(reflection.stats.notes)
+            message = f"Some answers of the reflecting model cannot be used: {reasons}."
+            yield from self._warn_once("reflection_errors", message)
+        yield self._step_event(step, scored, metrics, timer)
+
+    def _advance(self, step: int, library: Library, scored: Sequence[ScoredGroup]) -> None:
+        """Set the state after the step."""
         tokens = sum(each.num_tokens for group in scored for each in group.group.completions)
         self.state = replace(
             self.state,
@@ -123,18 +138,6 @@ class ExperienceTrainer(Method):
             step=step,
             library=library,
         )
-        metrics = {
-            "experiences/count": float(len(library.experiences)),
-            "experiences/left_out": float(num_left_out),
-            **changes.metrics(),
-            **reflection.stats.metrics(),
-        }
-        if reflection.stats.errors:
-            notes = "; ".join(reflection.stats.notes)
-            yield from self._warn_once(
-                "reflection_errors", f"Some answers of the reflecting model cannot be used: {notes}."
-            )
-        yield self._step_event(step, scored, metrics, timer)
 
     def evaluate(self, step: int) -> Iterator[BaseEvent]:
         """Make one attempt at each held-out row and score it."""
