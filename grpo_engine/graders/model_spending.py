@@ -123,7 +123,8 @@ class SharedCalls(Generic[Value]):
             if future is None:
                 future = self._futures[key] = Future()
             self._futures.move_to_end(key)
-            self._forget_oldest()
+            if len(self._futures) > self.size:
+                self._futures.popitem(last=False)
         if mine:
             self._fulfil(key, future, call)
         return future.result()
@@ -136,7 +137,3 @@ class SharedCalls(Generic[Value]):
                 if self._futures.get(key) is future:
                     del self._futures[key]
             future.set_exception(error)
-
-    def _forget_oldest(self) -> None:
-        while len(self._futures) > self.size:
-            self._futures.popitem(last=False)

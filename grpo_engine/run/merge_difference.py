@@ -31,7 +31,8 @@ def measure(
 
     None if the base was not quantised or the job has no held-out completions.
     """
-    if isinstance(config.method, TrainingFree) or (path := _held_out_file(config)) is None:
+    path = config.training_file if config.validation_split is not None else config.validation_file
+    if isinstance(config.method, TrainingFree) or path is None:
         return None
     settings = hyperparameters_of(config.method)
     groups = list(_held_out(config, path, tokenizer))
@@ -48,10 +49,6 @@ def measure(
         merged=float(merged_N.mean()),
         mean_absolute=float((merged_N - trained_N).abs().mean()),
     )
-
-
-def _held_out_file(config: RunConfig) -> str | None:
-    return config.training_file if config.validation_split is not None else config.validation_file
 
 
 def _held_out(config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[TrainingGroup]:

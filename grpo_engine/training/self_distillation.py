@@ -8,6 +8,7 @@ The teacher uses the current weights, so nothing is kept between steps.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -60,7 +61,8 @@ def distillation_batch(
             completion = scored.group.completions[place]
             if not trained_tokens(completion, settings.mask_truncated_completions):
                 continue
-            teacher_prompt = rewrite(scored.group.prompt, _with_feedback(options.template, feedback))
+            with_feedback = partial(_with_feedback, options.template, feedback)
+            teacher_prompt = rewrite(scored.group.prompt, with_feedback)
             if max_length is not None and len(teacher_prompt) + len(completion.token_ids) > max_length:
                 too_long += 1
                 continue
@@ -105,14 +107,10 @@ def _best_answer(scored: ScoredGroup, options: SelfDistillation) -> str:
     return scored.group.completions[best].text if rewards[best] >= options.success_reward else ""
 
 
-def _with_feedback(template: str, feedback: str) -> Callable[[str], str]:
-    """A function that adds the feedback to a user's turn; other braces in the template stay unchanged."""
-
-    def with_feedback(prompt: str) -> str:
-        values = {"prompt": prompt, "feedback": feedback}
-        return re.sub(r"\{(prompt|feedback)\}", lambda match: values[match[1]], template)
-
-    return with_feedback
+def _with_feedback(template: str, feedback: str, prompt: str) -> str:
+    """A user's turn with the feedback on the attempt; other braces in the template stay unchanged."""
+    values = {"prompt": prompt, "feedback": feedback}
+    return re.sub(r"\{(prompt|feedback)\}", lambda match: values[match[1]], template)
 
 
 class DistillationTerm:

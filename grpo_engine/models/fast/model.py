@@ -197,15 +197,10 @@ def _heads(
 def _head_norms(block: Any) -> Tensor | None:
     if getattr(block, "q_norm", None) is None:
         return None
-    keys = _features(block.k_proj) // block.head_dim
+    keys = block.k_proj.out_features // block.head_dim
     queries = keys * block.num_key_value_groups
     each = block.q_norm.weight.expand(queries, -1), block.k_norm.weight.expand(keys, -1)
     return at_least_float32(torch.cat(each).detach())
-
-
-def _features(module: Any) -> int:
-    base: Any = module.get_base_layer() if isinstance(module, LoraLayer) else module
-    return int(base.out_features)
 
 
 def _headwise(block: Any, name: str, states: Tensor) -> Tensor:
