@@ -49,7 +49,7 @@ class Number(NamedTuple):
     """A number read from text."""
 
     value: Fraction
-    """The number as it is written: `50%` is 50."""
+    """The number as written: `50%` is 50."""
     percent: bool
     is_part: bool
     """Whether digits and a separator precede it directly: of `3,5` and `1.234.567` only the end is read."""

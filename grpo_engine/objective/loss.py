@@ -112,11 +112,14 @@ def kl_losses(
 
 
 LEAST_SHARE = 0.1
-"""Share of β that remains in a step of many horizons; without β there is no KL that could raise it again."""
+"""Least share of β that one step keeps: a β of 0 could never rise again."""
 
 
 def adapted_beta(beta: float, kl: float, target: float, horizon: int, completions: int) -> float:
-    """β · (1 + clip(kl/target − 1, ±0.2) · completions/horizon): KL above the target raises β."""
+    """β · (1 + clip(kl/target − 1, ±0.2) · completions/horizon), as in Ziegler et al. (arXiv 1909.08593).
+
+    KL above the target raises β. `kl` and `target` in nats per token.
+    """
     error = min(0.2, max(-0.2, kl / target - 1))
     return beta * max(LEAST_SHARE, 1 + error * completions / horizon)
 

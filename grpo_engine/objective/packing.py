@@ -19,7 +19,7 @@ from grpo_engine.objective.types import Completion, GroupSpan, PackedBatch, Scor
 
 @dataclass(frozen=True, slots=True)
 class TrainingSequence:
-    """One completion as it is trained; T tokens."""
+    """One completion for training; T tokens."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]

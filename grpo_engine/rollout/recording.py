@@ -55,7 +55,7 @@ def rollouts(
 
 
 def record(scored: ScoredGroup) -> GroupRecord:
-    """The group as it is stored and displayed."""
+    """The group as stored and displayed."""
     group = scored.group
     return GroupRecord(
         row=group.prompt.row,

@@ -181,7 +181,7 @@ class Trainer(Method):
         return bool(self.hyperparameters.max_staleness) and versions != {self.state.policy_version}
 
     def _correction(self) -> str:
-        """The configured correction, or the one that `auto` stands for.
+        """The configured correction, or the one that `auto` selects.
 
         Only the torch sampler in float32 needs none, because it gives the trainer's log-probabilities. In
         bfloat16 it rounds differently. The errors of a long completion add up, so a ratio per completion

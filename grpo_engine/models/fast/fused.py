@@ -2,7 +2,7 @@
 
 Between the matrix products, time goes by the passes over memory and by the launches, not by arithmetic. A
 formula in torch's operations takes one of each for every operation; compiled, it takes one or two. Without a
-compiler, and on a CPU, it is computed as it is written.
+compiler, and on a CPU, it is not compiled.
 """
 
 import logging

@@ -63,12 +63,12 @@ class Environments(Protocol):
         ...
 
     def open(self, rollouts: Rollouts) -> AbstractContextManager[OnTurn]:
-        """Start the rollouts; each sampled turn is given to what this yields."""
+        """Start the rollouts; yields the function to call with each sampled turn."""
         ...
 
 
 class EnvironmentSampler(AroundSampler):
-    """Raises EnvironmentUnreachableError if all rollouts fail repeatedly."""
+    """Samples in environments. Raises EnvironmentUnreachableError if all rollouts fail repeatedly."""
 
     def __init__(self, inner: Sampler, *types: Environments) -> None:
         super().__init__(inner)

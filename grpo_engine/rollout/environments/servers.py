@@ -34,7 +34,7 @@ PAUSE_SECONDS = 0.5
 
 
 class OpenEnvServers:
-    """Raises EnvironmentUnreachableError if a server gives no schema."""
+    """The OpenEnv servers of a job. Raises EnvironmentUnreachableError if one returns no schema."""
 
     def __init__(
         self,
