@@ -138,7 +138,7 @@ def refuse_broken_grader(graded: Sequence[GradedGroup], limit: float) -> None:
     count = f"{len(broken)} of {len(pairs)} completions could not be scored"
     graders_fault = [score for score in broken if not _lost_the_sandbox(score)]
     if len(graders_fault) <= limit * len(pairs):
-        reason = next(complaint for score in broken for complaint in grader_error_texts([score]))
+        reason = next(grader_error_texts(broken))
         raise MachineError(f"{count}, because code does not run on this machine now: {reason}")
     raise GraderError(
         f"{count} (max_grader_error_rate {limit:g})",

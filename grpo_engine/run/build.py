@@ -36,6 +36,7 @@ from grpo_engine.rollout.environments.sampler import (
 )
 from grpo_engine.rollout.environments.servers import OpenEnvServers
 from grpo_engine.rollout.evaluation import HeldOutSet
+from grpo_engine.rollout.sampler.base import Sampler
 from grpo_engine.rollout.sampler.choice import open_sampler
 from grpo_engine.rollout.sampler.vllm.shared_engine import in_lockstep
 from grpo_engine.rollout.tools.listing import listed_tools
@@ -119,13 +120,7 @@ def _reinforcement(
     longest = max(len(prompt.token_ids) for path in files if path for prompt in prompts(path))
     context = longest + settings.max_completion_tokens
     policy.fix_positions(context)
-    sampler = open_sampler(config.runtime, policy, settings, context, run_dir)
-    if method.environments:
-        types = environments_by_type(config, method, policy, reader, context)
-        sampler = in_lockstep(EnvironmentSampler(sampler, *types))
-    elif method.tools:
-        sampler = in_lockstep(ToolSampler(sampler, policy, method.tools, max_turns=settings.max_turns))
-    sampler = with_gathered_weights(sampler, policy)
+    sampler = _open_sampler(config, method, policy, reader, context, run_dir)
     grading = grading_of(method.grader)
     if config.probe is not None:
         probe = Probe(config, config.probe, method, policy, sampler, grading, training)
@@ -144,7 +139,26 @@ def _reinforcement(
     )
 
 
-def environments_by_type(
+def _open_sampler(
+    config: RunConfig,
+    method: ReinforcementMethod,
+    policy: Policy,
+    reader: RowReader,
+    context: int,
+    run_dir: Path,
+) -> Sampler:
+    """The sampler of tokens; for a job with environments or tools, inside the sampler of their dialogues."""
+    settings = method.hyperparameters
+    sampler = open_sampler(config.runtime, policy, settings, context, run_dir)
+    if method.environments:
+        types = _environments_by_type(config, method, policy, reader, context)
+        sampler = in_lockstep(EnvironmentSampler(sampler, *types))
+    elif method.tools:
+        sampler = in_lockstep(ToolSampler(sampler, policy, method.tools, max_turns=settings.max_turns))
+    return with_gathered_weights(sampler, policy)
+
+
+def _environments_by_type(
     config: RunConfig, method: ReinforcementMethod, policy: Policy, reader: RowReader, context: int
 ) -> Iterator[Environments]:
     """The job's environments. Raises ConfigError."""
