@@ -79,7 +79,7 @@ class AnswerRenderer:
         self._frames: dict[tuple[str, ...], Frame] = {}
 
     def render(
-        self, names: Sequence[str], answers: Sequence[str], *, last_token: int | None, room: int
+        self, names: Sequence[str], answers: Sequence[str], *, last_token: int, room: int
     ) -> tuple[int, ...] | None:
         """Token ids of the answers from the tools `names`, after a turn that ended in `last_token`.
 
@@ -91,7 +91,7 @@ class AnswerRenderer:
         ids = [self.plain(answer) for answer in answers]
         return frame.around(ids, ended=last_token in self.stop_ids, room=room)
 
-    def render_message(self, text: str, *, last_token: int | None, room: int) -> tuple[int, ...] | None:
+    def render_message(self, text: str, *, last_token: int, room: int) -> tuple[int, ...] | None:
         """Token ids of a user's message after a turn that ended in `last_token`; otherwise like `render`."""
         frame = self._message_frame
         if frame.is_json:

@@ -54,6 +54,6 @@ class ToolUse:
         return self.renderer.render(
             [call.name if call.name in self.toolbox.tools else UNKNOWN_TOOL for call, _ in answered],
             [answer.text for _, answer in answered],
-            last_token=conversation.token_ids[-1] if conversation.token_ids else None,
+            last_token=conversation.token_ids[-1],
             room=conversation.room - 1,
         )

@@ -207,5 +207,5 @@ def test_a_job_on_a_template_in_an_unknown_format_is_refused(
 def test_answers_inside_json_strings_are_escaped(policy_of: Callable[[str], Policy]) -> None:
     policy = policy_of("llama")
     renderer = AnswerRenderer(policy, tool_format(policy.tokenizer))
-    ids = renderer.render(["add"], ['say "hi"\né'], last_token=None, room=1000)
+    ids = renderer.render(["add"], ['say "hi"\né'], last_token=1, room=1000)
     assert r'"say \"hi\"\né"' in policy.tokenizer.decode(list(ids or ()))
