@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
 from itertools import count, islice
 from typing import Any
 
@@ -100,27 +100,23 @@ class CurriculumSource(PromptSource):
 
     def observe(self, outcomes: Mapping[int, PromptOutcome]) -> None:
         """Advance past the step's rows and record their outcomes."""
-        epoch, positions = self.cursor // len(self.prompts), self._positions()
-        came = {self._at(position).row: position // len(self.prompts) for position in positions}
+        epoch, positions = self._epoch_of(self.cursor), self._positions()
+        came = {self._at(position).row: self._epoch_of(position) for position in positions}
         self.cursor = positions[-1] + 1
         for row, outcome in outcomes.items():
             known = self.difficulty.get(row, Difficulty())
-            count = 0 if outcome.has_signal else known.visits_without_signal + 1
-            rest = min(MAX_REST_EPOCHS, 2 ** (count - 1)) if count else 0
-            self.difficulty[row] = replace(
-                known,
-                visits=known.visits + 1,
-                pass_rate=outcome.pass_rate,
-                visits_without_signal=count,
-                skipped_until=came.get(row, epoch) + 1 + rest if count else 0,
+            without_signal, skipped_until = 0, 0
+            if not outcome.has_signal:
+                without_signal = known.visits_without_signal + 1
+                rest = min(MAX_REST_EPOCHS, 2 ** (without_signal - 1))
+                skipped_until = came.get(row, epoch) + 1 + rest
+            self.difficulty[row] = Difficulty(
+                known.visits + 1, outcome.pass_rate, without_signal, skipped_until
             )
 
     @property
     def state(self) -> dict[str, Any]:
-        rows = {
-            str(row): [known.visits, known.pass_rate, known.visits_without_signal, known.skipped_until]
-            for row, known in sorted(self.difficulty.items())
-        }
+        rows = {str(row): [*astuple(known)] for row, known in sorted(self.difficulty.items())}
         return {"cursor": self.cursor, "rows": rows}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -129,17 +125,19 @@ class CurriculumSource(PromptSource):
 
     def metrics(self) -> dict[str, float]:
         """Number of skipped prompts, by reason."""
-        epoch = self.cursor // len(self.prompts)
+        epoch = self._epoch_of(self.cursor)
         resting = [known for known in self.difficulty.values() if known.skipped_until > epoch]
-        solved = sum(known.pass_rate >= 1 for known in resting)
         return {
             "curriculum/resting": float(len(resting)),
-            "curriculum/solved": float(solved),
+            "curriculum/solved": float(sum(known.pass_rate >= 1 for known in resting)),
             "curriculum/hopeless": float(sum(known.pass_rate <= 0 for known in resting)),
         }
 
     def _is_available(self, prompt: Prompt) -> bool:
-        return self._is_due(prompt.row, self.cursor // len(self.prompts))
+        return self._is_due(prompt.row, self._epoch_of(self.cursor))
+
+    def _epoch_of(self, position: int) -> int:
+        return position // len(self.prompts)
 
     def _is_due(self, row: int, epoch: int) -> bool:
         return self.difficulty.get(row, Difficulty()).skipped_until <= epoch
@@ -150,7 +148,7 @@ class CurriculumSource(PromptSource):
         skipped: list[int] = []
         for position in range(self.cursor, self.cursor + len(self.prompts)):
             row = self._at(position).row
-            (due if self._is_due(row, position // len(self.prompts)) else skipped).append(position)
+            (due if self._is_due(row, self._epoch_of(position)) else skipped).append(position)
             if len(due) == self.rows_per_step:
                 return due
         chosen = due + skipped[: self.rows_per_step - len(due)]
