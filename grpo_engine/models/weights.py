@@ -15,8 +15,10 @@ from grpo_engine.models.policy import Policy
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.parallel.shards import fill, from_first, gathered
 
-ADAPTER, MODEL = "adapter", "model"
-"""Folder of the weights: LoRA's, or all of the model's."""
+
+def folder_name(policy: Policy) -> str:
+    """Name of the folder of the trained weights: LoRA's, or all of the model's."""
+    return "model" if policy.peft_model is None else "adapter"
 
 
 def trained_weights(policy: Policy) -> dict[str, Tensor]:
@@ -31,26 +33,25 @@ def trained_weights(policy: Policy) -> dict[str, Tensor]:
     return {name: found[id(tensor)] for name, tensor in state.items()}
 
 
-def write_weights(policy: Policy, tensors: dict[str, Tensor], folder: Path) -> Path:
+def write_weights(policy: Policy, tensors: dict[str, Tensor], folder: Path) -> None:
     """Write the result of `trained_weights` in its public layout below `folder`."""
+    target, source = folder / folder_name(policy), policy.source
     if policy.peft_model is not None:
-        source, target = policy.source, folder / ADAPTER
         lora.write_adapter(policy.peft_model, tensors, target, source.name, source.revision)
-        return target
-    target = folder / MODEL
+        return
     policy.model.save_pretrained(target, state_dict=dict(tensors), safe_serialization=True)
     policy.tokenizer.save_pretrained(target)
-    return target
 
 
 def load_weights(policy: Policy, folder: Path) -> None:
     """Load the result of `write_weights`; every rank must call it."""
+    source = folder / folder_name(policy)
     if policy.peft_model is not None:
-        lora.load_adapter_weights(policy.peft_model, folder / ADAPTER)
+        lora.load_adapter_weights(policy.peft_model, source)
         return
     saved: dict[str, Tensor] = {}
     if Ranks.current().is_first:
         # Through from_pretrained, because names on disk may differ from those in memory.
-        saved = AutoModelForCausalLM.from_pretrained(folder / MODEL, dtype=policy.model.dtype).state_dict()
+        saved = AutoModelForCausalLM.from_pretrained(source, dtype=policy.model.dtype).state_dict()
     for name, target in policy.model.state_dict().items():
         fill(target, from_first(saved.get(name, target), policy.device))

@@ -12,7 +12,7 @@ from grpo_engine.config.job import Hyperparameters
 from grpo_engine.contract import manifest
 from grpo_engine.files.fingerprint import refuse_other_base
 from grpo_engine.models.policy import Policy
-from grpo_engine.models.weights import load_weights, trained_weights, write_weights
+from grpo_engine.models.weights import folder_name, load_weights, trained_weights, write_weights
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.parallel.shards import load_shards, save_shard, save_tensors
 from grpo_engine.process.fault_points import fault_point
@@ -55,7 +55,7 @@ class PolicyUpdater:
 
     @property
     def folder_name(self) -> str:
-        return "model" if self.policy.peft_model is None else "adapter"
+        return folder_name(self.policy)
 
     def facts(self) -> dict[str, Any]:
         return {"base_fingerprint": self.policy.base_fingerprint, "versions": library_versions()}
