@@ -252,12 +252,12 @@ def _take(states: Tensor, columns: Tensor) -> Tensor:
 
 def _block(runs: Sequence[_Run], device: torch.device) -> Block:
     """Each run's keys are its prompt's, padded on the left, then its own, padded on the right."""
-    own, inside = _grid(*_columns((run.start, run.tokens) for run in runs))
+    own, inside = _grid(*_starts_and_lengths((run.start, run.tokens) for run in runs))
     own, inside = own.to(device, non_blocking=True), inside.to(device, non_blocking=True)
     width, longest = max(run.prompt_tokens for run in runs), own.shape[1]
     if width == 0:
         return Block(own, own, None, inside, own.flatten()[inside])
-    starts, prompts = _columns((run.prompt_start, run.prompt_tokens) for run in runs)
+    starts, prompts = _starts_and_lengths((run.prompt_start, run.prompt_tokens) for run in runs)
     starts, prompts = starts.to(device, non_blocking=True), prompts.to(device, non_blocking=True)
     before = torch.arange(width, device=device) - (width - prompts)[:, None]
     keys = torch.cat([starts[:, None] + before.clamp(min=0), own], dim=1)
@@ -270,8 +270,8 @@ def _block(runs: Sequence[_Run], device: torch.device) -> Block:
     return Block(own, keys, mask, inside, own.flatten()[inside])
 
 
-def _columns(pairs: Iterable[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    """Columns of the runs, computed on the CPU so that reading a size does not wait for the device."""
+def _starts_and_lengths(pairs: Iterable[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    """Starts [R] and lengths [R] of runs, on the CPU, so that reading a length does not wait for a device."""
     starts, lengths = torch.tensor(list(pairs)).unbind(1)
     return starts, lengths
 
