@@ -52,7 +52,7 @@ class Probes:
         with self.database.transaction() as session:
             probe = _require(session, principal.tenant, probe_id)
             try:
-                queue.request_cancel(session, principal.tenant, probe_id, of=IS_PROBE)
+                queue.request(session, principal.tenant, probe_id, "cancel", of=IS_PROBE)
             except queue.WrongState as error:
                 message = f"The probe {already(error.current)}."
                 raise InvalidRequest(message, code="invalid_state") from error

@@ -128,7 +128,7 @@ def claimed(database: Database, **values: Any) -> ClaimedJob:
 def cancel(database: Database, job_id: str, tenant: str = "acme") -> None:
     """Request the end of a job."""
     with database.transaction() as session:
-        queue.request_cancel(session, tenant, job_id)
+        queue.request(session, tenant, job_id, "cancel")
 
 
 def expire_leases(database: Database) -> None:

@@ -189,12 +189,13 @@ def test_the_third_attempt_without_a_checkpoint_poisons_the_job(database: Databa
     assert recorded_states(database, job.id)[-1] == "failed"
 
 
-@pytest.mark.parametrize(("action", "ending"), [("cancel", "cancelled"), ("pause", "paused")])
-def test_the_sweeper_completes_requests_of_dead_workers(database: Database, action: str, ending: str) -> None:
+@pytest.mark.parametrize(("verb", "ending"), [("cancel", "cancelled"), ("pause", "paused")])
+def test_the_sweeper_completes_requests_of_dead_workers(
+    database: Database, verb: queue.Verb, ending: str
+) -> None:
     job = claimed(database)
-    request = {"cancel": queue.request_cancel, "pause": queue.request_pause}[action]
     with database.transaction() as session:
-        request(session, "acme", job.id)
+        queue.request(session, "acme", job.id, verb)
     expire_lease(database, job.id)
     sweep(database)
     assert read_job(database, job.id).state == ending
@@ -252,7 +253,7 @@ def test_waiting_jobs_are_woken_once_per_interval(database: Database) -> None:
 def test_a_resumed_job_neither_backs_off_nor_waits_for_its_next_wake_up(database: Database) -> None:
     job_id = insert_job(database, state="paused", not_before=1e12, last_woken_at=1e12)
     with database.transaction() as session:
-        queue.request_resume(session, "acme", job_id)
+        queue.request(session, "acme", job_id, "resume")
         assert len(sweeping.due_pools(session)) == 1
     job = claim(database)
     assert job is not None

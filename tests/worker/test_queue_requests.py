@@ -17,7 +17,7 @@ def test_a_cancel_takes_precedence_over_failure_but_not_over_success(
 ) -> None:
     job = claimed(database)
     with database.transaction() as session:
-        assert queue.request_cancel(session, "acme", job.id) is JobState.CANCELLING
+        assert queue.request(session, "acme", job.id, "cancel") is JobState.CANCELLING
     failure = {"code": "non_finite", "message": "NaN"} if end is JobState.FAILED else None
     with database.transaction() as session:
         assert queue.finish(session, job.id, 1, end, failure=failure)
@@ -37,7 +37,7 @@ def test_a_cancel_and_a_failure_never_both_take_effect(database: Database) -> No
         ) -> None:
             start.wait()
             with suppress(queue.WrongState), database.transaction() as session:
-                answers.append(queue.request_cancel(session, "acme", job_id))
+                answers.append(queue.request(session, "acme", job_id, "cancel"))
 
         thread = threading.Thread(target=cancel)
         thread.start()
@@ -66,22 +66,17 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("state", [state.value for state in JobState])
-@pytest.mark.parametrize("action", ["cancel", "pause", "resume"])
-def test_requests_follow_the_transition_table(database: Database, action: str, state: str) -> None:
-    requests = {
-        "cancel": queue.request_cancel,
-        "pause": queue.request_pause,
-        "resume": queue.request_resume,
-    }
+@pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])
+def test_requests_follow_the_transition_table(database: Database, verb: queue.Verb, state: str) -> None:
     job_id = insert_job(database, state=state)
-    expected = EXPECTED.get((action, state))
+    expected = EXPECTED.get((verb, state))
     if expected is None:
         with pytest.raises(queue.WrongState) as refused, database.transaction() as session:
-            requests[action](session, "acme", job_id)
+            queue.request(session, "acme", job_id, verb)
         assert refused.value.current.value == state
     else:
         with database.transaction() as session:
-            assert requests[action](session, "acme", job_id) == expected
+            assert queue.request(session, "acme", job_id, verb) == expected
     assert read_job(database, job_id).state == (expected or state)
     changed = expected not in (None, state)
     assert recorded_states(database, job_id) == ([expected] if changed else [])
@@ -90,7 +85,7 @@ def test_requests_follow_the_transition_table(database: Database, action: str, s
 def test_another_tenant_s_job_is_not_found(database: Database) -> None:
     job_id = insert_job(database)
     with database.transaction() as session:
-        assert queue.request_cancel(session, "other", job_id) is None
+        assert queue.request(session, "other", job_id, "cancel") is None
     assert read_job(database, job_id).state == "queued"
 
 
@@ -102,7 +97,7 @@ def test_a_concurrent_cancel_and_claim_leave_a_consistent_state(database: Databa
         def cancel(job_id: str = job_id, start: threading.Barrier = start) -> None:
             start.wait()
             with database.transaction() as session:
-                queue.request_cancel(session, "acme", job_id)
+                queue.request(session, "acme", job_id, "cancel")
 
         thread = threading.Thread(target=cancel)
         thread.start()

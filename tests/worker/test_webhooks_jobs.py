@@ -65,7 +65,7 @@ def cancel_queued(database: Database, tenant: str = "acme") -> str:
 def cancel_running(database: Database) -> str:
     job_id = claimed_id(database)
     with database.transaction() as session:
-        queue.request_cancel(session, "acme", job_id)
+        queue.request(session, "acme", job_id, "cancel")
         assert queue.finish(session, job_id, 1, JobState.CANCELLED)
     return job_id
 
@@ -203,7 +203,7 @@ def test_one_tenant_s_silent_receivers_delay_neither_others_nor_the_sweeper(
         start_helpers()
         wait_until(lambda: silent.requests, 120)
         with database.transaction() as session:
-            queue.request_cancel(session, "other", insert_job(database, tenant="other"))
+            queue.request(session, "other", insert_job(database, tenant="other"), "cancel")
         lost = claimed_id(database)
         expire_lease(database)
         wait_until(lambda: server.requests, 120, "the other tenant receives its event")

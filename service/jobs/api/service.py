@@ -1,7 +1,6 @@
 """Operations on existing jobs: list, read, edit, cancel, pause, resume, events, checkpoints, downloads."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from service.jobs.api import editing
 from service.jobs.api.responses import checkpoint_read, event_read, read_jobs
@@ -21,9 +20,6 @@ from service.platform.db import Database
 from service.platform.errors import InvalidRequest
 from service.platform.pages import unknown_cursor
 from service.platform.principal import Principal
-
-Verb = Literal["cancel", "pause", "resume"]
-REQUESTS = {"cancel": queue.request_cancel, "pause": queue.request_pause, "resume": queue.request_resume}
 
 
 @dataclass(frozen=True)
@@ -53,11 +49,11 @@ class Jobs:
             job = editing.edit_job(session, principal, job_id, change)
             return read_jobs(session, principal.tenant, [job], self.max_running)[0]
 
-    def request(self, principal: Principal, job_id: str, verb: Verb) -> JobRead:
+    def request(self, principal: Principal, job_id: str, verb: queue.Verb) -> JobRead:
         """Changes the job's state at once if no worker holds it, otherwise at the worker's next heartbeat."""
         with self.database.transaction() as session:
             try:
-                state = REQUESTS[verb](session, principal.tenant, job_id)
+                state = queue.request(session, principal.tenant, job_id, verb)
             except queue.WrongState as error:
                 raise _wrong_state(error.current, verb) from error
             job = require_job(session, principal.tenant, job_id)

@@ -186,7 +186,7 @@ class Exports:
 def cancel_export(session: Session, row: Job) -> None:
     """Cancel an export unless it has ended, perhaps since its row was read."""
     with suppress(queue.WrongState):
-        queue.request_cancel(session, row.tenant, row.id, of=IS_EXPORT)
+        queue.request(session, row.tenant, row.id, "cancel", of=IS_EXPORT)
 
 
 def _of_job(session: Session, tenant: str, job_id: str) -> list[StoredExport]:

@@ -5,7 +5,7 @@ that another process was first. Only the database's clock decides. Each state ch
 in the same transaction; an end or a pause also stores a delivery for each subscribed webhook.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, bindparam, update
 from sqlalchemy.orm import Session
@@ -32,6 +32,29 @@ ENDINGS = {
     JobState.CANCELLED: "The job was cancelled.",
     JobState.PAUSED: "The job is paused.",
 }
+Verb = Literal["cancel", "pause", "resume"]
+REQUESTS: dict[Verb, dict[JobState, JobState]] = {
+    "cancel": {
+        JobState.QUEUED: JobState.CANCELLED,
+        JobState.PAUSED: JobState.CANCELLED,
+        JobState.RUNNING: JobState.CANCELLING,
+        JobState.PAUSING: JobState.CANCELLING,
+        JobState.CANCELLING: JobState.CANCELLING,
+        JobState.CANCELLED: JobState.CANCELLED,
+    },
+    "pause": {
+        JobState.QUEUED: JobState.PAUSED,
+        JobState.RUNNING: JobState.PAUSING,
+        JobState.PAUSING: JobState.PAUSING,
+        JobState.PAUSED: JobState.PAUSED,
+    },
+    "resume": {
+        JobState.PAUSED: JobState.QUEUED,
+        JobState.QUEUED: JobState.QUEUED,
+        JobState.RUNNING: JobState.RUNNING,
+    },
+}
+"""A user's request → each state that allows it, with the state that follows."""
 _HELD = holds(bindparam("job_id"), bindparam("held_fence"))
 RENEW = LEASES.renew(_HELD, bindparam("lease_seconds")).returning(JOBS.c.state)
 
@@ -122,54 +145,26 @@ def finish(
     return move(session, job_id, fence, JobState(job.state), state, message, failure=failure, **values)
 
 
-def request_cancel(
-    session: Session, tenant: str, job_id: str, *, of: ColumnElement[bool] = IS_JOB
+def request(
+    session: Session, tenant: str, job_id: str, verb: Verb, *, of: ColumnElement[bool] = IS_JOB
 ) -> JobState | None:
-    """Cancel at once if no worker holds the job, otherwise `cancelling`. None: the tenant has no such job."""
-    targets = {
-        JobState.QUEUED: JobState.CANCELLED,
-        JobState.PAUSED: JobState.CANCELLED,
-        JobState.RUNNING: JobState.CANCELLING,
-        JobState.PAUSING: JobState.CANCELLING,
-    }
-    already = {JobState.CANCELLING, JobState.CANCELLED}
-    return _request(session, tenant, job_id, targets, already, "Cancel requested.", of)
+    """Change the job's state as `REQUESTS` says and return the new one. None: the tenant has no such job.
 
-
-def request_pause(session: Session, tenant: str, job_id: str) -> JobState | None:
-    """Pause after a checkpoint. None: the tenant has no such job."""
-    targets = {JobState.QUEUED: JobState.PAUSED, JobState.RUNNING: JobState.PAUSING}
-    already = {JobState.PAUSING, JobState.PAUSED}
-    return _request(session, tenant, job_id, targets, already, "Pause requested.")
-
-
-def request_resume(session: Session, tenant: str, job_id: str) -> JobState | None:
-    """Queue a paused job again. None: the tenant has no such job."""
-    targets = {JobState.PAUSED: JobState.QUEUED}
-    already = {JobState.QUEUED, JobState.RUNNING}
-    return _request(session, tenant, job_id, targets, already, "Resume requested.")
-
-
-def _request(
-    session: Session,
-    tenant: str,
-    job_id: str,
-    targets: dict[JobState, JobState],
-    already: set[JobState],
-    message: str,
-    of: ColumnElement[bool] = IS_JOB,
-) -> JobState | None:
+    Raises WrongState if the job's state does not allow the request.
+    """
     wanted = locked(JOBS.c.id == job_id, JOBS.c.tenant == tenant, of)
     row = session.execute(wanted.with_for_update()).one_or_none()
     if row is None:
         return None
     job = LockedJob._make(row)
     current = JobState(job.state)
-    if current in already:
-        return current
-    if current not in targets:
+    target = REQUESTS[verb].get(current)
+    if target is None:
         raise WrongState(current)
-    target = targets[current]
-    values: dict[str, Any] = {"not_before": 0.0, "last_woken_at": 0.0} if target is JobState.QUEUED else {}
-    move(session, job.id, job.fence, current, target, ENDINGS.get(target, message), **values)
+    if target is not current:
+        values: dict[str, Any] = (
+            {"not_before": 0.0, "last_woken_at": 0.0} if target is JobState.QUEUED else {}
+        )
+        message = ENDINGS.get(target, f"{verb.capitalize()} requested.")
+        move(session, job.id, job.fence, current, target, message, **values)
     return target

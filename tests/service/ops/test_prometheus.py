@@ -92,7 +92,7 @@ def test_attempts_and_expired_leases_are_counted_and_never_go_back(
     assert found[("grpo_leases_expired_total", "default")] == 1
     assert ("grpo_leases_overdue", "default") not in found
     with database.transaction() as session:
-        queue.request_cancel(session, "acme", job.id)
+        queue.request(session, "acme", job.id, "cancel")
     assert scraped(anonymous)[("grpo_leases_expired_total", "default")] == 1
 
 

@@ -126,7 +126,7 @@ def test_a_job_that_a_guard_paused_can_be_resumed(
     assert job.warnings == [{"code": "guard_kl", "message": "too far away"}]
     assert run_job(worker) is False
     with database.transaction() as session:
-        queue.request_resume(session, "acme", job_id)
+        queue.request(session, "acme", job_id, "resume")
     run_job(worker)
     job = read_job(database, job_id)
     assert (job.state, job.step, job.attempt, job.failures) == ("succeeded", 10, 2, 0)
@@ -135,7 +135,7 @@ def test_a_job_that_a_guard_paused_can_be_resumed(
 
 def test_a_cancel_takes_precedence_over_a_pause_by_a_guard(database: Database, job_id: str) -> None:
     with database.transaction() as session:
-        queue.request_cancel(session, "acme", job_id)
+        queue.request(session, "acme", job_id, "cancel")
         queue.finish(session, job_id, 1, JobState.PAUSED)
     assert read_job(database, job_id).state == "cancelled"
 

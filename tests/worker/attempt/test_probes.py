@@ -99,8 +99,8 @@ def test_a_probe_cancelled_while_sampling_has_no_result(
     running = in_background(worker)
     wait_until(lambda: read_job(database, probe_id).step > 0, 120, "the probe samples")
     with database.transaction() as session:
-        assert queue.request_cancel(session, "acme", probe_id) is None, "a probe is not a job"
-        queue.request_cancel(session, "acme", probe_id, of=IS_PROBE)
+        assert queue.request(session, "acme", probe_id, "cancel") is None, "a probe is not a job"
+        queue.request(session, "acme", probe_id, "cancel", of=IS_PROBE)
     running.join()
     found = read(settings, database, f"probes/{probe_id}")
     assert (found["status"], found["result"], found["groups"]) == ("cancelled", None, [])

@@ -87,11 +87,11 @@ def test_a_paused_job_continues_where_it_stopped(
     thread = in_background(worker)
     wait_for(job_id, step=2)
     with database.transaction() as session:
-        queue.request_pause(session, "acme", job_id)
+        queue.request(session, "acme", job_id, "pause")
     thread.join()
     assert read_job(database, job_id).state == "paused"
     with database.transaction() as session:
-        queue.request_resume(session, "acme", job_id)
+        queue.request(session, "acme", job_id, "resume")
     run_job(worker)
     assert read_job(database, job_id).state == "succeeded"
     assert metric_steps(database, job_id) == list(range(1, 11))

@@ -82,22 +82,20 @@ def test_retention_keeps_the_newest_and_the_best(
     assert not storage.exists(f"jobs/{job_id}/checkpoints/2-1/state.tar")
 
 
-@pytest.mark.parametrize(
-    ("request_stop", "ending"), [(queue.request_cancel, "cancelled"), (queue.request_pause, "paused")]
-)
+@pytest.mark.parametrize(("verb", "ending"), [("cancel", "cancelled"), ("pause", "paused")])
 def test_a_running_job_stops_with_its_checkpoint(
     worker: Worker,
     database: Database,
     submit: Submit,
     wait_for: Callable[..., None],
-    request_stop: Callable[..., object],
+    verb: queue.Verb,
     ending: str,
 ) -> None:
     job_id = submit({"*": {"step_seconds": 0.05}}, hyperparameters={"n_steps": 1000})
     thread = in_background(worker)
     wait_for(job_id, phase="training")
     with database.transaction() as session:
-        request_stop(session, "acme", job_id)
+        queue.request(session, "acme", job_id, verb)
     thread.join()
     job = read_job(database, job_id)
     assert job.state == ending

@@ -54,7 +54,7 @@ def test_a_job_waits_for_all_of_its_gpus(
     wait_for(small, state="succeeded")
     assert states(database, [first, both]) == ["running", "queued"]
     with database.transaction() as session:
-        queue.request_cancel(session, "acme", first)
+        queue.request(session, "acme", first, "cancel")
     wait_for(both, state="succeeded", attempt=1)
     assert states(database, [first]) == ["cancelled"]
 

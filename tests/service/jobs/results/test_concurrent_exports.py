@@ -36,7 +36,7 @@ def test_an_export_that_ends_while_it_is_deleted_leaves_no_archive(
     export_id = client.post(exports, json={"format": "merged"}).json()["id"]
     claimed = claim(database)
     assert claimed is not None
-    request_cancel = queue.request_cancel
+    request = queue.request
 
     def ending_meanwhile(*given: Any, **named: Any) -> JobState | None:
         failure = FAILURE if ending is JobState.FAILED else None
@@ -44,9 +44,9 @@ def test_an_export_that_ends_while_it_is_deleted_leaves_no_archive(
             assert queue.finish(session, export_id, claimed.fence, ending, failure=failure)
         if ending is JobState.SUCCEEDED:
             add_artifact(settings, database, export_id, "merged", b"a merged model")
-        return request_cancel(*given, **named)
+        return request(*given, **named)
 
-    monkeypatch.setattr(queue, "request_cancel", ending_meanwhile)
+    monkeypatch.setattr(queue, "request", ending_meanwhile)
     model = client.get(f"{JOBS}/{job_id}").json()["fine_tuned_model"]
     place = f"/v1/models/{model}" if deletes_model else f"{exports}/{export_id}"
     assert client.delete(place).status_code == 200

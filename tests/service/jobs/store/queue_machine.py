@@ -29,7 +29,6 @@ STARTS_AT = 10_000.0
 WHOSE = st.sampled_from(["current", "current", "current", "zombie", "forged"])
 SECONDS = st.sampled_from([0.0, 5.0, 60.0])
 ENDS = st.sampled_from([JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.PAUSED])
-REQUESTS = {"cancel": queue.request_cancel, "pause": queue.request_pause, "resume": queue.request_resume}
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -175,12 +174,12 @@ class QueueMachine(RuleBasedStateMachine):
         answer, fence = self.fenced(job_id, whose, write)
         assert answer == self.model.jobs[job_id].record(fence, measured, phase)
 
-    @rule(job_id=jobs, verb=st.sampled_from(sorted(REQUESTS)), tenant=st.sampled_from(TENANTS))
-    def request(self, job_id: str, verb: str, tenant: str) -> None:
+    @rule(job_id=jobs, verb=st.sampled_from(sorted(queue.REQUESTS)), tenant=st.sampled_from(TENANTS))
+    def request(self, job_id: str, verb: queue.Verb, tenant: str) -> None:
         job = self.model.jobs[job_id]
         try:
             with self.database.transaction() as session:
-                answer: Any = REQUESTS[verb](session, tenant, job_id)
+                answer: Any = queue.request(session, tenant, job_id, verb)
         except queue.WrongState:
             answer = Refused
         assert answer == (

@@ -132,8 +132,8 @@ def test_a_cancelled_export_leaves_no_archive(
     running = in_background(worker)
     wait_until(lambda: (tmp_path / "export.saved").exists(), 120, "the engine has merged")
     with database.transaction() as session:
-        assert queue.request_cancel(session, "acme", export_id) is None, "an export is not a job"
-        queue.request_cancel(session, "acme", export_id, of=IS_EXPORT)
+        assert queue.request(session, "acme", export_id, "cancel") is None, "an export is not a job"
+        queue.request(session, "acme", export_id, "cancel", of=IS_EXPORT)
     running.join()
     assert read_job(database, export_id).state == "cancelled"
     with database.reading() as session:
@@ -151,7 +151,7 @@ def test_an_export_that_is_cancelled_while_it_is_stored_leaves_no_object(
     def cancel(_point: str) -> None:
         stored.append(any("/exports/" in key for key, _, _ in storage.listed()))
         with database.transaction() as session:
-            queue.request_cancel(session, "acme", export_id, of=IS_EXPORT)
+            queue.request(session, "acme", export_id, "cancel", of=IS_EXPORT)
 
     monkeypatch.setattr(publish, "fault_point", cancel)
     run_job(worker)
