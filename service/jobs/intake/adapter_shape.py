@@ -34,7 +34,7 @@ def with_adapter_shape(method: Method, parent: Method | None, problems: Problems
         requested, trained = getattr(given, name), getattr(inherited, name)
         if requested != trained:
             reason = f"is {requested}, but the model's adapter has {name} {trained}: remove lora"
-            problems.add(f"method.{method.type}.hyperparameters.lora.{name}", reason, code="invalid_value")
+            problems.add(f"method.{method.type}.hyperparameters.lora.{name}", reason)
     return _with_lora(method, inherited)
 
 

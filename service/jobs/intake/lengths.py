@@ -168,7 +168,7 @@ class LengthCheck:
             f"the model's context has {self.context_tokens}; use at most {room}"
         )
         if all(problem.param != where for problem in self.problems.found):
-            self.problems.add(where, reason, code="invalid_value")
+            self.problems.add(where, reason)
 
 
 def _without_calls(message: Mapping[str, Any]) -> dict[str, Any]:

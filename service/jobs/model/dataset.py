@@ -17,6 +17,7 @@ MAX_LINE_BYTES = 8 * 2**20
 MAX_DEPTH = 64
 SHOWN_FIELDS, SHOWN_CHARACTERS = 6, 40
 """The part of a row's field names that a message quotes."""
+_FILE = re.compile(r"(training|validation)_file|.*\.(retention)\[\d+\]\.file")
 _LINE, _NUMBER = re.compile(r"\[\d+\]"), re.compile(r"\b\d[\d,.]*\b")
 ENDS = {"user": "reinforcement", "assistant": "supervised"}
 """Role of a row's last message → the method that trains on such rows."""
@@ -51,11 +52,10 @@ class Problems:
     """Counts of the kinds in `found`."""
 
     def add(self, param: str, reason: str, *, code: str | None = None) -> None:
-        """Add a problem. Without `code`, it gets the code of the file that `param` belongs to."""
-        file = "retention" if ".retention[" in param else "training"
-        if param.startswith("validation_file"):
-            file = "validation"
-        problem = Problem(param, f"{param}: {reason}", code or f"invalid_{file}_file")
+        """Add a problem. Without `code`, it is that of the file with `param`, or else `invalid_value`."""
+        file = _FILE.match(param)
+        default = f"invalid_{file[1] or file[2]}_file" if file else "invalid_value"
+        problem = Problem(param, f"{param}: {reason}", code or default)
         self.total += 1
         if len(self.found) < MAX_PROBLEMS:
             self.found.append(problem)

@@ -189,8 +189,7 @@ class FileCheck:
         paths = grader.unresolved(row.item)
         for path in paths:
             where = f"{place}.{path.removeprefix('item.')}"
-            reason = f"the grader's {{{{{path}}}}} is not in this row, {_fields(row.item)}"
-            self.problems.add(where, reason)
+            self.problems.add(where, f"the grader's {{{{{path}}}}} is not in this row, {_fields(row.item)}")
         sentences = [] if paths else grader.problems(row.item)
         for sentence in sentences:
             self.problems.add(place, f"the grader cannot score this row: {sentence}")

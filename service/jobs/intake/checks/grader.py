@@ -66,15 +66,13 @@ def _check_prices(where: str, name: str, limit: float | None, problems: Problems
     """Adds a problem if there is a limit of cost, but the endpoint has no prices."""
     endpoint = load_endpoints().get(name) if limit is not None and not problems.found else None
     if endpoint is not None and endpoint.cost_usd(0, 0) is None:
-        reason = f"the operator has set no prices for the endpoint {name!r}: use max_calls"
-        problems.add(where, reason, code="invalid_value")
+        problems.add(where, f"the operator has set no prices for the endpoint {name!r}: use max_calls")
 
 
 def _check_reward_model(place: str, rule: RewardModel, catalog: Catalog, problems: Problems) -> None:
     for name in ("path", "revision"):
         if getattr(rule, name) is not None:
-            reason = "is set by the model catalogue: give only model"
-            problems.add(f"{place}.{name}", reason, code="invalid_value")
+            problems.add(f"{place}.{name}", "is set by the model catalogue: give only model")
     entry = catalog.find(rule.model)
     if entry is None:
         reason = f"{rule.model!r} is not in the model catalogue"

@@ -66,8 +66,7 @@ def check_gpus(
     able = [machine for machine in machines if required <= machine.capabilities] or machines
     _check_largest(resources, able, problems, warn)
     if gpus > 1 and isinstance(method, TrainingFree):
-        reason = "must be at most 1: a training-free job trains no weights"
-        problems.add("resources.gpus", reason, code="invalid_value")
+        problems.add("resources.gpus", "must be at most 1: a training-free job trains no weights")
     for where, rule in rules_of(method) if gpus > 1 else ():
         if getattr(rule, "max_calls", None) or getattr(rule, "max_cost_usd", None):
             message = f"{where}: the limit of calls or cost applies to each of the {gpus} GPUs separately."
@@ -97,26 +96,22 @@ def _check_samplers(resources: Resources, method: Method, problems: Problems) ->
     if not resources.sampler_gpus:
         return
     if not isinstance(method, Reinforcement):
-        reason = "must be 0: only a reinforcement job samples while it trains"
-        problems.add("resources.sampler_gpus", reason, code="invalid_value")
+        problems.add("resources.sampler_gpus", "must be 0: only a reinforcement job samples while it trains")
     elif not resources.gpus:
-        reason = "needs resources.gpus: the GPUs that train"
-        problems.add("resources.sampler_gpus", reason, code="invalid_value")
+        problems.add("resources.sampler_gpus", "needs resources.gpus: the GPUs that train")
 
 
 def _check_division(resources: Resources, machines: list[Machine], problems: Problems) -> None:
     """Adds a problem if the GPUs cannot be divided among the hosts, or no cluster has that many hosts."""
     if resources.min_gpus > resources.gpus:
-        reason = f"must be at most resources.gpus, {resources.gpus}"
-        problems.add("resources.min_gpus", reason, code="invalid_value")
+        problems.add("resources.min_gpus", f"must be at most resources.gpus, {resources.gpus}")
     for name in ("gpus", "sampler_gpus"):
         number = getattr(resources, name)
         if resources.hosts and number % resources.hosts:
             reason = f"must divide resources.{name}, {number}: each host gets the same number"
-            problems.add("resources.hosts", reason, code="invalid_value")
+            problems.add("resources.hosts", reason)
     if resources.hosts and not resources.gpus:
-        reason = "needs resources.gpus: they are divided among the hosts"
-        problems.add("resources.hosts", reason, code="invalid_value")
+        problems.add("resources.hosts", "needs resources.gpus: they are divided among the hosts")
     most = max((machine.hosts for machine in machines), default=resources.hosts)
     if most < resources.hosts:
         reason = f"{resources.hosts} hosts are requested; the largest cluster has {most}"

@@ -62,7 +62,7 @@ def check_method(method: Method, has_validation: bool, problems: Problems, warn:
     where, lora = f"method.{method.type}", lora_of(method)
     if isinstance(lora, Lora) and not (lora.target_modules and all(lora.target_modules)):
         reason = 'must name at least one module, or be "all-linear"'
-        problems.add(f"{where}.hyperparameters.lora.target_modules", reason, code="invalid_value")
+        problems.add(f"{where}.hyperparameters.lora.target_modules", reason)
     _check_held_out(method, has_validation, problems)
     if isinstance(method, Reinforcement):
         _check_response_format(
@@ -81,9 +81,7 @@ def check_lora_targets(method: Method, shape: ModelShape, problems: Problems) ->
     if shape.modules and (missing := shape.unmatched(lora.target_modules)):
         where = f"method.{method.type}.hyperparameters.lora.target_modules"
         there = f"its linear layers are {', '.join(shape.layer_names)}"
-        problems.add(
-            where, f"the model has no linear layer {', '.join(missing)}: {there}", code="invalid_value"
-        )
+        problems.add(where, f"the model has no linear layer {', '.join(missing)}: {there}")
 
 
 def check_quantization(method: Method, parent: Method | None, shape: ModelShape | None, warn: Warn) -> None:
@@ -123,10 +121,10 @@ def _check_tool_parameters(method: Method, problems: Problems) -> None:
         try:
             check_shown_schema(tool.parameters)
         except ValueError as error:
-            problems.add(place, str(error), code="invalid_value")
+            problems.add(place, str(error))
             continue
         if tool.parameters.get("type") != "object":
-            problems.add(place, 'must describe an object: set "type": "object"', code="invalid_value")
+            problems.add(place, 'must describe an object: set "type": "object"')
 
 
 def check_tools(
@@ -165,7 +163,7 @@ def _check_response_format(where: str, given: dict[str, Any] | None, problems: P
     except ValidationError as invalid:
         error = invalid.errors()[0]
         place = ".".join([where, *(str(part) for part in error["loc"][1:])])
-        problems.add(place, error["msg"].removeprefix("Value error, "), code="invalid_value")
+        problems.add(place, error["msg"].removeprefix("Value error, "))
         return
     if not isinstance(found, _Text):
         warn("response_format_not_enforced", NOT_ENFORCED)
@@ -176,7 +174,7 @@ def check_formula(place: str, grader: Grader, problems: Problems) -> None:
     reason = never_a_number(grader.calculate_output) if isinstance(grader, Multi) else None
     if reason is not None:
         where = f"{place}.calculate_output"
-        problems.add(where, f"can never give a number: {reason}", code="invalid_value")
+        problems.add(where, f"can never give a number: {reason}")
 
 
 def never_a_number(text: str) -> str | None:
