@@ -63,7 +63,9 @@ def _check_unused(session: Session, job: Job, exports: list[Job]) -> None:
             message = f"Its export {export.id} is {export.state}. Delete the export, or wait for its end."
             raise Conflict(message, code="export_not_finished")
     if users := users_of(session, job):
-        message = f"{', '.join(users)} started from this job's weights and needs them. Delete that job first."
+        message = (
+            f"The job is needed by {', '.join(users)}, which started from its weights. Delete them first."
+        )
         raise Conflict(message, code="model_in_use")
 
 
