@@ -270,7 +270,10 @@ def _archive(found: StoredExport) -> File:
     row, archive = found
     if archive is not None:
         return archive
-    state = PUBLIC[JobState(row.state)].value
-    reason = f": {row.failure['message']}" if row.failure else ""
-    message = f"The export {row.id} is {state}{reason}. Poll GET {_path(row)}."
+    path, state = _path(row), PUBLIC[JobState(row.state)].value
+    message = f"The export {row.id} is {state}. Poll GET {path}."
+    if row.failure:
+        reason = row.failure["message"].removesuffix(".")
+        exports = path.rpartition("/")[0]
+        message = f"The export {row.id} has failed: {reason}. Create a new one with POST {exports}."
     raise NotFound(message, param="format", code=NOT_READY)

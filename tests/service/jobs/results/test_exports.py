@@ -85,6 +85,9 @@ def test_after_a_failed_export_a_new_one_is_made(client: TestClient, database: D
     found = client.get(f"{JOBS}/{job_id}/exports/{first['id']}").json()
     assert (found["status"], found["failure"]) == ("failed", failure)
     assert found["error"] == {"code": "not_mergeable", "message": "It does not fit.", "param": None}
+    refused = client.get(f"{JOBS}/{job_id}/exports/{first['id']}/content").json()["error"]
+    reason = f"The export {first['id']} has failed: It does not fit. Create a new one with POST"
+    assert refused["message"] == f"{reason} {JOBS}/{job_id}/exports."
     answer = create(client, job_id)
     assert (answer.status_code, answer.json()["id"] != first["id"]) == (201, True)
 
