@@ -78,7 +78,7 @@ def _requested_range(request: Request, etag: str, size: int) -> tuple[int, int] 
             return None
     if start >= end:
         raise RangeNotSatisfiable(
-            f"the range is outside the object's {size} bytes", headers={"Content-Range": f"bytes */{size}"}
+            f"The range is outside the object's {size} bytes.", headers={"Content-Range": f"bytes */{size}"}
         )
     return start, end
 
@@ -93,4 +93,4 @@ def _opened(storage: Storage, key: str, start: int, end: int) -> Iterator[bytes]
 
 def content_missing() -> NotFound:
     """The error for a row whose object the storage has lost."""
-    return NotFound("the content is no longer stored", code="content_missing")
+    return NotFound("The content is no longer stored.", code="content_missing")

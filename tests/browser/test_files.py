@@ -132,11 +132,11 @@ def test_a_download_that_fails_shows_why(
     page: Page, deployment: Deployment, expected_errors: list[str]
 ) -> None:
     expected_errors.append("404")
-    error = {"error": {"message": "the content is no longer stored", "code": "content_missing"}}
+    error = {"error": {"message": "The content is no longer stored.", "code": "content_missing"}}
     page.route("**/content", lambda route: route.fulfill(status=404, json=error))
     page.goto(f"/#/files/{upload(deployment.client, questions())}")
     page.get_by_role("button", name="Download").click()
-    expect(page.get_by_role("alert")).to_have_text("the content is no longer stored")
+    expect(page.get_by_role("alert")).to_have_text("The content is no longer stored.")
 
 
 def test_a_csv_file_becomes_the_same_rows_as_with_the_command(

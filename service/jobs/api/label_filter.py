@@ -34,9 +34,9 @@ def labels_of(request: Request) -> dict[str, str] | None:
     for name, value in given:
         match = _LABEL.fullmatch(name)
         if match is None or match[1] in found:
-            message = "metadata: write metadata[key]=value, each key once, or metadata=null"
+            message = "metadata: write metadata[key]=value, each key once, or metadata=null."
             raise InvalidRequest(message, param="metadata")
         found[match[1]] = value
     if len(found) > MAX_LABELS:
-        raise InvalidRequest(f"metadata: a job has at most {MAX_LABELS} pairs", param="metadata")
+        raise InvalidRequest(f"metadata: a job has at most {MAX_LABELS} pairs.", param="metadata")
     return found or None

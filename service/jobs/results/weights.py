@@ -124,9 +124,9 @@ def _best(job: Job, available: list[StoredWeights], param: str) -> StoredWeights
 
 def _without_weights(job: Job) -> NotFound:
     if job.state == JobState.SUCCEEDED.value:
-        return NotFound(f"the weights of {job.id} were deleted", code="adapter_deleted")
+        return NotFound(f"The weights of {job.id} were deleted.", code="adapter_deleted")
     if JobState(job.state) in TERMINAL:
-        reason = f"{job.id} ended as {job.state} before its first checkpoint"
+        reason = f"{job.id} ended as {job.state} before its first checkpoint."
     else:
-        reason = f"{job.id} has no checkpoint yet: the first comes after checkpoint_interval steps"
+        reason = f"{job.id} has no checkpoint yet: the first comes after checkpoint_interval steps."
     return NotFound(reason, code="no_adapter_yet")
