@@ -132,6 +132,6 @@ _CAUSES: dict[str, tuple[str, Callable[[Run], Change]]] = {
     "policy_mismatch": ("The sampler did not serve the policy that was being trained.", _same),
     "engine_error": ("The engine raised the same unexpected exception in two attempts.", _same),
     "ranks_disagree": ("The processes of the job would have started from different states.", _same),
-    "poisoned": ("Three attempts in a row ended before a new checkpoint.", _less_memory_if_named),
+    "poisoned": ("Too many attempts in a row ended without a new checkpoint.", _less_memory_if_named),
 }
 """Error code → cause, and the function that suggests a change."""

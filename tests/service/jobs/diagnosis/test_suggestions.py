@@ -21,3 +21,9 @@ def test_a_poisoned_job_is_made_smaller_only_if_its_failure_names_memory() -> No
     assert diagnose(named).findings[0].field == "method.reinforcement.hyperparameters.max_completion_tokens"
     other = failed("poisoned", message="The last: an object is missing in the storage.")
     assert diagnose(other).findings[0].patch == {}
+
+
+def test_the_number_of_attempts_of_a_poisoned_job_is_left_to_its_failure() -> None:
+    finding = diagnose(failed("poisoned", message="5 attempts in a row ended.")).findings[0]
+    assert finding.cause == "Too many attempts in a row ended without a new checkpoint."
+    assert finding.evidence[0].endswith("5 attempts in a row ended.")
