@@ -124,9 +124,8 @@ class FileCheck:
             self.held_out_lines.update(found[index][0] for index in chosen)
         elif not faults.found:
             sides = "leaves no row to train on" if chosen else "holds out no row"
-            reason = (
-                f"{sides}: {use.file_id} has {len(found)} rows with {len(set(dict(found).values()))} prompts"
-            )
+            num_prompts = len({prompt for _, prompt in found})
+            reason = f"{sides}; rows in {use.file_id}: {len(found)}, different prompts: {num_prompts}"
             self.problems.add("validation_split", reason, code="invalid_validation_split")
 
     def _count_checked(self, use: DatasetUse, lines: Iterable[bytes]) -> int:

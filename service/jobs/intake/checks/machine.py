@@ -78,7 +78,8 @@ def _check_largest(resources: Resources, able: list[Machine], problems: Problems
     least = resources.least_gpus
     most = max((machine.gpus for machine in able), default=resources.gpus)
     if most < least:
-        reason = f"{least} GPUs are requested; the largest worker that can run the job has {most}"
+        requested = "1 GPU is requested" if least == 1 else f"{least} GPUs are requested"
+        reason = f"{requested}; the largest worker that can run the job has {most}"
         problems.add("resources.gpus", reason, code="gpus_unavailable")
     elif most < resources.all_gpus:
         total = resources.all_gpus

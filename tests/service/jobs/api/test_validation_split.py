@@ -91,7 +91,8 @@ def test_a_split_with_an_empty_side_is_refused(
     file_id = uploaded(client, jsonl(*ROWS))
     answer = client.post(JOBS, json=request(file_id, validation_split=split))
     assert refusal(answer) == (400, "validation_split", "invalid_validation_split")
-    assert f"{reason}: {file_id} has 20 rows with 20 prompts" in answer.json()["error"]["message"]
+    expected = f"validation_split: {reason}; rows in {file_id}: 20, different prompts: 20"
+    assert answer.json()["error"]["message"] == expected
     assert num_jobs(database) == 0
 
 

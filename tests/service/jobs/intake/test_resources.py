@@ -103,6 +103,12 @@ def test_more_gpus_than_the_machine_has_are_refused(two_gpus: TestClient, databa
     assert num_jobs(database) == 0
 
 
+def test_one_gpu_is_refused_if_no_worker_has_any(production: TestClient, database: Database) -> None:
+    report_machine(database, "small", Machine(frozenset(), 0))
+    message = "resources.gpus: 1 GPU is requested; the largest worker that can run the job has 0"
+    assert refused(production, 1) == [("resources.gpus", message)]
+
+
 def test_larger_gpus_than_any_worker_has_are_refused(production: TestClient, database: Database) -> None:
     report_machine(database, "many", Machine(frozenset(), 8, gpu_memory_gb=25))
     report_machine(database, "large", Machine(frozenset(), 1, gpu_memory_gb=85))
