@@ -16,10 +16,10 @@ from service.hub.child_process import find_model
 from service.hub.models import HubError, is_hub_id
 from service.jobs.intake.adapter_shape import with_adapter_shape
 from service.jobs.intake.checks.duplicates import DuplicateCheck
-from service.jobs.intake.checks.environments import Resets, check_environments, environments_of
+from service.jobs.intake.checks.environments import Resets, check_environments
 from service.jobs.intake.checks.files import CheckedRows, FileCheck
 from service.jobs.intake.checks.grader import check_endpoint_models, check_grader
-from service.jobs.intake.checks.machine import check_capabilities, check_gpus
+from service.jobs.intake.checks.machine import check_capabilities, check_gpus, warn_of_missing_sinks
 from service.jobs.intake.checks.mcp import list_mcp_tools
 from service.jobs.intake.checks.method import check_method, check_quantization, check_tools
 from service.jobs.intake.checks.model import check_model
@@ -31,6 +31,7 @@ from service.jobs.intake.report import Report
 from service.jobs.model.methods import (
     DatasetUse,
     datasets_of,
+    environments_of,
     graders_of,
     parsed_method,
     reads_rows,
@@ -40,7 +41,7 @@ from service.jobs.model.names import base_of
 from service.jobs.model.schemas import JobCreate
 from service.jobs.store import repository
 from service.jobs.store.lineage import lineage_of
-from service.jobs.store.machines import Machine, known_machines, warn_of_missing_sinks
+from service.jobs.store.machines import Machine, known_machines
 from service.platform.catalog import Catalog, CatalogEntry
 from service.platform.db import Database
 from service.platform.storage import Storage
@@ -89,15 +90,15 @@ class Preflight:
         report.on_gpu = any(machine.gpus for machine in machines)
         _check_settings(job, report)
         entry = self.catalog.find(lineage.root) or self._hub_entry(lineage.root, report)
-        text = check_model(job, entry, report)
+        text = check_model(report, job, entry)
         report.tools = tools_of(report.method)
         list_mcp_tools(report, text)
         if text is not None:
-            check_tools(job.method, report.tools, text, report.problems, report.warn)
-        check_quantization(report.method, parent, report.shape, report.warn)
+            check_tools(report, text)
+        check_quantization(report, parent)
         self._check_deployment(job, machines, report)
         resets = self._check_rows(uses, files, self._file_check(job, report, entry, text))
-        check_environments(job.method, resets, report.problems)
+        check_environments(report, resets)
         return report
 
     def _is_on_hub(self, name: str) -> bool:
@@ -117,12 +118,13 @@ class Preflight:
 
     def _check_deployment(self, job: JobCreate, machines: list[Machine], report: Report) -> None:
         """Machines, endpoints, reward models and packages that the job needs."""
-        check_capabilities(job.method, machines, report.problems, report.warn)
-        check_gpus(job.resources, job.method, machines, report.problems, report.warn)
+        check_capabilities(report, machines)
+        check_gpus(report, job.resources, machines)
         for where, grader in graders_of(job.method):
             check_grader(where, grader, self.catalog, report.problems)
-        check_endpoint_models(job.method, report.problems)
-        warn_of_missing_sinks([*(job.integrations or ()), *self.settings.integrations], machines, report.warn)
+        check_endpoint_models(report)
+        sinks = [*(job.integrations or ()), *self.settings.integrations]
+        warn_of_missing_sinks(report, [sink.type for sink in sinks], machines)
 
     def _check_rows(self, uses: list[DatasetUse], stored: Mapping[str, File], check: FileCheck) -> Resets:
         """Check every row of every file, or reuse the result of an earlier request. Returns rows' resets."""
@@ -154,7 +156,7 @@ class Preflight:
             report=report,
             text=text if reads_rows(report.method) else None,
             context_tokens=min((limit for limit in limits if limit is not None), default=None),
-            duplicates=DuplicateCheck(report.warn),
+            duplicates=DuplicateCheck(report),
             validation_split=job.validation_split,
             seed=job.seed or 0,
         )
@@ -195,8 +197,8 @@ def _warn_of_no_held_out_rows(report: Report) -> None:
 
 def _check_settings(job: JobCreate, report: Report) -> None:
     """Checks that depend on neither the deployment nor the rows."""
-    check_method(job.method, job.has_held_out_rows, report.problems, report.warn)
-    warn_of_unused_options(job.method, job.has_held_out_rows, report.warn)
+    check_method(report, job.has_held_out_rows)
+    warn_of_unused_options(report, job.has_held_out_rows)
     if job.hyperparameters:
         message = "The top-level hyperparameters are deprecated, and ignored because method is set."
         report.warn("hyperparameters_unused", message)

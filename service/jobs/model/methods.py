@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from grpo_engine.config.environments import Environment
 from grpo_engine.config.hyperparameters import Lora, Quantization
 from grpo_engine.config.job import (
     Method,
@@ -97,10 +98,14 @@ def tools_of(method: Method) -> tuple[Tool, ...]:
     return method.reinforcement.tools if isinstance(method, Reinforcement) else ()
 
 
+def environments_of(method: Method) -> Mapping[str, Environment]:
+    """The environments in which the model acts, by name."""
+    return method.reinforcement.environments if isinstance(method, Reinforcement) else {}
+
+
 def max_turns_of(method: Method) -> int | None:
     """Maximum turns of an episode in any of the method's environments; None without environments."""
-    environments = method.reinforcement.environments if isinstance(method, Reinforcement) else {}
-    return max((each.max_turns for each in environments.values()), default=None)
+    return max((each.max_turns for each in environments_of(method).values()), default=None)
 
 
 def retention_of(method: Method) -> tuple[RetentionSet, ...]:

@@ -10,7 +10,7 @@ Boundary: packages of sinks are looked up, never imported: that costs seconds an
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -209,20 +209,6 @@ def installed_sinks() -> Capabilities:
     return frozenset(f"sink:{kind}" for kind, package in SINK_PACKAGES.items() if find_spec(package))
 
 
-def install_hint(kind: str) -> str:
-    """How to install the package of a sink."""
-    return f"install it there: pip install 'grpo-service[{kind}]'"
-
-
-def warn_of_missing_sinks(
-    integrations: Iterable[Any], machines: Iterable[Machine], warn: Callable[[str, str], None]
-) -> None:
-    """Warn of each sink whose package no known machine has."""
-    hosts = [machine.capabilities for machine in machines]
-    for kind in dict.fromkeys(one.type for one in integrations):
-        if hosts and not any(f"sink:{kind}" in host for host in hosts):
-            message = (
-                f"integrations: no worker has the package of {kind}; {install_hint(kind)}. "
-                "The job runs without it; its metrics are sent once it is installed."
-            )
-            warn("sink_unavailable", message)
+def install_hint(extra: str) -> str:
+    """How to install the extra of that name, such as a sink's package, on a worker."""
+    return f"install it there: pip install 'grpo-service[{extra}]'"

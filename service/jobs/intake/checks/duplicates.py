@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from service.jobs.intake.checks.method import Warn
+from service.jobs.intake.report import Report
 from service.jobs.model.dataset import Row
 
 SHOWN_ROWS = 5
@@ -32,7 +32,7 @@ class _Repetitions:
 class DuplicateCheck:
     """Finds repeated prompts in one job's files; the training file must be read first."""
 
-    warn: Warn
+    report: Report
     _prompts: dict[bytes, int] = field(default_factory=dict)
     """Digest of a training row's prompt → its line."""
     _answered: set[bytes] = field(default_factory=set)
@@ -77,11 +77,11 @@ class DuplicateCheck:
         answers = f" ({found.num_answers:,} with the same answer)" if self._answered else ""
         if param == "training_file":
             text = f"{count} repeat the prompt of an earlier one{answers}: {shown}."
-            self.warn("duplicate_rows", f"{param}: {text} Repeated prompts weigh more.")
+            self.report.warn("duplicate_rows", f"{param}: {text} Repeated prompts weigh more.")
             return
         code = "validation_leak" if param == "validation_file" else "retention_leak"
         text = f"{count} have the prompt of a training row{answers}: {shown}."
-        self.warn(code, f"{param}: {text} Improvement on them may be memorisation.")
+        self.report.warn(code, f"{param}: {text} Improvement on them may be memorisation.")
 
 
 def _parts(row: Row) -> tuple[list[Any], Any]:

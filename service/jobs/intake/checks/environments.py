@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from grpo_engine.config.environments import AgentEnvironment, Environment, OpenEnvEnvironment
-from grpo_engine.config.job import Method, Reinforcement
 from grpo_engine.outbound.addresses import RefusedUrl
 from grpo_engine.outbound.openenv import (
     EnvironmentFailure,
@@ -20,7 +19,9 @@ from grpo_engine.outbound.openenv import (
     open_session,
 )
 from grpo_engine.outbound.web import NoAnswer, get
+from service.jobs.intake.report import Report
 from service.jobs.model.dataset import Problems, Row
+from service.jobs.model.methods import environments_of
 
 TRIAL_SECONDS = 10.0
 """Maximum seconds of each request of the trial."""
@@ -29,44 +30,32 @@ Resets = dict[str, dict[str, Any]]
 """Environment → `reset` of the first row that names it."""
 
 
-def environments_of(method: Method) -> Mapping[str, Environment]:
-    return method.reinforcement.environments if isinstance(method, Reinforcement) else {}
-
-
-def check_environments(method: Method, resets: Resets, problems: Problems) -> None:
+def check_environments(report: Report, resets: Resets) -> None:
     """Adds a problem for each environment whose server cannot be used."""
-    environments = environments_of(method)
+    environments = environments_of(report.method)
     if not environments:
         return
     with ThreadPoolExecutor(len(environments), thread_name_prefix="environment") as pool:
         reasons = pool.map(_fault, environments.values(), [resets.get(name, {}) for name in environments])
         for name, reason in zip(environments, reasons, strict=True):
             if reason:
-                where = f"method.{method.type}.environments.{name}.url"
-                problems.add(where, reason, code="environment_unreachable")
+                where = f"method.{report.method.type}.environments.{name}.url"
+                report.problems.add(where, reason, code="environment_unreachable")
 
 
 def _fault(options: Environment, reset: Mapping[str, Any]) -> str:
     """Why the server cannot be used; empty if it can. `reset`: arguments of a row."""
     seconds = min(options.timeout_seconds, TRIAL_SECONDS)
-    if isinstance(options, AgentEnvironment):
-        return _silent(options.url, seconds)
     try:
+        if isinstance(options, AgentEnvironment):
+            get(options.url, timeout_seconds=seconds)  # any answer will do; a trial would start its work
+            return ""
         check_health(options.url, timeout_seconds=seconds)
         action_schema(options.url, timeout_seconds=seconds)
         first = asyncio.run(_first_observation(options, reset, seconds))
-    except (EnvironmentFailure, RefusedUrl) as error:
+    except (EnvironmentFailure, NoAnswer, RefusedUrl) as error:
         return str(error)
     return "reset ends the episode, before the model can act" if first.done else ""
-
-
-def _silent(url: str, seconds: float) -> str:
-    """Why an agent cannot be reached: any answer will do, because a trial would start its work."""
-    try:
-        get(url, timeout_seconds=seconds)
-    except (NoAnswer, RefusedUrl) as error:
-        return str(error)
-    return ""
 
 
 async def _first_observation(
@@ -79,28 +68,22 @@ async def _first_observation(
 
 
 def watch_environments(
-    rows: Iterable[Row],
-    method: Method,
-    file: str,
-    problems: Problems,
-    resets: Resets,
-    *,
-    is_training: bool,
+    report: Report, rows: Iterable[Row], file: str, resets: Resets, *, is_training: bool
 ) -> Iterator[Row]:
     """Yields the rows unchanged. Adds a problem for each row without an environment of the job, and for
     each environment that no training row names; adds to `resets`."""
-    environments = environments_of(method)
+    environments = environments_of(report.method)
     unused = set(environments)
     for row in rows:
         if environments:
-            _check_row(row, environments, f"{file}[{row.line}]", problems)
+            _check_row(row, environments, f"{file}[{row.line}]", report.problems)
             name, reset = str(row.item.get("environment")), row.item.get("reset")
             unused.discard(name)
             resets.setdefault(name, reset if isinstance(reset, dict) else {})
         yield row
     for name in sorted(unused) if is_training else ():
-        where = f"method.{method.type}.environments.{name}"
-        problems.add(where, f"no row of {file} names this environment", code="unused_environment")
+        where = f"method.{report.method.type}.environments.{name}"
+        report.problems.add(where, f"no row of {file} names this environment", code="unused_environment")
 
 
 def _check_row(row: Row, environments: Mapping[str, Environment], place: str, problems: Problems) -> None:

@@ -13,13 +13,13 @@ from grpo_engine.config.tools import function_schemas
 from grpo_engine.config.validation_split import held_out_rows, prompt_digest
 from grpo_engine.graders import Grader, template
 from service.jobs.intake.checks.duplicates import DuplicateCheck
-from service.jobs.intake.checks.environments import Resets, environments_of, watch_environments
+from service.jobs.intake.checks.environments import Resets, watch_environments
 from service.jobs.intake.checks.grader_trial import try_grader
 from service.jobs.intake.estimate import RowTokens
 from service.jobs.intake.lengths import LengthCheck
 from service.jobs.intake.report import Report
 from service.jobs.model.dataset import Kind, Problems, Row, read_rows
-from service.jobs.model.methods import DatasetUse, leaves, sampling_of
+from service.jobs.model.methods import DatasetUse, environments_of, leaves, sampling_of
 from service.platform.storage import ObjectMissing, Storage
 from service.platform.tables.core import File
 from service.platform.token_counting import ModelText
@@ -131,10 +131,9 @@ class FileCheck:
     def _count_checked(self, use: DatasetUse, lines: Iterable[bytes]) -> int:
         method, problems = self.method, self.problems
         rows: Iterable[Row] = watch_environments(
+            self.report,
             self._rows(use, lines, problems),
-            method,
             use.param,
-            problems,
             self.resets,
             is_training=use.name == "training_file",
         )
@@ -181,7 +180,7 @@ class FileCheck:
             text = f'{{{{{alone[name]}}}}} is null in {rows_with}; the grader reads it as the text "null".'
             self.report.warn("null_reference", f"{use.param}: {text}")
         if is_new:
-            try_grader(use.grader, trial, self.problems, self.report.warn, use.grader_param)
+            try_grader(self.report, use.grader, trial, use.grader_param)
 
     def _is_gradable(self, row: Row, place: str, grader: Grader) -> bool:
         """Whether the grader can score completions of this row; if not, the reasons go to the problems."""

@@ -18,6 +18,7 @@ from grpo_engine.graders.rules.reward_model import RewardModel
 from grpo_engine.graders.rules.score_model import ScoreModel
 from grpo_engine.outbound.chat_client import ChatClient
 from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint, load_endpoints
+from service.jobs.intake.report import Report
 from service.jobs.model.dataset import Problems
 from service.jobs.model.methods import eval_grader_of, grader_of, leaves, retention_of, with_settings
 from service.platform.catalog import Catalog
@@ -38,8 +39,9 @@ def check_grader(where: str, grader: GraderBase, catalog: Catalog, problems: Pro
                 check_endpoint(f"{place}.endpoint", name, None, problems)
 
 
-def check_endpoint_models(method: Method, problems: Problems) -> None:
+def check_endpoint_models(report: Report) -> None:
     """Checks endpoints and prices of the models that a training-free job uses in place of its own."""
+    method, problems = report.method, report.problems
     if not isinstance(method, TrainingFree):
         return
     given, where = method.training_free.hyperparameters, "method.training_free.hyperparameters"

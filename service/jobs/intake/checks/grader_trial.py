@@ -19,8 +19,8 @@ from grpo_engine.graders.rules.multi import Multi
 from grpo_engine.graders.rules.process import Process
 from grpo_engine.graders.rules.reward_model import RewardModel
 from grpo_engine.graders.template import uses_sample
-from service.jobs.intake.checks.method import Warn
-from service.jobs.model.dataset import Problems, Row
+from service.jobs.intake.report import Report
+from service.jobs.model.dataset import Row
 from service.jobs.model.methods import leaves
 
 TRIAL_COMPLETIONS = ("", "The answer is 42.", '{"answer": 42}')
@@ -46,7 +46,7 @@ MAX_VALUE_CHARACTERS = 2000
 _places = threading.BoundedSemaphore(MAX_TRIALS)
 
 
-def try_grader(grader: Grader, rows: Sequence[Row], problems: Problems, warn: Warn, where: str) -> None:
+def try_grader(report: Report, grader: Grader, rows: Sequence[Row], where: str) -> None:
     """Refuses a grader that fails on trial completions; warns if it scores none, or all of them the same.
 
     Rules that need a server, a model or an environment are not tried. Errors that only workers can judge are
@@ -57,7 +57,7 @@ def try_grader(grader: Grader, rows: Sequence[Row], problems: Problems, warn: Wa
     try:
         scores = _tried_in_place(grader, rows) if grader.execution == "process" else _tried(grader, rows)
     except _Broken as broken:
-        problems.add(where, str(broken), code="invalid_grader")
+        report.problems.add(where, str(broken), code="invalid_grader")
         return
     rewards = {score.reward for score in scores}
     errors = [error for score in scores for error in score.errors.values()]
@@ -66,17 +66,17 @@ def try_grader(grader: Grader, rows: Sequence[Row], problems: Problems, warn: Wa
         reason = errors[0].message if errors else "no reason"
         shown = f"could score no trial completion: {reason}"
         if _is_broken(errors):
-            problems.add(where, shown, code="invalid_grader")
+            report.problems.add(where, shown, code="invalid_grader")
         elif not (_wants_a_shape(grader) and {error.code for error in errors} <= SHAPELESS):
-            warn("grader_unscorable", f"The grader {shown}")
+            report.warn("grader_unscorable", f"The grader {shown}")
     elif raised:
         last_line = raised[0].message.strip().rpartition("\n")[2]
         message = f"The grader raised on {len(raised)} of {len(scores)} trial completions: {last_line}"
         consequence = "Such completions are not scored; the job fails if there are too many."
-        warn("grader_raises", f"{message}. {consequence}")
+        report.warn("grader_raises", f"{message}. {consequence}")
     elif len(rewards) == 1 and not _wants_a_shape(grader):
         message = f"The grader gave every trial completion the reward {rewards.pop():g}"
-        warn("grader_constant", f"{message}: if it does so in training, no group has signal.")
+        report.warn("grader_constant", f"{message}: if it does so in training, no group has signal.")
 
 
 class _Broken(Exception):

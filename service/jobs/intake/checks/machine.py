@@ -1,8 +1,10 @@
 """The requirements of a job on its machine, and the problems if no machine meets them."""
 
+from collections.abc import Iterable
+
 from grpo_engine.config.job import Method, Reinforcement, TrainingFree
 from grpo_engine.sandbox import SandboxUnavailable, monty
-from service.jobs.intake.checks.method import Warn
+from service.jobs.intake.report import Report
 from service.jobs.model.dataset import Problems
 from service.jobs.model.methods import rules_of, tools_of
 from service.jobs.model.resources import Resources
@@ -16,6 +18,7 @@ from service.jobs.store.machines import (
     UNSAFE_WARNING,
     Capabilities,
     Machine,
+    install_hint,
 )
 from service.suites.models import INSTALL
 
@@ -31,7 +34,7 @@ _MISSING = {
         "reasoning_gym_missing",
     ),
     MCP: (
-        "no worker has the package mcp; install it there: pip install 'grpo-service[mcp]'",
+        f"no worker has the package mcp; {install_hint('mcp')}",
         "mcp_unavailable",
     ),
 }
@@ -55,51 +58,51 @@ def required_by(method: Method, resources: Resources) -> Capabilities:
     return frozenset(needed | ({CLUSTER} if resources.hosts > 1 else set()))
 
 
-def check_gpus(
-    resources: Resources, method: Method, machines: list[Machine], problems: Problems, warn: Warn
-) -> None:
+def check_gpus(report: Report, resources: Resources, machines: list[Machine]) -> None:
     """Adds a problem if no suitable machine has the GPUs; warns of limits that apply to each GPU."""
-    gpus = resources.gpus
-    _check_division(resources, machines, problems)
-    _check_samplers(resources, method, problems)
+    gpus, method = resources.gpus, report.method
+    _check_division(resources, machines, report.problems)
+    _check_samplers(report, resources)
     required = frozenset(needed for _, needed in needs_of(method))
     able = [machine for machine in machines if required <= machine.capabilities] or machines
-    _check_largest(resources, able, problems, warn)
+    _check_largest(report, resources, able)
     if gpus > 1 and isinstance(method, TrainingFree):
-        problems.add("resources.gpus", "must be at most 1: a training-free job trains no weights")
+        report.problems.add("resources.gpus", "must be at most 1: a training-free job trains no weights")
     for where, rule in rules_of(method) if gpus > 1 else ():
         if getattr(rule, "max_calls", None) or getattr(rule, "max_cost_usd", None):
             message = f"{where}: the limit of calls or cost applies to each of the {gpus} GPUs separately."
-            warn("limit_on_each_gpu", message)
+            report.warn("limit_on_each_gpu", message)
 
 
-def _check_largest(resources: Resources, able: list[Machine], problems: Problems, warn: Warn) -> None:
+def _check_largest(report: Report, resources: Resources, able: list[Machine]) -> None:
     """Adds a problem if none of the machines has the GPUs, or GPUs with the memory."""
     least = resources.least_gpus
     most = max((machine.gpus for machine in able), default=resources.gpus)
     if most < least:
         requested = "1 GPU is requested" if least == 1 else f"{least} GPUs are requested"
         reason = f"{requested}; the largest worker that can run the job has {most}"
-        problems.add("resources.gpus", reason, code="gpus_unavailable")
+        report.problems.add("resources.gpus", reason, code="gpus_unavailable")
     elif most < resources.all_gpus:
         total = resources.all_gpus
-        warn("fewer_gpus", f"The job will run with at most {most} of its {total} GPUs: no worker has more.")
+        message = f"The job will run with at most {most} of its {total} GPUs: no worker has more."
+        report.warn("fewer_gpus", message)
     enough = [machine for machine in able if machine.gpus >= least] or able
     memory = max((machine.gpu_memory_gb for machine in enough), default=resources.gpu_memory_gb)
     if memory < resources.gpu_memory_gb:
         wanted = f"GPUs with {resources.gpu_memory_gb} GB are requested"
         reason = f"{wanted}; those of the largest worker that can run the job have {memory} GB"
-        problems.add("resources.gpu_memory_gb", reason, code="gpus_unavailable")
+        report.problems.add("resources.gpu_memory_gb", reason, code="gpus_unavailable")
 
 
-def _check_samplers(resources: Resources, method: Method, problems: Problems) -> None:
+def _check_samplers(report: Report, resources: Resources) -> None:
     """Adds a problem if sampler GPUs are requested for a job without samplers or without training GPUs."""
     if not resources.sampler_gpus:
         return
-    if not isinstance(method, Reinforcement):
-        problems.add("resources.sampler_gpus", "must be 0: only a reinforcement job samples while it trains")
+    if not isinstance(report.method, Reinforcement):
+        reason = "must be 0: only a reinforcement job samples while it trains"
+        report.problems.add("resources.sampler_gpus", reason)
     elif not resources.gpus:
-        problems.add("resources.sampler_gpus", "needs resources.gpus: the GPUs that train")
+        report.problems.add("resources.sampler_gpus", "needs resources.gpus: the GPUs that train")
 
 
 def _check_division(resources: Resources, machines: list[Machine], problems: Problems) -> None:
@@ -119,13 +122,13 @@ def _check_division(resources: Resources, machines: list[Machine], problems: Pro
         problems.add("resources.hosts", reason, code="hosts_unavailable")
 
 
-def check_capabilities(method: Method, machines: list[Machine], problems: Problems, warn: Warn) -> None:
+def check_capabilities(report: Report, machines: list[Machine]) -> None:
     """Adds a problem for each part that no machine can run, and for each grader outside monty's subset."""
-    hosts, needs = [machine.capabilities for machine in machines], needs_of(method)
+    hosts, needs = [machine.capabilities for machine in machines], needs_of(report.method)
     if not needs:
         return
     if any(UNSAFE in host for host in hosts) and any(needed != MCP for _, needed in needs):
-        warn(UNSAFE_WARNING["code"], UNSAFE_WARNING["message"])
+        report.warn(UNSAFE_WARNING["code"], UNSAFE_WARNING["message"])
     required = frozenset(needed for _, needed in needs)
     if not hosts or any(required | {SANDBOX} <= host for host in hosts):
         return
@@ -133,9 +136,9 @@ def check_capabilities(method: Method, machines: list[Machine], problems: Proble
     for where, needed in needs:
         if not able and not any(needed in host for host in hosts):
             reason, code = _MISSING.get(needed, _NO_SANDBOX)
-            problems.add(where, reason, code=code)
+            report.problems.add(where, reason, code=code)
     if able and monty.installed():
-        _check_subset(method, problems)
+        _check_subset(report.method, report.problems)
 
 
 def _check_subset(method: Method, problems: Problems) -> None:
@@ -151,3 +154,14 @@ def _check_subset(method: Method, problems: Problems) -> None:
         for reason in found:
             shown = f"without a sandbox only a subset of Python runs here: {reason[-500:]}"
             problems.add(f"{where}.source", shown, code="invalid_grader")
+
+
+def warn_of_missing_sinks(report: Report, kinds: Iterable[str], machines: list[Machine]) -> None:
+    """Warns of each sink whose package no known machine has."""
+    for kind in dict.fromkeys(kinds):
+        if machines and not any(f"sink:{kind}" in machine.capabilities for machine in machines):
+            message = (
+                f"integrations: no worker has the package of {kind}; {install_hint(kind)}. "
+                "The job runs without it; its metrics are sent once it is installed."
+            )
+            report.warn("sink_unavailable", message)

@@ -2,7 +2,6 @@
 fields that need a missing file. The engine's configuration checks the ranges of single fields.
 """
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -10,18 +9,17 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from grpo_engine.config.hyperparameters import Lora
 from grpo_engine.config.job import Method, Reinforcement, Supervised
 from grpo_engine.config.tool_formats import HERMES, QUESTION, UnreadableFormat, find_format
-from grpo_engine.config.tools import HttpTool, Tool, function_schemas
+from grpo_engine.config.tools import HttpTool, function_schemas
 from grpo_engine.graders import Grader
 from grpo_engine.graders import formula as formulas
 from grpo_engine.graders.rules.json_schema import check_schema, check_shown_schema
 from grpo_engine.graders.rules.multi import Multi
 from service.jobs.intake.model_size import ModelShape
+from service.jobs.intake.report import Report
 from service.jobs.model.dataset import Problems
 from service.jobs.model.methods import eval_grader_of, graders_of, lora_of, quantization_of, tools_of
 from service.platform.token_counting import ModelText, RenderError
 
-Warn = Callable[[str, str], None]
-"""Adds a warning, given its `code` and `message`."""
 NOT_ENFORCED = (
     "response_format is not enforced while sampling: a completion that does not match it is graded "
     "unchanged, and templates read it as sample.output_json."
@@ -57,46 +55,45 @@ _response_format: TypeAdapter[Any] = TypeAdapter(
 )
 
 
-def check_method(method: Method, has_validation: bool, problems: Problems, warn: Warn) -> None:
+def check_method(report: Report, has_validation: bool) -> None:
     """Checks a method of any type."""
+    method, problems = report.method, report.problems
     where, lora = f"method.{method.type}", lora_of(method)
     if isinstance(lora, Lora) and not (lora.target_modules and all(lora.target_modules)):
         reason = 'must name at least one module, or be "all-linear"'
         problems.add(f"{where}.hyperparameters.lora.target_modules", reason)
     _check_held_out(method, has_validation, problems)
     if isinstance(method, Reinforcement):
-        _check_response_format(
-            f"{where}.response_format", method.reinforcement.response_format, problems, warn
-        )
+        _check_response_format(report, f"{where}.response_format", method.reinforcement.response_format)
     _check_tool_parameters(method, problems)
     for place, grader in graders_of(method):
         check_formula(place, grader, problems)
 
 
-def check_lora_targets(method: Method, shape: ModelShape, problems: Problems) -> None:
+def check_lora_targets(report: Report, shape: ModelShape) -> None:
     """Adds a problem if a target names nothing in the model that LoRA can adapt."""
-    lora = lora_of(method)
+    lora = lora_of(report.method)
     if not isinstance(lora, Lora) or isinstance(lora.target_modules, str) or not all(lora.target_modules):
         return
     if shape.modules and (missing := shape.unmatched(lora.target_modules)):
-        where = f"method.{method.type}.hyperparameters.lora.target_modules"
+        where = f"method.{report.method.type}.hyperparameters.lora.target_modules"
         there = f"its linear layers are {', '.join(shape.layer_names)}"
-        problems.add(where, f"the model has no linear layer {', '.join(missing)}: {there}")
+        report.problems.add(where, f"the model has no linear layer {', '.join(missing)}: {there}")
 
 
-def check_quantization(method: Method, parent: Method | None, shape: ModelShape | None, warn: Warn) -> None:
+def check_quantization(report: Report, parent: Method | None) -> None:
     """Warns of weights that stay unquantised, and of an adapter that was trained on another base."""
-    own = quantization_of(method)
-    if own is not None and shape is not None and shape.has_experts:
+    own = quantization_of(report.method)
+    if own is not None and report.shape is not None and report.shape.has_experts:
         message = f"quantization {own} does not apply to the experts' weights: they stay in 16 or 32 bits."
-        warn("experts_not_quantized", message)
+        report.warn("experts_not_quantized", message)
     if isinstance(parent, Reinforcement | Supervised) and isinstance(lora_of(parent), Lora):
         before = quantization_of(parent)
         if before != own:
             message = (
                 f"quantization is {own or 'null'}, but {before or 'null'} in the job that this one continues."
             )
-            warn("quantization_differs", f"{message} The first evaluation shows what that changes.")
+            report.warn("quantization_differs", f"{message} The first evaluation shows what that changes.")
 
 
 def _check_held_out(method: Method, has_validation: bool, problems: Problems) -> None:
@@ -127,11 +124,9 @@ def _check_tool_parameters(method: Method, problems: Problems) -> None:
             problems.add(place, 'must describe an object: set "type": "object"')
 
 
-def check_tools(
-    method: Method, tools: tuple[Tool, ...], text: ModelText, problems: Problems, warn: Warn
-) -> None:
+def check_tools(report: Report, text: ModelText) -> None:
     """Adds a problem if the model's tool calls cannot be read; warns if its chat template has no tools."""
-    if not tools:
+    if not report.tools:
         return
 
     def render(messages: list[dict[str, Any]], shown: list[dict[str, Any]] | None = None) -> str | None:
@@ -144,18 +139,18 @@ def check_tools(
         known = find_format(render)
     except UnreadableFormat as error:
         reason = f"{error}. Use another model, or remove the tools"
-        problems.add(f"method.{method.type}.tools", reason, code="unsupported_tool_format")
+        report.problems.add(f"method.{report.method.type}.tools", reason, code="unsupported_tool_format")
         return
-    plain, shown = render([QUESTION]), render([QUESTION], function_schemas(tools))
+    plain, shown = render([QUESTION]), render([QUESTION], function_schemas(report.tools))
     if plain is not None and shown == plain:
         message = "The model's chat template does not show tools: the prompts must say how to call them."
-        warn("tools_not_shown", message)
+        report.warn("tools_not_shown", message)
     elif known is None and shown is not None:
         message = f"The model's chat template writes no tool calls: they are read as {HERMES.example}."
-        warn("tool_format_assumed", message)
+        report.warn("tool_format_assumed", message)
 
 
-def _check_response_format(where: str, given: dict[str, Any] | None, problems: Problems, warn: Warn) -> None:
+def _check_response_format(report: Report, where: str, given: dict[str, Any] | None) -> None:
     if given is None:
         return
     try:
@@ -163,10 +158,10 @@ def _check_response_format(where: str, given: dict[str, Any] | None, problems: P
     except ValidationError as invalid:
         error = invalid.errors()[0]
         place = ".".join([where, *(str(part) for part in error["loc"][1:])])
-        problems.add(place, error["msg"].removeprefix("Value error, "))
+        report.problems.add(place, error["msg"].removeprefix("Value error, "))
         return
     if not isinstance(found, _Text):
-        warn("response_format_not_enforced", NOT_ENFORCED)
+        report.warn("response_format_not_enforced", NOT_ENFORCED)
 
 
 def check_formula(place: str, grader: Grader, problems: Problems) -> None:

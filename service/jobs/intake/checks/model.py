@@ -21,7 +21,7 @@ GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "WithLMHe
 """Ends of the names of transformers' classes that generate text."""
 
 
-def check_model(job: JobCreate, entry: CatalogEntry | None, report: Report) -> ModelText | None:
+def check_model(report: Report, job: JobCreate, entry: CatalogEntry | None) -> ModelText | None:
     """The base model, its shape and its chat template; None if its tokenizer is not on this machine."""
     if entry is None:
         if not any(problem.param == "model" for problem in report.problems.found):
@@ -39,7 +39,7 @@ def check_model(job: JobCreate, entry: CatalogEntry | None, report: Report) -> M
         _check_config(job, entry.folder, report)
     with suppress(UnknownShape):
         report.shape = model_shape(entry.folder)
-        check_lora_targets(job.method, report.shape, report.problems)
+        check_lora_targets(report, report.shape)
     try:
         return load_model_text(entry.folder)
     except DamagedModelTextError as error:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from grpo_engine.config.guards import default_guards
-from grpo_engine.config.job import Method, Reinforcement, ReinforcementHyperparameters, ReinforcementMethod
+from grpo_engine.config.job import Reinforcement, ReinforcementHyperparameters, ReinforcementMethod
 from grpo_engine.config.recipes import CLIPS, RECIPES
-from service.jobs.intake.checks.method import Warn
+from service.jobs.intake.report import Report
 
 WITH_SPREAD = ("group_std", "batch_std", "reinforce_plus_plus", "gdpo", "process")
 """Advantages that divide by a standard deviation."""
@@ -23,8 +23,9 @@ OF_GRPO_LOSS = (
 CISPO_MIN = 1.0
 
 
-def warn_of_unused_options(method: Method, has_validation: bool, warn: Warn) -> None:
+def warn_of_unused_options(report: Report, has_validation: bool) -> None:
     """One warning for each such option of a reinforcement method; other methods have no such options."""
+    method, warn = report.method, report.warn
     if not isinstance(method, Reinforcement):
         return
     settings = method.reinforcement.hyperparameters
@@ -35,7 +36,7 @@ def warn_of_unused_options(method: Method, has_validation: bool, warn: Warn) -> 
     if method.reinforcement.tools and not method.reinforcement.environments and settings.max_turns == 1:
         message = "tools have no effect: max_turns is 1, and calls of the last turn are not run."
         warn("option_without_effect", message)
-    _warn_of_unmeasured_kl(settings, warn)
+    _warn_of_unmeasured_kl(report, settings)
     if settings.loss_type == "cispo" and settings.epsilon_high < CISPO_MIN:
         message = "epsilon_high bounds the ratio itself under cispo: below 1 it scales every update down."
         warn("cispo_bound_below_1", f"{message} 5 is usual.")
@@ -44,13 +45,13 @@ def warn_of_unused_options(method: Method, has_validation: bool, warn: Warn) -> 
         warn("reinforce_iterations", f"num_iterations: {message}")
 
 
-def _warn_of_unmeasured_kl(settings: ReinforcementHyperparameters, warn: Warn) -> None:
+def _warn_of_unmeasured_kl(report: Report, settings: ReinforcementHyperparameters) -> None:
     if settings.beta > 0 or settings.guards == default_guards():
         return
     for index, guard in enumerate(settings.guards):
         if guard.watch == "kl":
             message = f"guards[{index}] has no effect: beta is 0, so the KL is not measured."
-            warn("option_without_effect", message)
+            report.warn("option_without_effect", message)
 
 
 def _default(settings: ReinforcementHyperparameters, name: str) -> Any:

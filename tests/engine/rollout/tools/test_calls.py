@@ -18,7 +18,7 @@ from grpo_engine.rollout.overlap.rollout_state import groups_to_json
 from grpo_engine.rollout.tools.calls import CallReader, ToolCall
 from grpo_engine.rollout.tools.rendering import tool_format
 from service.jobs.intake.checks.method import check_tools
-from service.jobs.model.dataset import Problems
+from service.jobs.intake.report import Report
 from service.platform.token_counting import load_model_text
 from tests.engine.conftest import DIGITS
 from tests.engine.rollout.tools.families import EVERY_TEMPLATE, FAMILIES, HERMES, template, tokenizer_of
@@ -184,10 +184,9 @@ def test_preflight_decides_the_same_without_transformers(file: str, tmp_path: Pa
     method = Reinforcement.model_validate(
         {"type": "reinforcement", "reinforcement": {"grader": DIGITS, "tools": [{"type": "python"}]}}
     )
-    problems, codes = Problems(), list[str]()
-    text, tools = load_model_text(tmp_path), method.reinforcement.tools
-    check_tools(method, tools, text, problems, lambda code, message: codes.append(code))
-    codes += [problem.code for problem in problems.found]
+    report = Report(method, tools=method.reinforcement.tools)
+    check_tools(report, load_model_text(tmp_path))
+    codes = [each["code"] for each in report.warnings] + [problem.code for problem in report.problems.found]
     assert codes == ([PREFLIGHT[file]] if file in PREFLIGHT else [])
 
 

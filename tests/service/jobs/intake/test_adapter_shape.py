@@ -9,6 +9,7 @@ from grpo_engine.config.job import Supervised, hyperparameters_of
 from service.jobs.intake.adapter_shape import with_adapter_shape
 from service.jobs.intake.checks.method import check_quantization
 from service.jobs.intake.model_size import Matrix, ModelShape
+from service.jobs.intake.report import Report
 from service.jobs.model.dataset import Problems
 
 PARENT = {"rank": 4, "alpha": 8, "dropout": 0.1, "target_modules": ["q_proj", "v_proj"]}
@@ -65,19 +66,19 @@ def quantized(kind: str | None) -> Supervised:
 
 
 def test_another_quantisation_than_the_parent_s_is_a_warning() -> None:
-    found: list[tuple[str, str]] = []
-    check_quantization(quantized(None), quantized("nf4"), None, lambda *each: found.append(each))
-    ((code, message),) = found
-    assert code == "quantization_differs"
-    assert message.startswith("quantization is null, but nf4 in the job that this one continues.")
-    check_quantization(quantized("nf4"), quantized("nf4"), None, lambda *each: found.append(each))
-    assert len(found) == 1
+    other, same = Report(quantized(None)), Report(quantized("nf4"))
+    check_quantization(other, quantized("nf4"))
+    (found,) = other.warnings
+    assert found["code"] == "quantization_differs"
+    assert found["message"].startswith("quantization is null, but nf4 in the job that this one continues.")
+    check_quantization(same, quantized("nf4"))
+    assert same.warnings == []
 
 
 def test_experts_that_stay_unquantised_are_a_warning() -> None:
     expert = Matrix("layers.0.mlp.experts.3.up_proj.weight", 64, 64)
     shape = ModelShape(4096, 1, 64, 64, 64, 100, (expert,))
-    found: list[str] = []
-    check_quantization(quantized("nf4"), None, shape, lambda code, message: found.append(code))
-    assert found == ["experts_not_quantized"]
+    report = Report(quantized("nf4"), shape=shape)
+    check_quantization(report, None)
+    assert [each["code"] for each in report.warnings] == ["experts_not_quantized"]
     assert shape.weight_bytes(2, "nf4") == 2 * 4096

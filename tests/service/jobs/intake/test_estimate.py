@@ -15,7 +15,7 @@ from service.jobs.intake.checks.method import check_lora_targets
 from service.jobs.intake.costs import PastRun
 from service.jobs.intake.estimate import RowTokens, Subject, estimate
 from service.jobs.intake.model_size import Matrix, ModelShape, UnknownShape, model_shape, shape_of
-from service.jobs.model.dataset import Problems
+from service.jobs.intake.report import Report
 from service.jobs.model.validation import Estimate, TokenRange
 from tests.engine.families.catalogue import FAMILIES
 from tests.engine.families.models import make_family
@@ -248,12 +248,12 @@ def test_targets_that_name_no_layer_are_refused_with_the_names_that_exist(tmp_pa
         (("q_proj", "query", "proj"), "query, proj"),
         (("q_proj", "q_norm", "norm"), "q_norm, norm"),  # their weights are vectors
     ):
-        problems = Problems()
-        check_lora_targets(grpo(lora={"target_modules": targets}), shape, problems)
+        report = Report(grpo(lora={"target_modules": targets}))
+        check_lora_targets(report, shape)
         names = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
         where = "method.reinforcement.hyperparameters.lora.target_modules"
         message = f"{where}: the model has no linear layer {missing}: its linear layers are {names}"
-        assert [each.message for each in problems.found] == ([message] if missing else [])
+        assert [each.message for each in report.problems.found] == ([message] if missing else [])
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3-moe", "gpt-oss"])

@@ -7,7 +7,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.jobs.intake.checks.duplicates import DuplicateCheck
+from service.jobs.intake.report import Report
 from service.jobs.model.dataset import Row
+from service.jobs.model.methods import parsed_method
 from service.jobs.model.states import JobState
 from service.platform.db import Database
 from service.settings import Settings
@@ -170,16 +172,18 @@ def test_another_conversation_or_other_tools_are_not_a_repetition(client: TestCl
 
 
 def test_fifty_thousand_rows_are_compared_in_less_than_two_seconds() -> None:
-    found: dict[str, str] = {}
-    check = DuplicateCheck(found.__setitem__)
+    report = Report(parsed_method({"type": "supervised", "supervised": {}}))
+    check = DuplicateCheck(report)
     messages = [({"role": "user", "content": f"What is {n}+{n}?"},) for n in range(50_000)]
     rows = [Row(n, each, None, None, (), {}) for n, each in enumerate(messages, 1)]
     started = time.process_time()
     assert sum(1 for _ in check.watch(rows, "training_file")) == 50_000
-    assert found == {}
+    assert report.warnings == []
     assert time.process_time() - started < 2
     assert sum(1 for _ in check.watch(rows[:10], "validation_file")) == 10
-    assert "10 of 10 rows have the prompt of a training row" in found["validation_leak"]
+    (found,) = report.warnings
+    assert found["code"] == "validation_leak"
+    assert "10 of 10 rows have the prompt of a training row" in found["message"]
 
 
 @on_sqlite

@@ -6,6 +6,7 @@ import pytest
 
 from grpo_engine.config.job import Reinforcement
 from service.jobs.intake.checks.unused_options import warn_of_unused_options
+from service.jobs.intake.report import Report
 
 GAME = {"game": {"type": "openenv", "url": "https://games.example.com"}}
 FORMAT = {"type": "format", "pattern": "x"}
@@ -75,6 +76,6 @@ def warnings(hyperparameters: dict[str, Any], **given: Any) -> list[str]:
     """Messages about a reinforcement method with held-out rows."""
     options = {"grader": FORMAT, "hyperparameters": hyperparameters, **given}
     method = Reinforcement.model_validate({"type": "reinforcement", "reinforcement": options})
-    found: list[str] = []
-    warn_of_unused_options(method, True, lambda _code, message: found.append(message))
-    return found
+    report = Report(method)
+    warn_of_unused_options(report, True)
+    return [each["message"] for each in report.warnings]
