@@ -29,21 +29,21 @@ DEADLINE_SECONDS = 5.0
 TRIAL_SECONDS = 20.0
 """Time limit for all completions; later scores are ignored."""
 RAISED = "python_grader_runtime_error"
-SHAPED = ("sample.output_json", "sample.output_tools")
+OUTPUT_FIELDS = ("sample.output_json", "sample.output_tools")
 """Fields that made-up completions lack."""
-SHAPELESS = {"sample_parse_error", "invalid_variable_error"}
+MISSING_FIELD_ERRORS = {"sample_parse_error", "invalid_variable_error"}
 """Errors of templates whose fields a completion lacks."""
-HOPELESS = re.compile(
+ALWAYS_FAILS = re.compile(
     r"(NameError|ImportError|ModuleNotFoundError|KeyError)\b|(TypeError: )?grade\(\) must return"
 )
 """Errors of a broken grader: a missing name, package or row field, or a reward that is not a number."""
 MAX_TRIALS = 8
 """Maximum number of trials at the same time that need a process, which may take 2 GiB."""
-PLACE_SECONDS = 5.0
+SLOT_SECONDS = 5.0
 """Longest wait for one of them to end. After it, the grader is not tried."""
 MAX_ROW_VALUES = 4
 MAX_VALUE_CHARACTERS = 2000
-_places = threading.BoundedSemaphore(MAX_TRIALS)
+_slots = threading.BoundedSemaphore(MAX_TRIALS)
 
 
 def try_grader(report: Report, grader: Grader, rows: Sequence[Row], where: str) -> None:
@@ -55,7 +55,8 @@ def try_grader(report: Report, grader: Grader, rows: Sequence[Row], where: str) 
     if not all(_runs_here(rule) for _, rule in leaves(where, grader)):
         return
     try:
-        scores = _tried_in_place(grader, rows) if grader.execution == "process" else _tried(grader, rows)
+        scored = _scored_in_process if grader.execution == "process" else _scored_here
+        scores = scored(grader, rows)
     except _Broken as broken:
         report.problems.add(where, str(broken), code="invalid_grader")
         return
@@ -67,14 +68,14 @@ def try_grader(report: Report, grader: Grader, rows: Sequence[Row], where: str) 
         shown = f"could score no trial completion: {reason}"
         if _is_broken(errors):
             report.problems.add(where, shown, code="invalid_grader")
-        elif not (_wants_a_shape(grader) and {error.code for error in errors} <= SHAPELESS):
+        elif not (_needs_certain_output(grader) and {error.code for error in errors} <= MISSING_FIELD_ERRORS):
             report.warn("grader_unscorable", f"The grader {shown}")
     elif raised:
         last_line = raised[0].message.strip().rpartition("\n")[2]
         message = f"The grader raised on {len(raised)} of {len(scores)} trial completions: {last_line}"
         consequence = "Such completions are not scored; the job fails if there are too many."
         report.warn("grader_raises", f"{message}. {consequence}")
-    elif len(rewards) == 1 and not _wants_a_shape(grader):
+    elif len(rewards) == 1 and not _needs_certain_output(grader):
         message = f"The grader gave every trial completion the reward {rewards.pop():g}"
         report.warn("grader_constant", f"{message}: if it does so in training, no group has signal.")
 
@@ -89,7 +90,7 @@ def _is_broken(errors: Sequence[GradeError]) -> bool:
     return (
         all(error.code == RAISED for error in errors)
         and len(last_lines) == 1
-        and HOPELESS.match(last_lines.pop()) is not None
+        and ALWAYS_FAILS.match(last_lines.pop()) is not None
     )
 
 
@@ -97,7 +98,7 @@ def _runs_here(rule: GraderBase) -> bool:
     return rule.execution != "thread" and not isinstance(rule, RewardModel | EnvironmentReward)
 
 
-def _tried(grader: Grader, rows: Sequence[Row]) -> list[Score]:
+def _scored_here(grader: Grader, rows: Sequence[Row]) -> list[Score]:
     """Scores of the trial completions, none if they take too long. Raises _Broken."""
     end = time.monotonic() + TRIAL_SECONDS
     scores: list[Score] = []
@@ -112,31 +113,29 @@ def _tried(grader: Grader, rows: Sequence[Row]) -> list[Score]:
     return scores
 
 
-def _tried_in_place(grader: Grader, rows: Sequence[Row]) -> list[Score]:
-    """`_tried_apart`, or no scores if too many trials run."""
-    if not _places.acquire(timeout=PLACE_SECONDS):
+def _scored_in_process(grader: Grader, rows: Sequence[Row]) -> list[Score]:
+    """Scores from a grading process, without those whose errors are caused by this machine.
+
+    No scores if too many trials run.
+    """
+    if not _slots.acquire(timeout=SLOT_SECONDS):
         return []
-    try:
-        return _tried_apart(grader, rows)
-    finally:
-        _places.release()
-
-
-def _tried_apart(grader: Grader, rows: Sequence[Row]) -> list[Score]:
-    """Scores from a grading process, without those whose errors are caused by this machine."""
     end = time.monotonic() + TRIAL_SECONDS
     scores: list[Score] = []
-    with Grading(grader, processes=1, deadline_seconds=DEADLINE_SECONDS) as grading:
-        futures = [grading.submit(sample, row.item) for row in rows for sample in _samples(grader, row)]
-        for future in futures:
-            try:
-                scores.append(future.result(max(0.0, end - time.monotonic())))
-            except TimeoutError:
-                break
-    return [score for score in scores if not any(map(_is_the_machines, score.errors.values()))]
+    try:
+        with Grading(grader, processes=1, deadline_seconds=DEADLINE_SECONDS) as grading:
+            futures = [grading.submit(sample, row.item) for row in rows for sample in _samples(grader, row)]
+            for future in futures:
+                try:
+                    scores.append(future.result(max(0.0, end - time.monotonic())))
+                except TimeoutError:
+                    break
+    finally:
+        _slots.release()
+    return [score for score in scores if not any(map(_is_of_this_machine, score.errors.values()))]
 
 
-def _is_the_machines(error: GradeError) -> bool:
+def _is_of_this_machine(error: GradeError) -> bool:
     """Whether this machine lacks a sandbox or library, which workers may have."""
     return error.code == "python_grader_server_error" or "grading process" in error.message
 
@@ -170,11 +169,11 @@ def _parts(grader: Grader) -> list[LeafGrader]:
     return [rule for key, part in grader.graders.items() if key in variables for rule in _parts(part)]
 
 
-def _wants_a_shape(grader: Grader) -> bool:
+def _needs_certain_output(grader: Grader) -> bool:
     """Whether it checks lengths, formats or fields, so that no right completion can be made up."""
     return any(
         part.type in ("length", "code_tests")
         or (part.type == "format" and uses_sample(part.input))
-        or any(field in template for template in part.templates().values() for field in SHAPED)
+        or any(field in template for template in part.templates().values() for field in OUTPUT_FIELDS)
         for part in _parts(grader)
     )

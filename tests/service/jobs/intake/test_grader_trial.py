@@ -70,9 +70,9 @@ def test_a_python_grader_that_can_never_score_is_refused(client: TestClient, bod
 def test_a_grader_is_not_tried_while_too_many_trials_run(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grader_trial, "_places", threading.BoundedSemaphore(1))
-    monkeypatch.setattr(grader_trial, "PLACE_SECONDS", 0.01)
-    with grader_trial._places:
+    monkeypatch.setattr(grader_trial, "_slots", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(grader_trial, "SLOT_SECONDS", 0.01)
+    with grader_trial._slots:
         assert warned(client, python("return 1.0")) == []
     ((code, _),) = warned(client, python("return 1.0  # not kept from before"))
     assert code == "grader_constant"
