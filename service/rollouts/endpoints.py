@@ -47,24 +47,21 @@ PropertyQuery = Annotated[Property | None, Query(description="Only groups with t
 TrainedSplitQuery = Annotated[TrainedSplit, Query(description="Rollouts of training or of evaluations.")]
 
 
-async def _steps(step: Step = None, from_step: FromStep = None, to_step: ToStep = None) -> Selection:
-    """The selection by steps. Raises InvalidRequest if the parameters contradict each other."""
+async def _parts(
+    fired: Fired = None,
+    not_fired: NotFired = None,
+    fired_above: FiredAbove = 0.0,
+    step: Step = None,
+    from_step: FromStep = None,
+    to_step: ToStep = None,
+) -> Selection:
+    """The selection by parts and steps. Raises InvalidRequest if the steps contradict each other."""
     if step is not None and not (from_step is None and to_step is None):
         raise InvalidRequest("step: cannot be combined with from_step or to_step.", param="step")
     first, last = (from_step, to_step) if step is None else (step, step)
     if first is not None and last is not None and first > last:
         raise InvalidRequest("from_step: must not be greater than to_step.", param="from_step")
-    return Selection(first, last)
-
-
-async def _parts(
-    steps: Annotated[Selection, Depends(_steps)],
-    fired: Fired = None,
-    not_fired: NotFired = None,
-    fired_above: FiredAbove = 0.0,
-) -> Selection:
-    """The selection by steps and parts."""
-    return replace(steps, fired=_listed(fired), not_fired=_listed(not_fired), fired_above=fired_above)
+    return Selection(first, last, fired=_listed(fired), not_fired=_listed(not_fired), fired_above=fired_above)
 
 
 PartsDep = Annotated[Selection, Depends(_parts)]
