@@ -6,7 +6,6 @@ No content is read inside a session.
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import NamedTuple
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -29,9 +28,12 @@ def audit_job(database: Database, storage: Storage, job_id: str, *, max_failures
         if (job := session.get(Job, job_id)) is None:
             raise LookupError(f"there is no job {job_id}")
         now = read_clock(session)
-        history, rows = _history(session, job_id), _rows(session, job_id)
+        history = _history(session, job_id)
+        checkpoints = session.scalars(select(Checkpoint).where(Checkpoint.job_id == job_id)).all()
+        results = _results(session, job_id)
     is_job = names.is_job(job_id)
-    stored = list(_stored(database, storage, rows))
+    stored = list(_stored_checkpoints(database, storage, checkpoints))
+    stored += _stored_results(database, storage, results)
     if is_job and job.state == JobState.SUCCEEDED.value and job.fine_tuned_model is None:
         deleted = Stored("the deleted model", "adapter", job.step, job.fence, "", None, was_deleted=True)
         stored.append(deleted)
@@ -51,33 +53,34 @@ def _history(session: Session, job_id: str) -> list[Event]:
     return [Event(*row) for row in session.execute(query)]
 
 
-class _Rows(NamedTuple):
-    """A job's checkpoints, and its results with their files."""
-
-    checkpoints: Sequence[Checkpoint]
-    results: Sequence[tuple[Artifact, File]]
+def _results(session: Session, job_id: str) -> list[tuple[Artifact, File]]:
+    query = select(Artifact, File).join(File, File.id == Artifact.id).where(Artifact.job_id == job_id)
+    return [(artifact, file) for artifact, file in session.execute(query)]
 
 
-def _rows(session: Session, job_id: str) -> _Rows:
-    results = select(Artifact, File).join(File, File.id == Artifact.id).where(Artifact.job_id == job_id)
-    checkpoints = session.scalars(select(Checkpoint).where(Checkpoint.job_id == job_id)).all()
-    return _Rows(checkpoints, [(artifact, file) for artifact, file in session.execute(results)])
-
-
-def _stored(database: Database, storage: Storage, rows: _Rows) -> Iterator[Stored]:
-    """Checkpoints (the state to resume from and the adapter) and results."""
-    for row in rows.checkpoints:
-        shards = [(PurePosixPath(key).name, key, sha256) for key, sha256 in row.shards.items()]
-        archives = [
-            ("state", row.state_key, row.state_sha256),
-            ("adapter", row.adapter_key, row.adapter_sha256),
-        ]
-        for part, key, sha256 in archives + shards:
-            found = _sha256(storage, key) if key is not None else None
-            if key is not None and (found is not None or _is_kept(database, Checkpoint, row.id)):
+def _stored_checkpoints(
+    database: Database, storage: Storage, checkpoints: Sequence[Checkpoint]
+) -> Iterator[Stored]:
+    """The archives of each checkpoint: the state to resume from with its shards, and the adapter."""
+    for row in checkpoints:
+        archives: dict[str, tuple[str | None, str]] = {
+            "state": (row.state_key, row.state_sha256),
+            "adapter": (row.adapter_key, row.adapter_sha256),
+        }
+        archives |= {PurePosixPath(key).name: (key, sha256) for key, sha256 in row.shards.items()}
+        for part, (key, sha256) in archives.items():
+            if key is None:
+                continue
+            found = _sha256(storage, key)
+            if found is not None or _is_kept(database, Checkpoint, row.id):
                 name = f"the checkpoint of step {row.step} ({part})"
                 yield Stored(name, "checkpoint", row.step, row.fence, sha256, found)
-    for artifact, file in rows.results:
+
+
+def _stored_results(
+    database: Database, storage: Storage, results: Sequence[tuple[Artifact, File]]
+) -> Iterator[Stored]:
+    for artifact, file in results:
         found = _sha256(storage, file.storage_key)
         was_deleted = found is None and not _is_kept(database, Artifact, artifact.id)
         about = (artifact.kind, artifact.step, artifact.fence, file.sha256, found)

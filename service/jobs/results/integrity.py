@@ -11,6 +11,7 @@ from service.jobs.model.states import HELD, TERMINAL, TRANSITIONS, JobState
 
 RESULTS = frozenset({"adapter", "model", "experiences"})
 SHOWN_STEPS = 10
+QUIET_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,11 @@ def check_history(
     max_failures: int = 3,
     is_job: bool = True,
     now: float | None = None,
-    quiet_seconds: float = 3600.0,
 ) -> list[Violation]:
     """The violations in a job's history; empty if it is sound.
 
     `events`: all of them, in order. `is_job`: False for a probe or an export: they leave no trained weights.
-    `now`: by the database's clock; if given, a job that a worker holds must have an event in the last
-    `quiet_seconds`.
+    `now`: by the database's clock; if given, a job that a worker holds must have an event in the last hour.
     """
     return [
         *_numbers(events),
@@ -78,7 +77,7 @@ def check_history(
         *_metrics(events),
         *_attempts(events, max_failures),
         *_artifacts(events, artifacts, is_job),
-        *(_progress(events, now - quiet_seconds) if now is not None else ()),
+        *(_progress(events, now - QUIET_SECONDS) if now is not None else ()),
     ]
 
 
