@@ -37,9 +37,8 @@ def grader_errors(run: Run) -> DiagnosisFinding | None:
     cause = "Graders cannot score many of the completions; unscored completions are left out of the training."
     advice = "Read the rollouts with grader errors and fix the grader."
     evidence = [*(f"{span} (limit {limit:g})" for span in spans), *error_lines(run)]
-    compared = [worst.compared, Compared(label="limit", value=limit)]
     change = slow_or_wrong_grader(run)
-    return finding("grader_errors", cause, evidence, advice, change, compared=compared)
+    return finding("grader_errors", cause, evidence, advice, change, compared=worst.against(limit))
 
 
 def same_answer(run: Run) -> DiagnosisFinding | None:
@@ -104,9 +103,8 @@ def failed_calls(run: Run) -> DiagnosisFinding | None:
     advice = "Read the newest errors. Fix the tool's server, or show the model how to call it."
     newest = [f"{count} × {name}, {answer}" for name, (count, answer) in run.groups.failed_calls.items()]
     evidence = [f"{share} (limit {FAILED_CALLS:g})", *newest[:SHOWN_TOOLS]]
-    compared = [share.compared, Compared(label="limit", value=FAILED_CALLS)]
     change = {"field": f"method.{run.kind}.tools"}
-    return finding("failed_calls", cause, evidence, advice, change, compared=compared)
+    return finding("failed_calls", cause, evidence, advice, change, compared=share.against(FAILED_CALLS))
 
 
 def truncation(run: Run) -> DiagnosisFinding | None:
@@ -123,9 +121,8 @@ def truncation(run: Run) -> DiagnosisFinding | None:
     if max((reward for _, reward in run.series("reward")), default=0.0) <= 0:
         cause += " No completion got a reward, so nothing was learned."
         advice = READ_CUT_TEXT
-    compared = [share.compared, Compared(label="limit", value=limit)]
     evidence = [f"{share} (limit {limit:g})"]
-    return finding("truncation", cause, evidence, advice, more_tokens(run), compared=compared)
+    return finding("truncation", cause, evidence, advice, more_tokens(run), compared=share.against(limit))
 
 
 def length_hacking(run: Run) -> DiagnosisFinding | None:

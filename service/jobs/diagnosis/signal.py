@@ -110,7 +110,7 @@ def few_signals(run: Run) -> DiagnosisFinding | None:
     reason = without_signal(run)
     cause = "In most groups all completions earn the same reward; such groups give no signal."
     evidence = [f"{share} (limit {SIGNAL_LIMIT:g})", *reason.evidence]
-    compared = [share.compared, Compared(label="limit", value=SIGNAL_LIMIT)]
+    compared = share.against(SIGNAL_LIMIT)
     return finding(
         "few_signals", reason.cause or cause, evidence, reason.advice, reason.change, compared=compared
     )

@@ -6,7 +6,7 @@ have many. Boundary: pure rules over a run. A threshold that a guard also has is
 
 from grpo_engine.config.guards import DEFAULT_THRESHOLDS, START_STEPS
 from service.jobs.diagnosis.changes import HIGHEST_RATE, closer_to_reference, lower_learning_rate
-from service.jobs.diagnosis.findings import Compared, DiagnosisFinding, finding, number
+from service.jobs.diagnosis.findings import DiagnosisFinding, finding, number
 from service.jobs.diagnosis.held_out import MIN_ROWS, best_checkpoint, best_of, evidence_of, held_out_fall
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.training import training_fall
@@ -90,7 +90,7 @@ def kl_explosion(run: Run) -> DiagnosisFinding | None:
     if far is None:
         return None
     evidence = [f"{far} nats (limit {limit:g})"]
-    compared = [far.compared, Compared(label="limit", value=limit)]
+    compared = far.against(limit)
     rate = run.settings.get("learning_rate", 0.0)
     if rate > HIGHEST_RATE:
         cause = (
@@ -111,7 +111,7 @@ def clipped_updates(run: Run) -> DiagnosisFinding | None:
         return None
     cause = "The learning rate is too high: updates overshoot."
     evidence = [f"{clipped} (limit {MAX_CLIPPED:g})"]
-    compared = [clipped.compared, Compared(label="limit", value=MAX_CLIPPED)]
+    compared = clipped.against(MAX_CLIPPED)
     change = lower_learning_rate(run)
     return finding(
         "learning_rate_too_high", cause, evidence, "Lower the learning rate.", change, compared=compared

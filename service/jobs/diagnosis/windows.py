@@ -46,6 +46,10 @@ class Span:
     def compared(self) -> Compared:
         return Compared(label=f"{self.name}, {self.place}", value=self.mean, step=self.last)
 
+    def against(self, limit: float) -> list[Compared]:
+        """The mean and a limit that it has reached."""
+        return [self.compared, Compared(label="limit", value=limit)]
+
 
 def span(name: str, points: Points, first: int, last: int) -> Span | None:
     """The mean over the steps from `first` to `last`; None if none of them has a value."""
