@@ -16,8 +16,9 @@ from service.jobs.model.states import TERMINAL, JobState
 from service.platform.tables.core import Job
 
 Cost = dict[str, Any]
-LOOKED_AT = 200
+MAX_PAST_JOBS = 200
 """Number of a tenant's newest jobs that are read; older ones may have run on other machines."""
+COLUMNS = (Job.model, Job.actual, Job.state, Job.started_at, Job.finished_at)
 
 
 def with_start(known: Mapping[str, Any] | None, event: Started) -> Cost:
@@ -106,14 +107,18 @@ class PastRun:
         return tokens / seconds * (self.num_parameters / size if size and self.num_parameters else 1.0)
 
 
-def past_of(model: str, cost: Mapping[str, Any], seconds: float) -> PastRun | None:
-    """The measurements of a job that ran for `seconds`; None if it did not finish a step."""
+def past_run(job: Any) -> PastRun | None:
+    """The measurements of a job that has ended; None if it did not finish a step.
+
+    `job`: a row with the `COLUMNS`, such as a Job.
+    """
+    cost = job.actual or {}
     steps = cost.get("steps", 0)
     if not steps:
         return None
     sample, train = cost["sample_seconds"], cost["train_seconds"]
     return PastRun(
-        model=base_of(model),
+        model=base_of(job.model),
         machine=cost.get("machine", ""),
         num_parameters=cost.get("num_parameters", 0),
         steps=steps,
@@ -121,19 +126,19 @@ def past_of(model: str, cost: Mapping[str, Any], seconds: float) -> PastRun | No
         sample_seconds=sample,
         trained_tokens=cost["trained_tokens"],
         train_seconds=train,
-        other_seconds=max(0.0, seconds - sample - train),
+        other_seconds=max(0.0, seconds_of_attempts(job) - sample - train),
         mean_completion_tokens=cost["length_sum"] / steps,
     )
 
 
-def seconds_of_attempts(
-    cost: Mapping[str, Any], started_at: float, finished_at: float, *, has_succeeded: bool
-) -> float:
+def seconds_of_attempts(job: Any) -> float:
     """From a job's first start to its end, without the time between its attempts: a pause may take days.
 
     The worker's clock, which has stamped the cost, may differ from the database's, and both may be set back.
     """
+    cost, started_at, finished_at = job.actual, job.started_at or 0.0, job.finished_at or 0.0
     loading = max(0.0, cost.get("loaded_at", started_at) - started_at)
+    has_succeeded = job.state == JobState.SUCCEEDED
     saving = max(0.0, finished_at - cost.get("last_event_at", finished_at)) if has_succeeded else 0.0
     seconds = loading + cost.get("running_seconds", 0.0) + saving
     return float(min(seconds, max(0.0, finished_at - started_at)))
@@ -141,15 +146,7 @@ def seconds_of_attempts(
 
 def read_past(session: Session, tenant: str) -> list[PastRun]:
     """Measurements of the tenant's newest jobs that have finished, newest first."""
-    columns = (Job.model, Job.actual, Job.state, Job.finished_at, Job.started_at, Job.created_at)
-    newest = select(*columns).where(Job.tenant == tenant).order_by(Job.created_at.desc(), Job.id.desc())
-    rows = session.execute(newest.limit(LOOKED_AT)).all()
-    found = [_past(row) for row in rows if row.actual and row.state in TERMINAL]
+    newest = select(*COLUMNS).where(Job.tenant == tenant).order_by(Job.created_at.desc(), Job.id.desc())
+    rows = session.execute(newest.limit(MAX_PAST_JOBS)).all()
+    found = [past_run(row) for row in rows if row.state in TERMINAL]
     return [each for each in found if each is not None]
-
-
-def _past(row: Any) -> PastRun | None:
-    started, finished = row.started_at or 0.0, row.finished_at or 0.0
-    has_succeeded = row.state == JobState.SUCCEEDED
-    seconds = seconds_of_attempts(row.actual, started, finished, has_succeeded=has_succeeded)
-    return past_of(row.model, row.actual, seconds)
