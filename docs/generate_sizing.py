@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_engine.config.job import Method, Runtime
-from service.jobs.intake.estimate import RowTokens, Subject, estimate
+from service.jobs.intake.estimate import estimate
 from service.jobs.intake.model_size import ModelShape, shape_of
+from service.jobs.intake.subject import RowTokens, Subject
 from service.jobs.model.methods import parsed_method, quantization_of
 
 PAGE = Path(__file__).parent / "write-a-job" / "sizing.md"

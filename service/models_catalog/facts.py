@@ -15,8 +15,9 @@ from sqlalchemy.orm import Session
 
 from grpo_engine.config.job import Method
 from grpo_engine.process.host_memory import usable_bytes
-from service.jobs.intake.estimate import RowTokens, Subject, estimate
+from service.jobs.intake.estimate import estimate
 from service.jobs.intake.model_size import ModelShape, UnknownShape, model_shape
+from service.jobs.intake.subject import RowTokens, Subject
 from service.jobs.model.methods import parsed_method
 from service.jobs.store.machines import known_machines
 from service.models_catalog.schemas import FitsRead

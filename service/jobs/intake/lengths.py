@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo_engine.config.job import Method, Supervised
 from grpo_engine.config.messages import learned_text, shown_tools
-from service.jobs.intake.estimate import RowTokens
+from service.jobs.intake.subject import RowTokens
 from service.jobs.model.dataset import Problems, Row
 from service.jobs.model.methods import sampling_of
 from service.platform.token_counting import ModelText, RenderError

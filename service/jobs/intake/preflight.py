@@ -25,9 +25,10 @@ from service.jobs.intake.checks.method import check_method, check_quantization, 
 from service.jobs.intake.checks.model import check_model
 from service.jobs.intake.checks.unused_options import warn_of_unused_options
 from service.jobs.intake.costs import PastRun, read_past
-from service.jobs.intake.estimate import Estimate, Subject, estimate
+from service.jobs.intake.estimate import estimate
 from service.jobs.intake.recent_results import RecentResults
 from service.jobs.intake.report import Report
+from service.jobs.intake.subject import Subject
 from service.jobs.model.methods import (
     DatasetUse,
     datasets_of,
@@ -39,6 +40,7 @@ from service.jobs.model.methods import (
 )
 from service.jobs.model.names import base_of
 from service.jobs.model.schemas import JobCreate
+from service.jobs.model.validation import Estimate
 from service.jobs.store import repository
 from service.jobs.store.lineage import lineage_of
 from service.jobs.store.machines import Machine, known_machines

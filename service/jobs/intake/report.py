@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from grpo_engine.config.job import Method, hyperparameters_of
 from grpo_engine.config.tools import Tool
 from service.hub.models import HubModel
-from service.jobs.intake.estimate import RowTokens
 from service.jobs.intake.model_size import ModelShape
+from service.jobs.intake.subject import RowTokens
 from service.jobs.model.dataset import Problem, Problems
 from service.platform.db import storable
 from service.platform.errors import InvalidRequest

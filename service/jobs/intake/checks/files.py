@@ -15,9 +15,9 @@ from grpo_engine.graders import Grader, template
 from service.jobs.intake.checks.duplicates import DuplicateCheck
 from service.jobs.intake.checks.environments import Resets, watch_environments
 from service.jobs.intake.checks.grader_trial import try_grader
-from service.jobs.intake.estimate import RowTokens
 from service.jobs.intake.lengths import LengthCheck
 from service.jobs.intake.report import Report
+from service.jobs.intake.subject import RowTokens
 from service.jobs.model.dataset import Kind, Problems, Row, read_rows
 from service.jobs.model.methods import DatasetUse, environments_of, leaves, sampling_of
 from service.platform.storage import ObjectMissing, Storage

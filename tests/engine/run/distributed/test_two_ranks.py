@@ -12,8 +12,10 @@ from safetensors.torch import load_file
 
 from examples.tiny_model import make_model
 from grpo_engine.config.job import RunConfig
-from service.jobs.intake.estimate import PROCESS_BYTES, Subject, estimate
+from service.jobs.intake.estimate import estimate
 from service.jobs.intake.model_size import model_shape
+from service.jobs.intake.peak_memory import PROCESS_BYTES
+from service.jobs.intake.subject import Subject
 from tests.engine.conftest import cut, sum_rows, write_rows
 from tests.engine.families.catalogue import FAMILIES
 from tests.engine.families.models import make_family

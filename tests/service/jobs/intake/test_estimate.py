@@ -13,9 +13,10 @@ from grpo_engine.config.job import ModelSource, Runtime
 from grpo_engine.models.loading import load_base
 from service.jobs.intake.checks.method import check_lora_targets
 from service.jobs.intake.costs import PastRun
-from service.jobs.intake.estimate import RowTokens, Subject, estimate
+from service.jobs.intake.estimate import estimate
 from service.jobs.intake.model_size import Matrix, ModelShape, UnknownShape, model_shape, shape_of
 from service.jobs.intake.report import Report
+from service.jobs.intake.subject import RowTokens, Subject
 from service.jobs.model.validation import Estimate, TokenRange
 from tests.engine.families.catalogue import FAMILIES
 from tests.engine.families.models import make_family
