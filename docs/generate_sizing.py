@@ -90,7 +90,7 @@ def needed_gb(shape: ModelShape, method: Method, gpus: int) -> tuple[float, floa
         sample_budget=8,
         dtype="bfloat16",
     )  # type: ignore[call-arg]
-    rows = RowTokens(rows=1, total=512, longest=512)
+    rows = RowTokens(rows=1, longest=512)
     found = estimate(Subject("", method, 1, rows, shape, on_gpu=True, runtime=runtime), []).peak_memory_bytes
     assert found is not None
     return found.low / GB, found.high / GB

@@ -107,7 +107,7 @@ def _best(verdicts: Sequence[bool | None]) -> bool | None:
 
 def fits_one(shape: ModelShape, method: Method, memory: WorkerMemory, settings: Settings) -> bool | None:
     """Whether training fits the memory; None if that depends on lengths and batches."""
-    rows = RowTokens(rows=1, total=PROMPT_TOKENS, longest=PROMPT_TOKENS)
+    rows = RowTokens(rows=1, longest=PROMPT_TOKENS)
     subject = Subject("", method, 1, rows, shape, memory.on_gpu, settings.runtime)
     needed = estimate(subject, []).peak_memory_bytes
     if needed is None or needed.low <= memory.num_bytes < needed.high:

@@ -14,14 +14,12 @@ class RowTokens:
     """Token counts of a file's rows."""
 
     rows: int = 0
-    total: int = 0
     longest: int = 0
     targets: int = 0
     """Number of tokens that a supervised job learns."""
 
     def with_row(self, tokens: int, targets: int) -> RowTokens:
-        longest = max(self.longest, tokens)
-        return RowTokens(self.rows + 1, self.total + tokens, longest, self.targets + targets)
+        return RowTokens(self.rows + 1, max(self.longest, tokens), self.targets + targets)
 
     @property
     def mean_targets(self) -> float:

@@ -54,7 +54,7 @@ def grpo(**hyperparameters: Any) -> Any:
 
 def subject(**more: Any) -> Subject:
     """100 steps of 4 prompts × 8 completions of at most 256 tokens."""
-    usual = Subject("base", grpo(), 100, RowTokens(10, 500, 80), SHAPE, on_gpu=False, runtime=Runtime())
+    usual = Subject("base", grpo(), 100, RowTokens(10, 80), SHAPE, on_gpu=False, runtime=Runtime())
     return replace(usual, **more)
 
 
@@ -119,7 +119,7 @@ def test_the_likely_time_of_a_supervised_job_is_that_of_its_targets() -> None:
     method = METHOD.validate_python(
         {"type": "supervised", "supervised": {"hyperparameters": {"batch_size": 4}}}
     )
-    found = estimate(subject(method=method, rows=RowTokens(10, 500, 80, targets=1000)), [PAST])
+    found = estimate(subject(method=method, rows=RowTokens(10, 80, targets=1000)), [PAST])
     assert found.likely_seconds == pytest.approx(100 * 4 * 100 / 2000 + 30)
 
 
@@ -155,7 +155,7 @@ def test_supervised_tokens_are_those_of_the_targets() -> None:
     method = METHOD.validate_python(
         {"type": "supervised", "supervised": {"hyperparameters": {"batch_size": 4}}}
     )
-    found = estimate(subject(method=method, rows=RowTokens(10, 500, 80, targets=120)), [PAST])
+    found = estimate(subject(method=method, rows=RowTokens(10, 80, targets=120)), [PAST])
     assert (found.completions, found.sampled_tokens.high) == (0, 0)
     assert found.trained_tokens is not None
     assert found.trained_tokens.low == found.trained_tokens.high == 100 * 4 * 12
