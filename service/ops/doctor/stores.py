@@ -135,24 +135,17 @@ def _helpers(session: Session, settings: Settings) -> Iterator[Finding]:
 def broker(settings: Settings) -> Iterator[Finding]:
     """Whether the broker responds, accepts messages and evicts nothing. It need not write to disk."""
     found = broker_check(settings)
-    if found == NO_ANSWER:
-        advice = (
-            "Start the Redis server that GRPO_BROKER_URL names. Until then, Celery workers are not woken."
-        )
-        yield failure("broker", found, advice)
-    elif found == BROKER_REFUSES:
-        yield failure(
-            "broker", found, "Correct them in GRPO_BROKER_URL: redis://USER:PASSWORD@HOST:PORT/NUMBER."
-        )
-    elif found.startswith("evicts"):
-        yield failure(
-            "broker", found, "CONFIG SET maxmemory-policy noeviction, also in its configuration file."
-        )
-    elif found not in ("ok", "none"):
-        advice = "Name the primary in GRPO_BROKER_URL, or raise maxmemory. Celery workers are not woken."
-        yield failure("broker", found, advice)
-    else:
+    if found in ("ok", "none"):
         yield ok("broker", "none: workers poll" if found == "none" else "responds and evicts nothing")
+        return
+    advice = "Name the primary in GRPO_BROKER_URL, or raise maxmemory. Celery workers are not woken."
+    if found == NO_ANSWER:
+        advice = "Start the Redis server of GRPO_BROKER_URL. Until then, Celery workers are not woken."
+    elif found == BROKER_REFUSES:
+        advice = "Correct them in GRPO_BROKER_URL: redis://USER:PASSWORD@HOST:PORT/NUMBER."
+    elif found.startswith("evicts"):
+        advice = "CONFIG SET maxmemory-policy noeviction, also in its configuration file."
+    yield failure("broker", found, advice)
 
 
 def storage(settings: Settings) -> Iterator[Finding]:
