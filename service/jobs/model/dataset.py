@@ -11,6 +11,7 @@ from json import JSONDecodeError
 from typing import Any, Literal
 
 from grpo_engine.contract.strict_json import UNSTORABLE, NestingError, parse_document
+from service.web.validation import syntax_reason
 
 MAX_PROBLEMS = 100
 MAX_LINE_BYTES = 8 * 2**20
@@ -145,8 +146,10 @@ def parse_line(line: bytes) -> dict[str, Any]:
         raise RowError("", f"is not UTF-8 (byte {error.start + 1} of the line)") from error
     except NestingError as error:
         raise RowError("", f"is nested deeper than {MAX_DEPTH} levels") from error
+    except JSONDecodeError as error:
+        raise RowError("", f"is not JSON: {syntax_reason(error.msg, error.colno)}") from error
     except ValueError as error:
-        raise RowError("", _syntax_fault(error)) from error
+        raise RowError("", f"is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise RowError("", "is not a JSON object")
     if fault := _unusable(value, MAX_DEPTH):
@@ -219,13 +222,6 @@ def _check_message(message: Any, where: str) -> None:
 
 def _is_text_part(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-
-
-def _syntax_fault(error: ValueError) -> str:
-    """Why Python's JSON parser failed."""
-    if isinstance(error, JSONDecodeError):
-        return f"is not JSON: {error.msg.removesuffix(' at')} at character {error.colno}"
-    return f"is not JSON: {error}"
 
 
 def _unusable(value: Any, levels: int) -> str | None:
