@@ -123,7 +123,7 @@ def _earlier(session: Session, request: JobRequest) -> Created | None:
     """The response to an earlier equal request, if there was one."""
     tenant, key = request.tenant, request.sender.idempotency_key
     if key is not None:
-        record = repository.find_idempotency_key(session, tenant, key)
+        record = session.get(IdempotencyKey, (tenant, key))
         if record is not None and record.request_sha256 != request.sha256:
             raise Unprocessable(
                 "This Idempotency-Key was used with another body. Use a new key for a new request.",

@@ -87,11 +87,6 @@ def files_by_id(session: Session, tenant: str, ids: Iterable[str]) -> dict[str, 
     return {file.id: file for file in session.scalars(_FILES, {"file_ids": list(ids), "of_tenant": tenant})}
 
 
-def find_idempotency_key(session: Session, tenant: str, key: str) -> IdempotencyKey | None:
-    query = select(IdempotencyKey).where(IdempotencyKey.tenant == tenant, IdempotencyKey.key == key)
-    return session.scalar(query)
-
-
 def find_recent_request(session: Session, tenant: str, request_sha256: str) -> IdempotencyKey | None:
     """The newest POST with this body in the last ten minutes."""
     query = (
