@@ -71,7 +71,8 @@ def database_check(database: Database) -> str:
     try:
         found, needed = current_revision(database.engine), head_revision()
         if found != needed:
-            return f"schema is {found}, {needed} is needed: {_way_to(found)}"
+            advice = "run `grpo migrate`" if is_known(found) else "another version upgraded it"
+            return f"schema is {found}, {needed} is needed: {advice}"
         with database.reading() as session:
             missing = missing_rights(session)
     except OUTAGES:
@@ -80,11 +81,6 @@ def database_check(database: Database) -> str:
         return f"refuses to be read: {refusal_of(error) or type(error).__name__}"
     shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
     return f"its user lacks {shown}" if missing else "ok"
-
-
-def _way_to(found: str | None) -> str:
-    """How a database with another schema gets this code's."""
-    return "run `grpo migrate`" if is_known(found) else "another version upgraded it"
 
 
 def storage_check(storage: Storage, settings: Settings) -> str:

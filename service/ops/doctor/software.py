@@ -67,21 +67,21 @@ def engine(settings: Settings) -> Iterator[Finding]:
         return
     if engine["missing"]:
         found = f"{settings.engine_python} has no {', '.join(engine['missing'])}"
-        yield failure("engine", found, advice) if runs_jobs(settings) else _no_engine(found)
+        if runs_jobs(settings):
+            yield failure("engine", found, advice)
+        else:
+            advice = "The API and the sweeper need no engine. If this host should run jobs, install it."
+            yield warning("engine", f"{found}; no worker has started on this host", advice)
         return
     yield ok("engine", f"Python {engine['python']}, torch {engine['torch']} in {settings.engine_python}")
     yield from operations(is_compiled=engine["compiled"], usable_gpus=engine["gpus"])
-    yield gpus(settings.gpus, count_visible_gpus(os.environ), engine["gpus"], _driver_sees())
+    listed = len(listed_gpus()) if shutil.which("nvidia-smi") else None
+    yield gpus(settings.gpus, count_visible_gpus(os.environ), engine["gpus"], listed)
 
 
 def runs_jobs(settings: Settings) -> bool:
     """Whether this host needs an engine; in production, hosts of the API and the sweeper need none."""
     return settings.mode == "embedded" or settings.alive_file.exists()
-
-
-def _no_engine(found: str) -> Finding:
-    advice = "The API and the sweeper need no engine. If this host should run jobs, install it."
-    return warning("engine", f"{found}; no worker has started on this host", advice)
 
 
 def engine_output(settings: Settings, *arguments: str, seconds: float) -> dict[str, Any]:
@@ -116,10 +116,10 @@ def operations(*, is_compiled: bool, usable_gpus: int) -> Iterator[Finding]:
         yield warning("engine", found, "Install gcc, then install the engine again: pip compiles them.")
 
 
-def gpus(configured: int, visible: int, usable: int, driver: int | None) -> Finding:
+def gpus(configured: int, visible: int, usable: int, listed: int | None) -> Finding:
     """GPUs as configured, as visible to this process, as usable by torch, and as listed by the driver."""
-    listed = "no nvidia-smi" if driver is None else f"nvidia-smi lists {driver}"
-    found = f"jobs may use {configured}; the machine shows {visible}, torch sees {usable}, {listed}"
+    driver = "no nvidia-smi" if listed is None else f"nvidia-smi lists {listed}"
+    found = f"jobs may use {configured}; the machine shows {visible}, torch sees {usable}, {driver}"
     if usable < visible:
         advice = (
             "Install a CUDA build of torch that fits the driver, or give the container access to the devices."
@@ -131,9 +131,3 @@ def gpus(configured: int, visible: int, usable: int, driver: int | None) -> Find
         )
         return warning("gpu", found, advice)
     return ok("gpu", found if usable else "none: jobs run on the CPU")
-
-
-def _driver_sees() -> int | None:
-    if shutil.which("nvidia-smi") is None:
-        return None
-    return len(listed_gpus())

@@ -34,7 +34,8 @@ def check_grader(where: str, grader: GraderBase, catalog: Catalog, problems: Pro
             case RewardModel():
                 _check_reward_model(place, rule, catalog, problems)
             case ScoreModel():
-                _check_judge(place, rule, problems)
+                check_endpoint(f"{place}.endpoint", rule.endpoint, rule.model, problems)
+                _check_prices(f"{place}.max_cost_usd", rule.endpoint, rule.max_cost_usd, problems)
             case Endpoint(endpoint=str(name)):
                 check_endpoint(f"{place}.endpoint", name, None, problems)
 
@@ -57,11 +58,6 @@ def check_endpoint(where: str, name: str, model: str | None, problems: Problems)
         find_endpoint(name) if model is None else ChatClient(name, model)
     except EndpointError as error:
         problems.add(where, str(error), code="endpoint_not_found")
-
-
-def _check_judge(place: str, judge: ScoreModel, problems: Problems) -> None:
-    check_endpoint(f"{place}.endpoint", judge.endpoint, judge.model, problems)
-    _check_prices(f"{place}.max_cost_usd", judge.endpoint, judge.max_cost_usd, problems)
 
 
 def _check_prices(where: str, name: str, limit: float | None, problems: Problems) -> None:
