@@ -66,7 +66,10 @@ def create_job(
     jobs: JobsDep,
     response: Response,
 ) -> JobRead:
-    """Check everything, queue the job, return it; the same request twice creates one job."""
+    """Check everything, queue the job and return it.
+
+    A repeated request with the same `Idempotency-Key`, or a retry of OpenAI's client, gets the first job.
+    """
     created = creation.create_job(preflight, wakeups, creation.JobRequest(sender, body))
     response.headers.update(created.headers)
     return jobs.read(sender.principal.tenant, created.job_id)

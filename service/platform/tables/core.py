@@ -228,7 +228,7 @@ class Checkpoint(Base):
     step: Mapped[int]
     fence: Mapped[int]
     state_key: Mapped[str | None] = mapped_column(String(512))
-    """Storage key of the whole checkpoint (tar); None once retention removed it."""
+    """Storage key of the whole checkpoint (tar); None if it is damaged, so that no run resumes from it."""
     state_sha256: Mapped[str] = mapped_column(String(64))
     shards: Mapped[dict[str, Any]] = mapped_column(Document, default=dict)
     """Storage key → SHA-256 of the shards that hosts without the first rank stored beside the archive."""
