@@ -213,7 +213,7 @@ def _queue(job: Job, position: int | None, limit: int | None, now: float) -> Que
     if limit is not None:
         return QueueRead(position=position, reason=f"Tenant limit reached: {limit} running jobs")
     if position is None:
-        return QueueRead(reason=f"more than {queue_health.MAX_PLACE} ahead of it in the queue")
+        return QueueRead(reason=f"at least {queue_health.MAX_PLACE} ahead of it in the queue")
     if position > 1:
         return QueueRead(position=position, reason=f"{position - 1} ahead of it in the queue")
     wanted = f" with {job.required_gpus} free GPUs" if job.required_gpus > 1 else ""

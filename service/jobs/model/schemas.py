@@ -167,7 +167,7 @@ class FailureRead(BaseModel):
 
 class QueueRead(BaseModel):
     position: int | None = None
-    """Place in the queue, from 1; null if the job is not queued or more than 1000 jobs are ahead of it."""
+    """Place in the queue, from 1; null if the job is not queued or at least 1000 are ahead of it."""
     reason: str | None = None
 
 

@@ -27,7 +27,7 @@ def test_a_place_beyond_the_maximum_is_not_counted(
     assert every == {job_id: place for place, job_id in enumerate(ids, start=1)}
     monkeypatch.setattr(queue_health, "_PLACES", places)
     answer = client.get(f"{JOBS}/{ids[3]}").json()
-    assert answer["queue"] == {"position": None, "reason": "more than 1000 ahead of it in the queue"}
+    assert answer["queue"] == {"position": None, "reason": "at least 1000 ahead of it in the queue"}
 
 
 def test_a_higher_priority_comes_first_and_other_pools_do_not_count(database: Database) -> None:
