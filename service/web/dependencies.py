@@ -43,6 +43,10 @@ RetryCount = Annotated[
 ]
 
 
-def is_retry(count: str) -> bool:
+async def _is_retry(count: RetryCount = "0") -> bool:
     """Whether it is a number above 0. It is not converted: Python refuses thousands of digits."""
     return count.isdecimal() and count.strip("0") != ""
+
+
+IsRetry = Annotated[bool, Depends(_is_retry)]
+"""Whether the client repeats a request that got no response."""

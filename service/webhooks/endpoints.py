@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Path
 
 from service.jobs.store.webhook_events import EVENT_TYPES
 from service.web.auth import Reader, Writer
-from service.web.dependencies import RetryCount, is_retry
+from service.web.dependencies import IsRetry
 from service.web.pagination import After, Limit, Page, page_of
 from service.webhooks.schemas import (
     DeliveryRead,
@@ -38,13 +38,13 @@ def list_event_types(principal: Reader) -> EventTypeList:
 
 @router.post(WEBHOOKS)
 def create_webhook(
-    body: WebhookCreate, principal: Writer, webhooks: WebhooksDep, retry_count: RetryCount = "0"
+    body: WebhookCreate, principal: Writer, webhooks: WebhooksDep, is_retry: IsRetry
 ) -> WebhookWithSecret:
     """Register a URL for events of your jobs. Only this response contains the signing secret.
 
     If a client repeats the request because it received no response, the first request's endpoint is returned.
     """
-    return webhooks.create(principal, body, is_retry=is_retry(retry_count))
+    return webhooks.create(principal, body, is_retry=is_retry)
 
 
 @router.get(WEBHOOKS)
@@ -81,14 +81,14 @@ def rotate_secret(
     endpoint_id: EndpointId,
     principal: Writer,
     webhooks: WebhooksDep,
+    is_retry: IsRetry,
     body: SecretRotate | None = None,
-    retry_count: RetryCount = "0",
 ) -> WebhookWithSecret:
     """A new secret, shown only once. The old one remains valid for 24 hours by default.
 
     If a client repeats the request because it received no response, the first request's secret is returned.
     """
-    return webhooks.rotate(principal, endpoint_id, body or SecretRotate(), is_retry=is_retry(retry_count))
+    return webhooks.rotate(principal, endpoint_id, body or SecretRotate(), is_retry=is_retry)
 
 
 @router.post(f"{WEBHOOKS}/{{endpoint_id}}/test")

@@ -8,15 +8,7 @@ from service.jobs.intake.creation import Sender
 from service.jobs.intake.preflight import Preflight
 from service.jobs.store.wakeups import Wakeups
 from service.web.auth import Writer
-from service.web.dependencies import (
-    CatalogDep,
-    DatabaseDep,
-    RetryCount,
-    SettingsDep,
-    StorageDep,
-    from_state,
-    is_retry,
-)
+from service.web.dependencies import CatalogDep, DatabaseDep, IsRetry, SettingsDep, StorageDep, from_state
 
 JobId = Annotated[str, Path(description="Id of the job, `ftjob-…`.")]
 CheckpointId = Annotated[str, Path(description="Id of the checkpoint, `ftckpt_…`.")]
@@ -31,10 +23,8 @@ IdempotencyKey = Annotated[
 ]
 
 
-async def _sender(
-    principal: Writer, idempotency_key: IdempotencyKey = None, retry_count: RetryCount = "0"
-) -> Sender:
-    return Sender(principal, idempotency_key, is_retry(retry_count))
+async def _sender(principal: Writer, is_retry: IsRetry, idempotency_key: IdempotencyKey = None) -> Sender:
+    return Sender(principal, idempotency_key, is_retry)
 
 
 async def _preflight(
