@@ -74,13 +74,11 @@ def create_key(
     job_id: str | None = None,
     actor: Principal = OPERATOR,
 ) -> str:
-    """Create a key of a tenant and return it in full, this once. `expires_at`: Unix seconds, or an expression
-    such as `db_now() + 60`, exactly a minute after its creation; None: never.
+    """Create a tenant's key and return it. Only a digest of its secret is stored.
 
-    With `job_id` it is a share: it may only read this job of the tenant. It has no scopes, so that an API
-    process of an older version refuses it.
-
-    Raises ValueError for an invalid tenant, name or scope.
+    `expires_at`: Unix seconds, or an expression such as `db_now() + 60`; None: never. `job_id`: the only job
+    that the key may read, of a shared link. Such a key has no scopes, so that an API process of an older
+    version refuses it. Raises ValueError for an invalid tenant, name or scope.
     """
     if not TENANT_PATTERN.fullmatch(tenant):
         raise ValueError(
@@ -136,7 +134,7 @@ def revoke_key(session: Session, public_id: str, *, actor: Principal = OPERATOR)
 def rotate_key(
     session: Session, public_id: str, *, old_key_hours: int, actor: Principal = OPERATOR
 ) -> str | None:
-    """Create a key like this one and return it in full, this once; None if there is no such usable key.
+    """Create a key like this one and return it; None if there is no such usable key.
 
     The old key expires after `old_key_hours`, if it does not expire earlier; 0: it is revoked.
     """

@@ -1,4 +1,4 @@
-"""Annotations with which endpoints receive objects of the application's state.
+"""FastAPI dependencies that give endpoints the objects of the application's state.
 
 No session is among them: a service function opens its own transaction, so that the order
 commit → wake-up → response is visible in the code. Dependencies that do not wait are `async`, because FastAPI

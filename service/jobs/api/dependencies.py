@@ -1,4 +1,4 @@
-"""Annotations with which endpoints of jobs and probes receive parts of the request and shared objects."""
+"""FastAPI dependencies of the endpoints of jobs and probes."""
 
 from typing import Annotated
 

@@ -84,7 +84,7 @@ def _of_url(url: str) -> Iterator[tuple[str, str]]:
         return
     try:
         parts = urlsplit(url)
-    except ValueError:  # a field of the user's own that is called like ours
+    except ValueError:  # no URL: a user's own field has the same name
         yield url, HIDDEN
         return
     yield url, parts.hostname or HIDDEN

@@ -33,7 +33,7 @@ _method: TypeAdapter[Method] = TypeAdapter(Method)
 
 
 class UnreadableMethod(Conflict):
-    """A job's method is not one of this version."""
+    """A newer version has stored the job's method."""
 
     def __init__(self, reason: str) -> None:
         message = "This version of the service cannot read the job's method. Use the version that created it."
@@ -173,6 +173,6 @@ def leaves(where: str, grader: GraderBase) -> Iterator[tuple[str, Any]]:
 
 
 def rules_of(method: Method) -> Iterator[tuple[str, Any]]:
-    """`leaves` of every grader of a method."""
+    """The rules of all graders of a method that contain no other rule, with their places."""
     for where, grader in graders_of(method):
         yield from leaves(where, grader)

@@ -20,7 +20,7 @@ from service.platform.tables.core import Artifact, Base, Checkpoint, File, Job, 
 
 
 def audit_job(database: Database, storage: Storage, job_id: str, *, max_failures: int = 3) -> list[Violation]:
-    """The violations of a job at the moment of the call, although it may go on while its archives are read.
+    """The violations of a job at the time of the call. The job may continue while its archives are read.
 
     Raises LookupError if there is no job with this id.
     """

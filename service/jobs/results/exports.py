@@ -161,7 +161,8 @@ class Exports:
     def of_weights(self, tenant: str, weights: StoredWeights) -> str:
         """Path of these weights' archive, relative to `…/adapter`: a proxy may add a prefix to all paths.
 
-        Raises NotFound if they were not exported."""
+        Raises NotFound if they were not exported.
+        """
         with self.database.reading() as session:
             found = _of_weights(session, tenant, weights)
         if found is None:

@@ -22,7 +22,7 @@ CLAIM_PAUSE = "5s"
 OVERTAKEN_SECONDS = 600.0
 """Time for which smaller jobs may overtake a job that needs more GPUs than are free."""
 CLAIMS_LOCK = 0x6772706F
-"""Key of a PostgreSQL advisory lock, unlike tenants' keys, which are 64 bits of a digest."""
+"""Key of PostgreSQL's advisory lock of claims. The keys of tenants' locks are 64 bits of a digest."""
 
 
 class ClaimedJob(NamedTuple):

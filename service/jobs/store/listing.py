@@ -82,8 +82,10 @@ def _key(sort: Sort) -> ColumnElement[Any] | None:
 
 
 def _place(session: Session, tenant: str, after: str, key: ColumnElement[Any] | None) -> Any:
-    """Creation time, id and value of `key` of the job `after`; of a deleted job, the audit trail has the
-    time. Raises NotFound."""
+    """Creation time and id of the job `after`, and its value of `key`. Raises NotFound.
+
+    The time of a deleted job is in the audit trail.
+    """
     columns = (Job.created_at, Job.id) if key is None else (Job.created_at, Job.id, key)
     job = session.execute(select(*columns).where(IS_JOB, Job.tenant == tenant, Job.id == after)).one_or_none()
     if job is not None:

@@ -1,4 +1,4 @@
-"""The machines of a deployment and their capabilities. Fail closed.
+"""The machines of a deployment and their capabilities.
 
 Untrusted code runs only on machines whose sandbox has passed its self-test. Workers report the capabilities
 of their machine; a job that none of them can run is refused at submit, and a worker never claims a job that

@@ -2,7 +2,7 @@
 
 They may be lost, late or duplicated without harm, because the job's row is the truth. Sending never raises
 and takes little time; the sweeper resends lost ones.
-Celery and Redis are loaded only if there is a broker: they take a sixth of the time to start.
+Celery and Redis are imported only if there is a broker, because that takes a sixth of the service's start.
 """
 
 from __future__ import annotations

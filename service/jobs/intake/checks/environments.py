@@ -1,7 +1,7 @@
 """Checks a job's environments: that rows and environments name each other, and that each server works.
 
 Each OpenEnv server must return its health and its schema, and one session is reset with the
-arguments of the first row that names it, and closed. An agent must only answer.
+arguments of the first row that names it, and closed. An agent only has to respond.
 """
 
 import asyncio
