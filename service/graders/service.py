@@ -14,7 +14,7 @@ from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.graders.printed import lines_of
 from grpo_engine.graders.rules.score_model import ScoreModel, usage
 from service.graders.schemas import RunErrors, RunMetadata, RunRequest, RunResponse
-from service.jobs.intake.checks.grader import check_grader, with_places
+from service.jobs.intake.checks.grader import check_grader, with_paths
 from service.jobs.intake.checks.method import check_formula
 from service.jobs.model.dataset import Problems
 from service.jobs.model.methods import leaves
@@ -45,7 +45,7 @@ def run(tenant: str, request: RunRequest, catalog: Catalog) -> RunResponse:
     """The grader's score of the sample. Raises InvalidRequest, and TooManyRequests at the limit of runs."""
     check(request.grader, catalog)
     before, started = usage(), time.perf_counter()
-    score = _score(tenant, request, with_places(request.grader, catalog))
+    score = _score(tenant, request, with_paths(request.grader, catalog))
     seconds = time.perf_counter() - started
     return _response(request, score, seconds, _used(before, usage()))
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from grpo_engine.config.job import Method, ModelSource, ProbeSize, RunConfig, Runtime
 from grpo_engine.contract.events import VALIDATION
 from grpo_engine.contract.manifest import DamagedCheckpoint
-from service.jobs.intake.checks.grader import method_with_places
+from service.jobs.intake.checks.grader import method_with_paths
 from service.jobs.model.methods import quantization_of, retention_of
 from service.jobs.progress import publishing
 from service.jobs.results.weights import WeightsMissing, missing, model_parts
@@ -111,7 +111,7 @@ def _last_completions(session: Session, job_id: str, step: int) -> dict[int, lis
 def _located_method(attempt: Attempt) -> Method:
     """The job's method with the paths of its reward models from the catalogue."""
     try:
-        return method_with_places(attempt.method, attempt.worker.catalog)
+        return method_with_paths(attempt.method, attempt.worker.catalog)
     except LookupError as unknown:
         gone = missing(str(unknown.args[0]))
         raise Refused("model_not_found", str(gone), gone.hint) from None

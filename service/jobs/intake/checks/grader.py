@@ -97,7 +97,7 @@ def _fault(folder: Path, *, has_weights: bool) -> str | None:
     return None
 
 
-def with_places(grader: Any, catalog: Catalog) -> Any:
+def with_paths(grader: Any, catalog: Catalog) -> Any:
     """The grader with the catalogue's paths of its reward models. Raises LookupError with a missing name."""
     match grader:
         case RewardModel():
@@ -106,19 +106,19 @@ def with_places(grader: Any, catalog: Catalog) -> Any:
                 raise LookupError(grader.model)
             return grader.model_copy(update={"path": entry.path, "revision": entry.revision})
         case Multi():
-            parts = {key: with_places(part, catalog) for key, part in grader.graders.items()}
+            parts = {key: with_paths(part, catalog) for key, part in grader.graders.items()}
             return grader.model_copy(update={"graders": parts})
         case Process():
-            return grader.model_copy(update={"grader": with_places(grader.grader, catalog)})
+            return grader.model_copy(update={"grader": with_paths(grader.grader, catalog)})
     return grader
 
 
-def method_with_places(method: Method, catalog: Catalog) -> Method:
-    """`with_places` of every grader of a method."""
+def method_with_paths(method: Method, catalog: Catalog) -> Method:
+    """The method with the catalogue's paths of its graders' reward models. Raises LookupError."""
     named = {"grader": grader_of(method), "eval_grader": eval_grader_of(method)}
-    changed: dict[str, Any] = {name: with_places(given, catalog) for name, given in named.items() if given}
+    changed: dict[str, Any] = {name: with_paths(given, catalog) for name, given in named.items() if given}
     if retention := retention_of(method):
         changed["retention"] = tuple(
-            kept.model_copy(update={"grader": with_places(kept.grader, catalog)}) for kept in retention
+            kept.model_copy(update={"grader": with_paths(kept.grader, catalog)}) for kept in retention
         )
     return with_settings(method, **changed)
