@@ -57,11 +57,9 @@ def _warnings(name: str, report: dict[str, Any]) -> list[dict[str, str]]:
     """A warning if the suite's own answers do not all get the full score."""
     if not report["wrong"]:
         return []
-    share = f"{report['wrong']} of {report['checked']} checked rows"
-    example = (
-        f"the answer of row {report['line']}, {str(report['answer'])[:200]!r}, scores {report['score']:g}"
-    )
+    share, answer = f"{report['wrong']} of {report['checked']} checked rows", str(report["answer"])[:200]
     message = (
-        f"{name}: in {share} the task's own answer does not score 1: {example}. No completion may be able to."
+        f"{name}: in {share} the task's own answer does not score 1: the answer of row {report['line']}, "
+        f"{answer!r}, scores {report['score']:g}. Completions of such rows may not reach 1 either."
     )
     return [{"code": "own_answer_not_full", "message": message}]

@@ -101,6 +101,7 @@ def test_own_answers_that_do_not_score_1_are_a_warning(client: TestClient) -> No
     assert message.startswith(
         "dataset: in 5 of 5 checked rows the task's own answer does not score 1: the answer"
     )
+    assert message.endswith("Completions of such rows may not reach 1 either.")
 
 
 @on_sqlite
