@@ -165,7 +165,7 @@ class Files:
             message = f"model: {model!r} is not in the model catalogue (see GET /v1/models)."
             raise InvalidRequest(message, param="model", code="model_not_found")
         if entry.folder is None:
-            message = f"model: {entry.path} is not on this machine, so its tokens cannot be counted."
+            message = f"model: {model} is not on the service's machine, so its tokens cannot be counted."
             raise InvalidRequest(message, param="model", code="lengths_unchecked")
         try:
             return load_model_text(entry.folder)

@@ -28,7 +28,7 @@ def check_model(report: Report, job: JobCreate, entry: CatalogEntry | None) -> M
             report.problems.add("model", unknown_model(job.model), code="model_not_found")
         return None
     if entry.folder is None:
-        reason = f"{entry.path} is not on this machine"
+        reason = f"the model {entry.name} is not on the service's machine"
         report.warn("lengths_unchecked", f"Row lengths were not checked: {reason}.")
         return None
     with suppress(OSError):  # files that only the worker may read

@@ -111,3 +111,10 @@ def test_unknown_lengths_are_a_warning(client: TestClient, app: FastAPI) -> None
     report = validated(client, request(upload(client), model="hub"))
     assert report["valid"] is True
     assert [warning["code"] for warning in report["warnings"]] == ["lengths_unchecked"]
+
+
+def test_the_path_of_a_missing_folder_is_not_shown(client: TestClient, app: FastAPI) -> None:
+    app.state.catalog.file.write_text(json.dumps({"away": {"path": "/mnt/private/away"}}))
+    (warning,) = validated(client, request(upload(client), model="away"))["warnings"]
+    reason = "the model away is not on the service's machine"
+    assert warning["message"] == f"Row lengths were not checked: {reason}."
