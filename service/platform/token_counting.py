@@ -181,8 +181,8 @@ def _read_json(file: Path) -> dict[str, Any]:
 def _text(file: Path) -> str:
     try:
         return file.read_text("utf-8")
-    except OSError as error:
-        raise ModelTextError(f"{file.name} cannot be read: {error}") from error
+    except OSError as error:  # its text has the path
+        raise ModelTextError(f"{file.name} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise DamagedModelTextError(f"{file.name} cannot be read: {error}") from error
 

@@ -61,6 +61,19 @@ def test_a_template_that_is_not_text_cannot_be_read(tmp_path: Path) -> None:
         load_model_text(folder)
 
 
+def test_a_file_without_access_is_named_without_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_model(tmp_path)
+
+    def refused(path: Path, _encoding: str) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    with pytest.raises(ModelTextError, match=r"^\w+\.json cannot be read: Permission denied$"):
+        load_model_text(folder)
+
+
 def test_a_template_without_an_end_refuses_the_conversation(tmp_path: Path) -> None:
     folder = make_model(tmp_path)
     endless = "{% macro again(x) %}{{ again(x) }}{% endmacro %}{{ again(1) }}"
