@@ -108,14 +108,10 @@ def validate_job(body: JobCreate, principal: Reader, preflight: PreflightDep) ->
     """
     body, warnings = with_generated_files(preflight.files, principal, body)
     report = preflight.check(principal.tenant, body)
-    found = report.problems
-    problems = [
-        ProblemRead(param=one.param, message=one.message, alike=found.alike(one)) for one in found.found
-    ]
     return ValidationRead(
-        valid=not problems,
-        num_problems=found.total,
-        problems=problems,
+        valid=not report.problems.found,
+        num_problems=report.problems.total,
+        problems=[ProblemRead(**each) for each in report.problems.listed()],
         warnings=[*report.warnings, *warnings],
         rows=RowCounts(training=report.num_training_rows, validation=report.num_validation_rows),
         total_steps=report.total_steps,

@@ -53,10 +53,7 @@ class InvalidJob(InvalidRequest):
             f"{problems.total:,} problems: {in_short(problems)}" if problems.total > 1 else first.message
         )
         super().__init__(message, param=first.param, code=first.code)
-        self.problems = [
-            {"param": problem.param, "message": problem.message, "alike": problems.alike(problem)}
-            for problem in problems.found
-        ]
+        self.problems = problems.listed()
 
 
 def in_short(problems: Problems) -> str:

@@ -74,6 +74,10 @@ class Problems:
         """Number of problems of the same kind as `problem`, which must be one of `found`."""
         return self._by_kind[problem.kind]
 
+    def listed(self) -> list[dict[str, Any]]:
+        """Each problem in `found` as the API shows it."""
+        return [{"param": one.param, "message": one.message, "alike": self.alike(one)} for one in self.found]
+
 
 @dataclass(frozen=True)
 class Row:
