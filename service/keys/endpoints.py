@@ -89,7 +89,7 @@ def create_share(
 def list_shares(job_id: JobId, principal: Reader, shares: SharesDep) -> Page[ShareRead]:
     """Active links to the job, newest first, without their secrets."""
     found = shares.list(principal.tenant, job_id)
-    return page_of(found, max(1, len(found)))
+    return page_of(found, len(found))
 
 
 @router.delete(f"{SHARES}/{{share_id}}", tags=["fine-tuning"])

@@ -49,7 +49,7 @@ def create_export(
 def list_exports(job_id: JobId, principal: Reader, exports: ExportsDep) -> Page[ExportRead]:
     """All exports of the job, newest first."""
     found = exports.list(principal.tenant, job_id)
-    return page_of(found, max(1, len(found)))
+    return page_of(found, len(found))
 
 
 @router.get("/{export_id}")
