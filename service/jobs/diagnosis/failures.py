@@ -126,7 +126,7 @@ _CAUSES: dict[str, tuple[str, Callable[[Run], Change]]] = {
     "out_of_memory": ("The job does not fit the device, even with the smallest micro-batches.", _less_memory),
     "disk_full": ("The worker's disk, or the storage, is full.", _same),
     "ray_missing": ("The job needs several processes, and its worker cannot start them.", _same),
-    "environment_unreachable": ("The sessions of an environment fail, or its server is away.", _same),
+    "environment_unreachable": ("The sessions of an environment fail, or its server is unreachable.", _same),
     "endpoint_failed": ("A server that the job depends on did not respond.", _same),
     "spend_limit": ("The job reached its own limit of calls or cost.", _twice_the_limit),
     "policy_mismatch": ("The sampler did not serve the policy that was being trained.", _same),

@@ -61,7 +61,7 @@ def same_answer(run: Run) -> DiagnosisFinding | None:
     change: Change = {"field": "training_file"}
     if not_held_out(run):
         advice, change = "Read the held-out rollouts: they show what the grader pays for.", {}
-    elif reward_fell(run):  # the updates broke the policy, which says the same to everything
+    elif reward_fell(run):  # the updates broke the policy, so that it answers every prompt alike
         advice = "Read the held-out rollouts, then lower the learning rate as the other finding suggests."
         change = {}
     compared = [

@@ -40,7 +40,7 @@ change may contradict those of later rules, and would change what they observe."
 UNLESS_GOOD = MAIN[7:]
 """Observations that are worth knowing in a run that improves, and problems in any other."""
 QUESTIONS = frozenset({"longer_completions"})
-"""Information that explains a rising reward, and so precedes what else was observed."""
+"""Codes of information that explains a rising reward and is listed before other information."""
 OF_REINFORCEMENT: tuple[Rule, ...] = (
     rewards.grader_errors,
     rewards.failed_sessions,
@@ -96,7 +96,7 @@ def _summary(run: Run, found: list[DiagnosisFinding]) -> str:
         return found[0].cause + more
     if not run.step:
         return "No step is done yet."
-    doubts = [one.cause for one in found if one.code == "longer_completions"]
+    doubts = [one.cause for one in found if one.code in QUESTIONS]
     return (
         " ".join([good, *doubts]) if good else f"No problems found in {run.step} of {run.total_steps} steps."
     )

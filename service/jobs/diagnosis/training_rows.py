@@ -31,7 +31,7 @@ def few_training_rows(run: Run) -> DiagnosisFinding | None:
     missing = "" if is_measured else f", and {others} other prompts"
     rows = f"{run.num_rows} {'row' if run.num_rows == 1 else 'rows'}"
     cause = f"The training file has only {rows}, which the model may memorise{missing}."
-    advice = f"Train on more different rows: at least {MIN_TRAINING_ROWS}, better some hundreds."
+    advice = f"Train on more different rows: at least {MIN_TRAINING_ROWS}, preferably several hundred."
     if not is_measured:
         advice += f" Hold out at least {MIN_ROWS} others (validation_file)."
     evidence = [f"up to step {run.step}: training rows {run.num_rows}, held-out rows {held_out}"]
