@@ -137,7 +137,7 @@ def test_a_renewal_extends_the_lease(database: Database) -> None:
 STALE_WRITES: dict[str, Callable[[Session, str], object]] = {
     "renew": lambda session, job_id: queue.renew(session, job_id, 1, lease_seconds=60),
     "release": lambda session, job_id: queue.release(
-        session, job_id, 1, spend_failure=False, backoff_seconds=0, reason=""
+        session, job_id, 1, counts_as_failure=False, backoff_seconds=0, reason=""
     ),
     "finish": lambda session, job_id: queue.finish(session, job_id, 1, JobState.SUCCEEDED),
 }
@@ -204,12 +204,12 @@ def test_the_sweeper_completes_requests_of_dead_workers(
 def test_only_a_release_for_a_failure_is_counted(database: Database) -> None:
     job = claimed(database)
     with database.transaction() as session:
-        assert queue.release(session, job.id, 1, spend_failure=False, backoff_seconds=0, reason="drained")
+        assert queue.release(session, job.id, 1, counts_as_failure=False, backoff_seconds=0, reason="drained")
     row = read_job(database, job.id)
     assert (row.state, row.failures, row.lease_owner, row.lease_expires_at) == ("queued", 0, None, None)
     claim(database)
     with database.transaction() as session:
-        queue.release(session, job.id, 2, spend_failure=True, backoff_seconds=0, reason="engine died")
+        queue.release(session, job.id, 2, counts_as_failure=True, backoff_seconds=0, reason="engine died")
     assert read_job(database, job.id).failures == 1
 
 
@@ -226,7 +226,7 @@ def test_the_same_exception_ends_a_job_unless_there_was_a_checkpoint_in_between(
     database: Database, reason: str, place: str, failures: int, state: str
 ) -> None:
     def fail(fence: int, reason: str, place: str) -> None:
-        given = {"spend_failure": True, "backoff_seconds": 0, "evidence": (place,)}
+        given = {"counts_as_failure": True, "backoff_seconds": 0, "evidence": (place,)}
         failure = {"code": "engine_error", "message": reason}
         with database.transaction() as session:
             assert queue.release(session, job.id, fence, reason=reason, failure=failure, **given)

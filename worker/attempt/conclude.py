@@ -54,10 +54,10 @@ def _conclude(attempt: Attempt, ending: Ending) -> None:
             finish(attempt, JobState.PAUSED)
         case _, "drain":
             reason = "The worker is shutting down; another one continues the job."
-            release(attempt, reason, spend_failure=False)
+            release(attempt, reason, counts_as_failure=False)
         case _:
             evidence = public_lines(ending.log_tail)
-            release(attempt, describe(ending, evidence), spend_failure=True, evidence=evidence)
+            release(attempt, describe(ending, evidence), counts_as_failure=True, evidence=evidence)
 
 
 def fail(attempt: Attempt, failed: Failed) -> None:
@@ -65,7 +65,7 @@ def fail(attempt: Attempt, failed: Failed) -> None:
     message, evidence = mask_secrets(failed.message), tuple(map(mask_secrets, failed.evidence))
     failure = {"code": failed.code, "message": message, "hint": failed.hint, "evidence": list(evidence)}
     if failed.code == EngineError.code:
-        release(attempt, message, spend_failure=True, evidence=evidence, failure=failure)
+        release(attempt, message, counts_as_failure=True, evidence=evidence, failure=failure)
     else:
         finish(attempt, JobState.FAILED, failure)
 
@@ -76,17 +76,19 @@ def conclude_error(attempt: Attempt, error: Exception, error_id: str) -> None:
         case Refused():
             finish(attempt, JobState.FAILED, error.failure)
         case Unavailable():
-            release(attempt, error.message, spend_failure=True)
+            release(attempt, error.message, counts_as_failure=True)
         case StorageError() | CatalogError():
             release_unstored(attempt, "The job's files were not fetched", error)
         case ClusterLost():
             # a private cluster is part of this machine, so if it never starts, the job must end
             is_private = attempt.worker.settings.launcher == "local"
-            release(attempt, mask_secrets(str(error)), spend_failure=is_private, backoff=True)
+            release(attempt, mask_secrets(str(error)), counts_as_failure=is_private, backoff=True)
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             finish(attempt, JobState.FAILED, DISK_FULL.failure)
         case _:
-            release(attempt, f"{_cause(error)} (id {error_id}); see the worker's log.", spend_failure=True)
+            release(
+                attempt, f"{_cause(error)} (id {error_id}); see the worker's log.", counts_as_failure=True
+            )
 
 
 def describe(ending: Ending, evidence: tuple[str, ...]) -> str:
@@ -120,32 +122,32 @@ def release_unstored(attempt: Attempt, what: str, error: StorageError | CatalogE
     """Requeue the job. Denied access and a missing object count as a failure, so that retries end; an outage
     does not."""
     is_failure = isinstance(error, StorageDenied | ObjectMissing)
-    release(attempt, f"{what}: {error.public}.", spend_failure=is_failure)
+    release(attempt, f"{what}: {error.public}.", counts_as_failure=is_failure)
 
 
 def release(
     attempt: Attempt,
     reason: str,
     *,
-    spend_failure: bool,
+    counts_as_failure: bool,
     backoff: bool = False,
     evidence: tuple[str, ...] = (),
     failure: dict[str, Any] | None = None,
 ) -> None:
     """Requeue the job, if the queue allows another attempt. Raises Lost.
 
-    `spend_failure`: count the attempt as a failure. `backoff`: delay the next attempt even without a failure.
+    `backoff`: delay the next attempt even without a failure.
     """
     job, settings = attempt.job, attempt.worker.settings
-    if spend_failure:
+    if counts_as_failure:
         attempt.worker.gpu_check.try_again(attempt.gpus.names)
     attempt.write(
         lambda session: queue.release(
             session,
             job.id,
             job.fence,
-            spend_failure=spend_failure,
-            backoff_seconds=settings.retry_backoff_seconds if spend_failure or backoff else 0.0,
+            counts_as_failure=counts_as_failure,
+            backoff_seconds=settings.retry_backoff_seconds if counts_as_failure or backoff else 0.0,
             reason=reason,
             max_failures=settings.max_attempts_without_checkpoint,
             evidence=evidence,

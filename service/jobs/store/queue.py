@@ -85,7 +85,7 @@ def release(
     job_id: str,
     fence: int,
     *,
-    spend_failure: bool,
+    counts_as_failure: bool,
     backoff_seconds: float,
     reason: str,
     max_failures: int = 3,
@@ -94,7 +94,7 @@ def release(
 ) -> bool:
     """Requeue the job, or cancel or pause it if that was requested meanwhile. False: the fence is stale.
 
-    Each failure (`spend_failure`) doubles the backoff. The `max_failures`-th in a row without a new
+    Each counted failure doubles the backoff. The `max_failures`-th in a row without a new
     checkpoint ends the job as `poisoned`. `failure`: an exception of the engine, with the same `reason` and
     `evidence`. It ends the job if the previous attempt ended with the same exception and there was no new
     checkpoint.
@@ -104,7 +104,7 @@ def release(
         return False
     if failure is not None and job.failures and _is_repeated(session, job_id, reason, evidence):
         return finish(session, job_id, fence, JobState.FAILED, failure=failure)
-    budget = max_failures if spend_failure else None
+    budget = max_failures if counts_as_failure else None
     end_attempt(session, job, reason, budget, backoff_seconds, fence, evidence)
     return True
 

@@ -80,7 +80,9 @@ def test_attempts_and_expired_leases_are_counted_and_never_go_back(
 ) -> None:
     job = claimed(database)
     with database.transaction() as session:
-        queue.release(session, job.id, job.fence, spend_failure=False, backoff_seconds=0, reason="drained")
+        queue.release(
+            session, job.id, job.fence, counts_as_failure=False, backoff_seconds=0, reason="drained"
+        )
     assert claim(database) is not None
     with database.transaction() as session:
         session.execute(update(Job).values(lease_expires_at=db_now() - 1))

@@ -113,7 +113,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(job_id=jobs, whose=WHOSE, is_failure=st.booleans(), backoff=SECONDS)
     def release(self, job_id: str, whose: str, is_failure: bool, backoff: float) -> None:
         def write(session: Session, job: ModelJob, fence: int) -> Any:
-            given: dict[str, Any] = {"spend_failure": is_failure, "backoff_seconds": backoff}
+            given: dict[str, Any] = {"counts_as_failure": is_failure, "backoff_seconds": backoff}
             return queue.release(session, job_id, fence, reason="", max_failures=MAX_FAILURES, **given)
 
         answer, fence = self.fenced(job_id, whose, write)
