@@ -80,7 +80,7 @@ class Worker:
     """Set by SIGTERM. The worker then claims no more jobs and releases the running one after a checkpoint."""
     capabilities: Capabilities = field(default_factory=of_this_machine)
     """Capabilities of this machine; jobs that need others are left to other workers."""
-    denied: threading.Event = field(default_factory=threading.Event)
+    blocked: threading.Event = field(default_factory=threading.Event)
     """Set if the storage denies access, or if it or the models are not mounted, so that this worker does not
     fail job after job."""
     obstacle: Obstacle = field(default_factory=Obstacle)
@@ -121,9 +121,9 @@ class Worker:
             lacks_models = self.lacks_models()
         except CatalogError as error:
             return str(error)
-        if self.denied.is_set() and is_usable(self.storage) and not lacks_models:
-            self.denied.clear()
-        return "storage or models cannot be used, or are not mounted" if self.denied.is_set() else None
+        if self.blocked.is_set() and is_usable(self.storage) and not lacks_models:
+            self.blocked.clear()
+        return "storage or models cannot be used, or are not mounted" if self.blocked.is_set() else None
 
     def lacks_models(self) -> bool:
         """Whether no base model is on this machine. Raises CatalogError."""
@@ -254,11 +254,11 @@ class Attempt:
                 return action()
             except ObjectMissing:
                 if self.worker.storage.is_unmounted():
-                    self.worker.denied.set()
+                    self.worker.blocked.set()
                 raise
             except StorageDenied as error:
                 logger.error("storage denies access", job=self.job.id, error=str(error))
-                self.worker.denied.set()
+                self.worker.blocked.set()
                 raise
             except StorageFull as error:
                 logger.warning("storage full", error=str(error))

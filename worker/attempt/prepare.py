@@ -158,7 +158,7 @@ def _model_source(attempt: Attempt) -> ModelSource:
         return fetch_weights(parts, job.model, ".", download, is_here=worker.settings.launcher == "local")
     except WeightsMissing as gone:
         if worker.lacks_models():
-            worker.denied.set()
+            worker.blocked.set()
             raise NoModels(str(gone)) from gone
         raise Refused("model_not_found", str(gone), gone.hint) from gone
 
