@@ -50,7 +50,7 @@ class LogStream:
             self._try()
             self._due_at = monotonic() + STORE_SECONDS
 
-    def finish(self) -> None:
+    def close(self) -> None:
         """Store the rest after the end of the processes, retried during an outage. Raises Lost.
 
         If the lease outlives its own limit for outages, only the log cannot be stored: the rest is dropped.

@@ -5,6 +5,7 @@ engine are errors of the infrastructure. Except for `Refused` and a full disk, t
 the job is retried with backoff.
 """
 
+from contextlib import closing
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -57,6 +58,41 @@ def run_job(worker: Worker, engines: WarmPool | None = None) -> bool:
     return True
 
 
+def run_attempt(attempt: Attempt, engines: WarmPool) -> None:
+    """Run the engine in its own directory and record its end, or the error. Raises Lost."""
+    try:
+        clean_up(attempt.worker.settings.runs_dir)
+        with run_directory(attempt.folder):
+            run_engine(attempt, engines)
+    except Lost:
+        raise
+    except Exception as error:
+        error_id = new_id("err")
+        if not isinstance(error, Refused | ClusterLost):
+            logger.exception("attempt ended by an error", error_id=error_id)
+        conclude_error(attempt, error, error_id)
+
+
+def run_engine(attempt: Attempt, engines: WarmPool) -> None:
+    """Reserve, download the model, prepare, start, follow, conclude. Raises Lost."""
+    with reserved_place(attempt, engines) as place:
+        attempt = replace(attempt, place=place)
+        with closing(LogStream(attempt)) as log:
+            ending = await_place(attempt, place) or await_model(attempt)
+            ending = ending or follow_engine(attempt, place, engines, log)
+        conclude(attempt, ending)
+
+
+def follow_engine(attempt: Attempt, place: Place, engines: WarmPool, log: LogStream) -> Ending:
+    """Prepare, start, follow. Once this engine trains, the next job's engine is warmed up. Raises Lost."""
+    prepare(attempt)
+    fault_point("job.prepared")
+    with closing(place.start()) as engine:
+        fault_point("engine.spawned")
+        attempt.lease.guard(engine)
+        return follow(attempt, engine, log, on_step=engines.warm_up)
+
+
 def log_fields(worker: Worker, job: ClaimedJob) -> dict[str, Any]:
     """Fields of each log line of an attempt."""
     claimed = {"tenant": job.tenant, "job": job.id, "attempt": job.attempt, "fence": job.fence}
@@ -66,7 +102,7 @@ def log_fields(worker: Worker, job: ClaimedJob) -> dict[str, Any]:
 def claim(worker: Worker, gpus: Reservation) -> tuple[ClaimedJob, float] | None:
     """Claim a job, with a lease and a new fence, and reduce the reservation to its GPUs.
 
-    Returns the job and the monotonic time before the claim, which follows the trial of the GPUs. None: the
+    Returns the job and the monotonic time just before the claim, after the trial of the GPUs. None: the
     reserved GPUs suffice for no queued job, or this worker may not claim.
     """
     settings, usable = worker.settings, worker.gpu_check.working(gpus)
@@ -91,44 +127,3 @@ def claim(worker: Worker, gpus: Reservation) -> tuple[ClaimedJob, float] | None:
     wanted = sum(job.resources.get(name, 0) for name in ("gpus", "sampler_gpus"))
     gpus.keep(usable[: wanted or job.required_gpus or settings.runtime.ranks])
     return job, claimed_at
-
-
-def run_attempt(attempt: Attempt, engines: WarmPool) -> None:
-    """Run the engine in its own directory and record its end, or the error. Raises Lost."""
-    try:
-        clean_up(attempt.worker.settings.runs_dir)
-        with run_directory(attempt.folder):
-            run_engine(attempt, engines)
-    except Lost:
-        raise
-    except Exception as error:
-        error_id = new_id("err")
-        if not isinstance(error, Refused | ClusterLost):
-            logger.exception("attempt ended by an error", error_id=error_id)
-        conclude_error(attempt, error, error_id)
-
-
-def run_engine(attempt: Attempt, engines: WarmPool) -> None:
-    """Reserve, download the model, prepare, start, follow, conclude. Raises Lost."""
-    with reserved_place(attempt, engines) as place:
-        attempt = replace(attempt, place=place)
-        log = LogStream(attempt)
-        try:
-            ending = await_place(attempt, place) or await_model(attempt)
-            ending = ending or follow_engine(attempt, place, engines, log)
-        finally:
-            log.finish()
-        conclude(attempt, ending)
-
-
-def follow_engine(attempt: Attempt, place: Place, engines: WarmPool, log: LogStream) -> Ending:
-    """Prepare, start, follow. Once this engine trains, the next job's engine is warmed up. Raises Lost."""
-    prepare(attempt)
-    fault_point("job.prepared")
-    engine = place.start()
-    try:
-        fault_point("engine.spawned")
-        attempt.lease.guard(engine)
-        return follow(attempt, engine, log, on_step=engines.warm_up)
-    finally:
-        engine.close()
