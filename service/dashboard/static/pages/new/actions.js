@@ -47,8 +47,7 @@ export function actions(draft, form, signal) {
     const check = `Check reads every row${draft.type === "supervised" ? "" : " and tests the grader"}.`;
     hint.textContent = probe.hidden ? check : `${check} Probe samples a few prompts before training.`;
   };
-  draft.listen(allowProbe);
-  allowProbe();
+  draft.watch(allowProbe);
   const [json, complaint] = jsonArea(draft, null, { rows: 22, id: "new-json", "aria-label": "Request as JSON" });
   return el("aside", { class: "actions-column stack", "aria-label": "Check and start" },
     el("div", { class: "panel stack" },

@@ -79,7 +79,7 @@ function ownGrader({ rule, source, ...grader }) {
   return rule ? { ...grader, type: rule } : source === undefined ? grader : { ...grader, source };
 }
 
-// The listener is called after every change.
+// `listen(f)`: calls f after every change; `watch(f)`: also at once.
 export function draftOf(body) {
   const listeners = [];
   const notify = () => {
@@ -92,6 +92,10 @@ export function draftOf(body) {
     likely: "numeric", // the rule that fits the reference of the first row
     preset: null, // the grader of the chosen task, for rows with a field `answer`
     listen: (listener) => listeners.push(listener),
+    watch(listener) {
+      draft.listen(listener);
+      listener();
+    },
     get type() { return draft.body.method?.type; },
     get: (path) => path.split(".").reduce((value, name) => value?.[name], draft.body),
     set(path, value) {

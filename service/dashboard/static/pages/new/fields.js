@@ -77,8 +77,7 @@ export function jsonArea(draft, param, props) {
     }
   });
   control.addEventListener("blur", () => "unread" in control.dataset || write());
-  draft.listen(write);
-  write();
+  draft.watch(write);
   return [control, complaint];
 }
 
@@ -88,8 +87,7 @@ function tied(draft, param, control, { read, write, event = "input" }) {
     if (value !== draft.get(param) && !Number.isNaN(value)) draft.set(param, value);
   });
   const refresh = () => document.activeElement !== control && write(draft.get(param));
-  draft.listen(refresh);
-  write(draft.get(param));
+  draft.watch(refresh);
   return control;
 }
 

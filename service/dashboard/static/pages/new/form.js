@@ -81,8 +81,7 @@ export function methodParts(draft, models, signal) {
         shown === "reinforcement" && taskField(draft), graderForm(draft, grader), graderTrial(draft, grader, signal)))]),
       settingsPart(draft, shown, (id) => models.find((model) => model.id === id)?.fits?.full ?? null));
   };
-  draft.listen(draw);
-  draw();
+  draft.watch(draw);
   return box;
 }
 

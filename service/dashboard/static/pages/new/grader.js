@@ -102,8 +102,7 @@ function measure(draft, param) {
   const box = field(param, "Measure", "Score from 0 to 1.", select(draft, param, Object.entries(MEASURES).map(([name, [label]]) => [name, label])));
   const hint = box.querySelector(".hint");
   const draw = () => { hint.textContent = `${MEASURES[draft.get(param)]?.[1] ?? ""} Score from 0 to 1.`.trim(); };
-  draft.listen(draw);
-  draw();
+  draft.watch(draw);
   return box;
 }
 
@@ -186,8 +185,7 @@ export function graderForm(draft, at, { isPart = false } = {}) {
   const json = field(`${at}`, "Grader as JSON", null, ...jsonArea(draft, at, { rows: 8 }));
   const details = el("details", {}, el("summary", {}, "JSON, all options"), json);
   box.append(field(`${at}.type`, "Grader", null, kind), parts, details);
-  draft.listen(draw);
-  draw();
+  draft.watch(draw);
   return box;
 }
 
@@ -217,8 +215,7 @@ function multiParts(draft, at, { form, first }) {
     draft.set(`${at}.${FORMULA}`, formula ? `${formula} + ${name}` : name);
     document.getElementById(idOf(`${at}.graders.${name}.type`))?.focus();
   };
-  draft.listen(draw);
-  draw();
+  draft.watch(draw);
   return [list, el("div", { class: "row" }, button("Add a grader", add)),
     field(`${at}.${FORMULA}`, "Formula", "The reward, from the names of the graders. For example, 0.8 * correct + 0.2 * style.",
       input(draft, `${at}.${FORMULA}`))];

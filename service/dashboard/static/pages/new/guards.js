@@ -24,8 +24,7 @@ export function guardsPart(draft, at) {
     if (JSON.stringify(read(rules) ?? ALL) === JSON.stringify(given)) return;
     for (const [watch, rule] of rules) rule.show(given.filter((guard) => guard.watch === watch));
   };
-  draft.listen(write);
-  write();
+  draft.watch(write);
   return el("fieldset", { class: "guards", "data-param": at },
     el("legend", {}, "Guards"),
     el("p", { class: "hint" }, "What happens when a value passes its threshold for some steps in a row. Empty = the default."),

@@ -48,8 +48,7 @@ export function heldOutParts(draft, files, signal, use) {
   });
   const chosen = field("held_out", "Held-out rows", HINT, way);
   const hint = chosen.querySelector(".hint");
-  draft.listen(draw);
-  draw();
+  draft.watch(draw);
   return [chosen, split, file];
 }
 
@@ -87,8 +86,7 @@ function splitField(draft) {
     amount.value = unit.value === "%" ? 10 : 50;
     read();
   });
-  draft.listen(write);
-  write();
+  draft.watch(write);
   const box = field("validation_split", "Held-out part", "Drawn with the seed. Rows with the same prompt stay together.", amount);
   const together = el("div", { class: "row split-amount" });
   amount.before(together);

@@ -34,8 +34,7 @@ export function firstRowPart(draft, known, use, signal) {
     draw();
     if (row) suit(draft, row);
   };
-  draft.listen(peek);
-  peek();
+  draft.watch(peek);
   return [box, fields];
 }
 

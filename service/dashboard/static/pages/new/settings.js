@@ -84,8 +84,7 @@ function weightsFields(draft, at, rank, fitsFull) {
     box.querySelector(".hint").textContent = isFull ? `${FULL_HINT}${FITS[fitsFull(draft.body.model)] ?? ""}` : ADAPTER_HINT;
     rank.hidden = isFull;
   };
-  draft.listen(draw);
-  draw();
+  draft.watch(draw);
   return [box, rank];
 }
 
@@ -109,8 +108,7 @@ function metadataPart(draft) {
     list.replaceChildren();
     for (const pair of [...Object.entries(given), ["", ""]].slice(0, MOST_PAIRS)) list.append(row(...pair));
   };
-  draft.listen(write);
-  write();
+  draft.watch(write);
   return el("fieldset", { "data-param": "metadata" }, el("legend", {}, "Metadata"), list,
     el("p", { class: "hint" }, "Shown with the job, for example team and maths. Clear a key to remove it."),
     el("p", { class: "problem small", id: "new-metadata-problem" }));

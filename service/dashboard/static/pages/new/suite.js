@@ -28,8 +28,7 @@ export function rowsParts(draft, file, signal) {
   };
   way.addEventListener("change", () => choose(draft, way.value === "suite"));
   if (draft.body.dataset) draft.guessed = "reasoning_gym";
-  draft.listen(draw);
-  draw();
+  draft.watch(draw);
   return [field("rows_from", "Rows from", null, way), ...suite, ...file];
 }
 
