@@ -1,13 +1,14 @@
-// A chat request and its streamed response. Boundary: HTTP and server-sent events; no elements.
+// A chat request and its streamed response. Boundary: HTTP; no elements.
 
 import { ApiError, request } from "./api.js";
+import { eventsOf } from "./stream.js";
 
 const CHAT = "/v1/chat/completions";
 const TEXT = "/v1/completions";
 
 // Sends the request and calls `onText(piece)` for each piece of the response. → {reason: "stop"|"length", usage}
-// wanted: {model, prompt, system, turns, isPlain, temperature, maxTokens, seed}; `turns`: the earlier {prompt, text}. Throws ApiError, possibly after some
-// pieces, or AbortError when `signal` fires.
+// wanted: {model, prompt, system, turns, isPlain, temperature, maxTokens, seed}; `turns`: the earlier {prompt, text}.
+// Throws ApiError, possibly after some pieces, or AbortError when `signal` fires.
 export async function streamChat(wanted, { signal, onText }) {
   const settings = {
     model: wanted.model, temperature: wanted.temperature, max_tokens: wanted.maxTokens, seed: wanted.seed,
@@ -18,7 +19,7 @@ export async function streamChat(wanted, { signal, onText }) {
     : { ...settings, messages: messagesOf(wanted) };
   const response = await request(wanted.isPlain ? TEXT : CHAT, { method: "POST", body, signal });
   const answer = { reason: null, usage: null };
-  for await (const chunk of chunksOf(response.body)) {
+  for await (const chunk of chunksOf(response.body, signal)) {
     if (chunk.error) throw new ApiError({ status: 503, ...chunk.error });
     const [choice] = chunk.choices;
     const piece = choice?.delta?.content ?? choice?.text;
@@ -37,26 +38,12 @@ function messagesOf({ system, turns, prompt }) {
 }
 
 // The stream's documents up to `[DONE]`; without it the stream was cut off.
-async function* chunksOf(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  try {
-    for (;;) {
-      const { done, value } = await reader.read();
-      if (done) throw cutOff();
-      const lines = (rest + value).split(/\r?\n/);
-      rest = lines.pop();
-      for (const line of lines.filter((one) => one.startsWith("data:"))) {
-        const data = line.slice(5).trim();
-        if (data === "[DONE]") return;
-        yield JSON.parse(data);
-      }
-    }
-  } catch (error) {
-    throw error instanceof TypeError ? cutOff() : error; // what fetch throws when the connection is lost
-  } finally {
-    reader.cancel().catch(() => {}); // it may have failed already, and that error is being thrown
+async function* chunksOf(body, signal) {
+  for await (const { data } of eventsOf(body, (error) => (signal.aborted ? error : cutOff()))) {
+    if (data === "[DONE]") return;
+    yield JSON.parse(data);
   }
+  throw cutOff();
 }
 
 function cutOff() {
