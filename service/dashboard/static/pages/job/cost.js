@@ -1,6 +1,6 @@
 // A job's expected and actual cost.
 
-import { bytes, duration, el, number, section } from "../../dom.js";
+import { bytes, duration, el, number, section, table } from "../../dom.js";
 
 const ROWS = [
   ["Steps", "steps", number],
@@ -13,12 +13,12 @@ const ROWS = [
 // Empty for a job without an estimate.
 export function cost(job) {
   if (!job.estimate) return [];
-  const cell = (text) => el("td", {}, text);
-  return [section("Cost and estimate", el("div", { class: "panel flush scroll" }, el("table", { class: "list" },
-    el("thead", {}, el("tr", {}, ["Measure", "Expected", job.finished_at ? "Actual" : "So far"].map((name) => el("th", { scope: "col" }, name)))),
-    el("tbody", {}, ROWS.map(([label, name, unit]) => el("tr", {}, el("th", { scope: "row" }, label),
-      cell(name === "seconds" ? expectedTime(job.estimate) : between(job.estimate[name], unit)), cell(shown(job.actual?.[name], unit)))))),
-  job.actual?.machine && el("p", { class: "hint" }, `On ${job.actual.machine}.`)))];
+  const columns = ["Measure", "Expected", job.finished_at ? "Actual" : "So far"];
+  const rows = ROWS.map(([label, name, unit]) => el("tr", {}, el("th", { scope: "row" }, label),
+    el("td", {}, name === "seconds" ? expectedTime(job.estimate) : between(job.estimate[name], unit)),
+    el("td", {}, shown(job.actual?.[name], unit))));
+  return [section("Cost and estimate", table("Expected and actual cost", columns, rows),
+    job.actual?.machine && el("p", { class: "hint" }, `On ${job.actual.machine}.`))];
 }
 
 // "about 40 s, from 3 earlier runs with this model on host", or that it is unknown.

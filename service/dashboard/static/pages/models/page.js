@@ -3,7 +3,7 @@
 import { styled } from "../../address.js";
 import { can } from "../../access.js";
 import { get } from "../../api.js";
-import { ago, el, empty, heading, loading, number, section } from "../../dom.js";
+import { ago, el, empty, heading, loading, number, section, table } from "../../dom.js";
 import { modelName, namesOfJobs } from "../../job_names.js";
 import { waysToAdd } from "./adding.js";
 
@@ -26,9 +26,9 @@ async function draw(box, names, signal) {
   const base = data.filter((model) => !model.job_id);
   const tuned = data.filter((model) => model.job_id);
   box.replaceChildren(
-    section("Base models", base.length ? list("Base models", base, names) : none("No model yet", "Add one as shown below.")),
+    section("Base models", base.length ? list("Base models, by name", base, names) : none("No model yet", "Add one as shown below.")),
     section("Your fine-tuned models", tuned.length
-      ? list("Fine-tuned models", tuned, names)
+      ? list("Fine-tuned models, newest first", tuned, names)
       : none("No fine-tuned model yet", "A job that succeeds makes one.")),
     section("Add a model", waysToAdd({ hub: hub && can.write, added: () => draw(box, names, signal), signal })));
 }
@@ -39,18 +39,11 @@ function none(title, hint) {
   return box;
 }
 
-// The roles keep the table a table for screen readers when a phone shows its rows as blocks.
-function list(caption, models, names) {
-  return el("div", { class: "panel flush scroll" }, el("table", { class: "list models", role: "table" },
-    el("caption", { class: "unseen" }, caption),
-    el("thead", { role: "rowgroup" }, el("tr", { role: "row" },
-      COLUMNS.map((name) => el("th", { scope: "col", role: "columnheader" }, name)))),
-    el("tbody", { role: "rowgroup" }, models.map((model) => row(model, names)))));
-}
+const list = (caption, models, names) => table(caption, COLUMNS, models.map((model) => row(model, names)), "models");
 
 function row(model, names) {
-  return el("tr", { role: "row" },
-    el("td", { role: "cell", class: "name" }, model.parent ? named(model, names) : model.id),
+  return el("tr", {},
+    el("td", { class: "name" }, model.parent ? named(model, names) : model.id),
     cell(size(model.size_bytes)),
     cell(model.context_length ? `${number(model.context_length, 7)} tokens` : UNKNOWN),
     cell(model.family ?? UNKNOWN),
@@ -60,8 +53,7 @@ function row(model, names) {
 }
 
 // A phone leaves out unknown facts.
-const cell = (content) =>
-  el("td", { role: "cell", class: content === UNKNOWN ? "unknown" : "fact" }, content);
+const cell = (content) => el("td", { class: content === UNKNOWN ? "unknown" : "fact" }, content);
 
 // The job's name, and below it the id that requests use.
 function named(model, names) {
