@@ -146,6 +146,14 @@ export function openDialog(title, content, closed) {
   return dialog;
 }
 
+// A text in a modal dialog with a button that closes it.
+export function showMessage(title, text) {
+  const dialog = openDialog(title, [
+    el("p", { role: "alert" }, text),
+    el("div", { class: "actions" }, button("Close", () => dialog.close(), { autofocus: true })),
+  ]);
+}
+
 // A yes-or-no question in a modal dialog. → whether the answer was yes.
 export function confirmed(question, { detail, yes, no, kind = "danger" }) {
   return new Promise((resolve) => {

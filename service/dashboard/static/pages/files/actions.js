@@ -1,7 +1,7 @@
 // Rename and delete: dialogs and requests that the list and a file's page share.
 
 import { patch, remove } from "../../api.js";
-import { announce, button, confirmed, el, field, openDialog } from "../../dom.js";
+import { announce, button, confirmed, el, field, openDialog, showMessage } from "../../dom.js";
 
 export const filePath = (id) => `/v1/files/${encodeURIComponent(id)}`;
 
@@ -45,13 +45,6 @@ async function deleted(file, signal, onDeleted) {
     announce(`${file.filename} deleted`);
     onDeleted();
   } catch (error) {
-    if (!signal.aborted) refused(file, error);
+    if (!signal.aborted) showMessage(`${file.filename} was not deleted`, error.message);
   }
-}
-
-function refused(file, error) {
-  const dialog = openDialog(`${file.filename} was not deleted`, [
-    el("p", { role: "alert" }, error.message),
-    el("div", { class: "actions" }, button("Close", () => dialog.close(), { autofocus: true })),
-  ]);
 }

@@ -1,7 +1,7 @@
 // The dialog that changes a job's name, notes, tags and archiving, and deletes it.
 // `editJob(job, {changed, deleted})` is all that other pages need.
 
-import { announce, button, confirmed, el, field, openDialog } from "../../dom.js";
+import { announce, button, confirmed, el, field, openDialog, showMessage } from "../../dom.js";
 import { jobPath, patch, remove } from "../../api.js";
 import { isOver, jobName } from "../../job_parts.js";
 
@@ -50,7 +50,7 @@ export async function deleteJobs(jobs) {
     announce(`${subject} deleted`);
     return true;
   } catch (error) {
-    await confirmed("Not deleted", { detail: error.message, yes: "OK", no: "Close", kind: "" });
+    showMessage("Not deleted", error.message);
     return false;
   }
 }

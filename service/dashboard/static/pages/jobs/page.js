@@ -3,7 +3,7 @@
 import { styled } from "../../address.js";
 import { can } from "../../access.js";
 import { JOBS, jobPath, paged, patch, pause } from "../../api.js";
-import { announce, button, confirmed, counted, el, empty, failed, heading, loading, moreButton } from "../../dom.js";
+import { announce, button, counted, el, empty, failed, heading, loading, moreButton, showMessage } from "../../dom.js";
 import { isOver } from "../../job_parts.js";
 import { deleteJobs, editJob } from "../job/edit.js";
 import { Filters } from "./filters.js";
@@ -226,7 +226,7 @@ class JobList {
       for (const job of jobs) await patch(jobPath(job.id), { archived });
       announce(`${counted(jobs.length, "job")} ${archived ? "archived" : "restored"}`);
     } catch (error) {
-      await confirmed("Not archived", { detail: error.message, yes: "OK", no: "Close", kind: "" });
+      showMessage("Not archived", error.message);
     }
     await this.refresh();
   }
