@@ -1,15 +1,13 @@
 // The change of a job's held-out reward or loss, as tables show it: sign, tone, and whether it is significant.
 
-import { decimals, el } from "./dom.js";
-
-const isNumber = (value) => value !== null && value !== undefined;
+import { decimals, el, isPresent } from "./dom.js";
 
 // → {text, detail, tone: good | bad | unclear, difference}; null without a comparison with the start.
 export function changeOf(job) {
   const { difference, low, high } = job.eval.verdict ?? {};
-  if (!isNumber(difference)) return null;
+  if (!isPresent(difference)) return null;
   const text = signed(difference);
-  if (!isNumber(low) || !isNumber(high)) return { text, detail: "no interval", tone: "unclear", difference };
+  if (!isPresent(low) || !isPresent(high)) return { text, detail: "no interval", tone: "unclear", difference };
   const tone = low > 0 ? "good" : high < 0 ? "bad" : "unclear";
   const interval = `${decimals(low)} to ${decimals(high)}`;
   return { text, detail: tone === "unclear" ? "not significant" : interval, interval, tone, difference };

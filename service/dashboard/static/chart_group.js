@@ -1,6 +1,6 @@
 // Charts that share their settings (kept in this browser), their zoom, and the step under the pointer.
 
-import { button, el } from "./dom.js";
+import { button, el, isPresent } from "./dom.js";
 
 const STORED = "grpo.charts";
 const DEFAULTS = { smoothing: 0, isLog: false };
@@ -69,7 +69,7 @@ export function smoothed(values, weight) {
   if (!weight) return values;
   let sum = 0, count = 0;
   return values.map((value) => {
-    if (value === null || value === undefined) return value;
+    if (!isPresent(value)) return value;
     sum = weight * sum + (1 - weight) * value;
     count += 1;
     return sum / (1 - weight ** count);

@@ -1,6 +1,6 @@
 // A chart's series with their values, and the line at the step under the pointer.
 
-import { el, number } from "./dom.js";
+import { el, isPresent, number } from "./dom.js";
 
 // The names are buttons that hide a series; a single series has a value only. → {root, hidden, update, showAt}
 export function legend(format, redraw) {
@@ -34,8 +34,6 @@ export function legend(format, redraw) {
   };
   return { root, hidden, update, showAt };
 }
-
-const isPresent = (value) => value !== null && value !== undefined;
 
 // A vertical line at a step of the group, drawn over the plot; it follows the pointer and reports zooms.
 // → {steps, listen(): once plotly has drawn, show(step or null)}

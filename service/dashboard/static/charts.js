@@ -6,7 +6,7 @@
 
 import { ChartGroup, smoothed, within } from "./chart_group.js";
 import { legend, markerOf } from "./chart_legend.js";
-import { el, number, svg, table } from "./dom.js";
+import { el, isPresent, number, svg, table } from "./dom.js";
 import { vendored } from "./vendor.js";
 
 const coarse = window.matchMedia("(pointer: coarse)");
@@ -188,7 +188,7 @@ const formatOf = (options) => options.format ?? ((value) => number(value));
 function described(series, options) {
   const format = formatOf(options);
   const sentences = series.map((one) => {
-    const values = one.y.filter((y) => y !== null && y !== undefined);
+    const values = one.y.filter(isPresent);
     if (!values.length) return `${one.name}: no values.`;
     const [low, high] = [Math.min(...values), Math.max(...values)].map(format);
     return `${one.name}: ${values.length} values, first ${format(values[0])}, last ${format(values.at(-1))}, ` +
@@ -240,7 +240,7 @@ function onTheme(root, draw) {
 // Values (missing ones are skipped) → a small <svg> with `label` for screen readers.
 export function sparkline(values, label) {
   const [width, height] = [120, 28];
-  const present = values.filter((value) => value !== null && value !== undefined);
+  const present = values.filter(isPresent);
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "sparkline", role: "img", "aria-label": label });
   if (!present.length) return root;
   const [low, high] = [Math.min(...present), Math.max(...present)];

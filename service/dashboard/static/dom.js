@@ -6,6 +6,8 @@ import { inWords, settingLabel } from "./labels.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
+export const isPresent = (value) => value !== null && value !== undefined;
+
 // el("button", {class: "primary", onclick: f, "aria-label": "…"}, "text", child, [more], null)
 // `on…` are listeners, booleans are set or left out, `style` is an object; everything else is an attribute.
 export function el(tag, props, ...children) {
@@ -18,12 +20,12 @@ export function svg(tag, props, ...children) {
 
 function fill(element, props, children) {
   for (const [name, value] of Object.entries(props ?? {})) {
-    if (value === undefined || value === null || value === false) continue;
+    if (!isPresent(value) || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "style") for (const [rule, set] of Object.entries(value)) element.style.setProperty(rule, set);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...children.flat(Infinity).filter((child) => isPresent(child) && child !== false));
   return element;
 }
 
@@ -170,7 +172,7 @@ export function confirmed(question, { detail, yes, no, kind = "danger" }) {
 
 // At most four significant digits; an exponent for very small and very large numbers.
 export function number(value, digits = 4) {
-  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (!isPresent(value) || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2).replace("e", " e").replaceAll("-", "−");
   const rounded = Number(value.toPrecision(digits));
@@ -189,7 +191,7 @@ export function decimals(value) {
   return Number.isFinite(value) && size < 1000 && (size >= 1e-3 || size === 0) ? value.toFixed(3).replace("-", "−") : number(value);
 }
 
-export const percent = (value) => (value === null || value === undefined ? "–" : `${number(100 * value, 3)} %`);
+export const percent = (value) => (isPresent(value) ? `${number(100 * value, 3)} %` : "–");
 
 export function bytes(count) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -199,7 +201,7 @@ export function bytes(count) {
 }
 
 export function duration(seconds) {
-  if (seconds === null || seconds === undefined) return "–";
+  if (!isPresent(seconds)) return "–";
   if (seconds > 0 && seconds < 1e-3) return "< 1 ms";
   if (seconds < 10) return `${number(seconds, 2)} s`;
   if (seconds < 59.5) return `${Math.round(seconds)} s`;

@@ -1,6 +1,6 @@
 // The engine's metrics: the format of their values, and which ones share a chart. A chart is left out if the job has none of its metrics.
 
-import { decimals, duration, number, percent } from "./dom.js";
+import { decimals, duration, isPresent, number, percent } from "./dom.js";
 import { metricLabel } from "./labels.js";
 
 const SHARES = new Set(["frac_reward_zero_std", "completions/clipped_ratio", "pass_at_1", "pass_at_group"]);
@@ -46,7 +46,7 @@ function heldOut(rows, names, name, evaluated) {
 // "Held-out (greedy)": how the rows of an evaluation were sampled, if known.
 export function heldOutName(measured, name = "Held-out") {
   const temperature = measured?.temperature;
-  if (temperature === undefined || temperature === null) return name;
+  if (!isPresent(temperature)) return name;
   return `${name} (${temperature === 0 ? "greedy" : `T = ${number(temperature)}`})`;
 }
 

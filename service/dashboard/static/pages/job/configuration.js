@@ -1,6 +1,6 @@
 // What a job was created with: model, files, settings, grader; and its expected and actual cost.
 
-import { el, section } from "../../dom.js";
+import { el, isPresent, section } from "../../dom.js";
 import { settingLabel, settingValue } from "../../labels.js";
 import { ownMethod } from "../new/draft.js";
 import { cost } from "./cost.js";
@@ -38,7 +38,7 @@ const folded = (title, ...content) => el("details", {}, el("summary", {}, title)
 const json = (value) => el("pre", { class: "code", tabindex: 0 }, JSON.stringify(value, null, 2));
 
 function factList(values) {
-  const present = Object.entries(values).filter(([, value]) => value !== null && value !== undefined);
+  const present = Object.entries(values).filter(([, value]) => isPresent(value));
   return el("dl", { class: "facts" }, present.map(([name, value]) =>
     [el("dt", { title: name }, settingLabel(name)), el("dd", {}, value instanceof Node ? value : settingValue(value))]));
 }

@@ -1,6 +1,6 @@
 // A job's expected and actual cost.
 
-import { bytes, duration, el, number, section, table } from "../../dom.js";
+import { bytes, duration, el, isPresent, number, section, table } from "../../dom.js";
 
 const ROWS = [
   ["Steps", "steps", number],
@@ -27,9 +27,9 @@ export function expectedTime({ likely_seconds: seconds, basis }) {
 }
 
 export function between(expected, unit) {
-  if (expected === null || expected === undefined) return "unknown";
+  if (!isPresent(expected)) return "unknown";
   if (typeof expected === "number") return unit(expected);
   return expected.low === expected.high ? unit(expected.low) : `${unit(expected.low)} to ${unit(expected.high)}`;
 }
 
-const shown = (value, unit) => (value === null || value === undefined ? "–" : unit(value));
+const shown = (value, unit) => (isPresent(value) ? unit(value) : "–");

@@ -3,7 +3,7 @@
 
 import { can } from "../../access.js";
 import { get, jobPath, post } from "../../api.js";
-import { announce, button, confirmed, el, failed, number, percent, section } from "../../dom.js";
+import { announce, button, confirmed, el, failed, isPresent, number, percent, section } from "../../dom.js";
 import { doubtIn } from "../../findings.js";
 import { inWords, metricLabel, settingLabel, settingValue } from "../../labels.js";
 import { formatOf } from "../../metric_names.js";
@@ -71,7 +71,7 @@ export class Diagnosis {
     return [
       one.evidence.length > 0 && el("ul", { class: "small" }, one.evidence.map((line) => el("li", { class: "text" }, inWords(line)))),
       one.advice && el("p", {}, inWords(one.advice)),
-      isSet(one.suggested) && el("p", { class: "small" }, el("span", { title: one.field }, settingLabel(one.field)), change(one)),
+      isPresent(one.suggested) && el("p", { class: "small" }, el("span", { title: one.field }, settingLabel(one.field)), change(one)),
       el("div", { class: "row" },
         can.write && one.patch && button(one.field ? "Run again with this change" : "Run again", (event) => this.clone(one, event.target), { kind: "small" }),
         this.form(one),
@@ -107,14 +107,13 @@ const placeOf = (field) => {
   const label = settingLabel(field);
   return `the ${/[A-Z]/.test(label[1]) ? label : label[0].toLowerCase() + label.slice(1)}`;
 };
-const isSet = (value) => value !== null && value !== undefined;
 const change = ({ current, suggested }) => ` ${settingValue(current)} → ${settingValue(suggested)}`;
 
 // "held-out 0.862 · training 0.79 at step 40", "entropy, steps 1–20: 0.125"
 const comparedIn = ({ compared = [] }) => compared.map(({ label, value, step }, at) => {
   const isShare = isShareNamed(label === "limit" ? compared[0].label : label);
   const hasSteps = /, steps? [\d–]+$/.test(label);
-  const atStep = !hasSteps && step !== undefined && step !== null && ` at step ${number(step, 7)}`;
+  const atStep = !hasSteps && isPresent(step) && ` at step ${number(step, 7)}`;
   return [at > 0 && " · ", `${labelled(label)}${hasSteps ? ": " : " "}`, el("b", {}, isShare ? percent(value) : number(value, 3)), atStep];
 });
 
@@ -123,7 +122,7 @@ const labelled = (text) => inWords(text.replace(/^(reward|entropy|kl)\b/, metric
 
 function times({ count, first_step: first, last_step: last, cause }) {
   if (count === 1 && /\bsteps? \d/.test(cause)) return "";
-  const at = last === undefined || last === null ? "" : `at step ${number(last, 7)}`;
+  const at = isPresent(last) ? `at step ${number(last, 7)}` : "";
   if (count > 1) return [`${number(count)} times`, at && `last ${at}`].filter(Boolean).join(", ");
   return at || (first ? `since step ${number(first, 7)}` : "");
 }

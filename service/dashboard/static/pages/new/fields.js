@@ -2,7 +2,7 @@
 // Boundary: single fields; `form.js` arranges them.
 
 import { codeEditor, markLine } from "../../code_editor.js";
-import { el, number, optionsOf } from "../../dom.js";
+import { el, isPresent, number, optionsOf } from "../../dom.js";
 import { settingLabel } from "../../labels.js";
 
 // One field. `control` has the id that the label refers to; `param` is the request's field.
@@ -28,7 +28,7 @@ export function input(draft, param, { kind = "text", parse = (text) => text, for
   if (kind === "number") control.step = props.step ?? "any";
   return tied(draft, param, control, {
     read: () => (control.value.trim() === "" ? undefined : kind === "number" ? control.valueAsNumber : parse(control.value)),
-    write: (value) => { control.value = value === undefined || value === null || (kind === "number" && isNaN(value)) ? "" : format(value); },
+    write: (value) => { control.value = !isPresent(value) || (kind === "number" && isNaN(value)) ? "" : format(value); },
   });
 }
 
