@@ -2,12 +2,13 @@
 
 import { get, JOBS, pause, post, PROBES } from "../../api.js";
 import { announce, button, el, failed, loading } from "../../dom.js";
+import { isOver } from "../../job_parts.js";
 import { inWords } from "../../labels.js";
 import { forgetDraft, paramOf } from "./draft.js";
 import { jsonArea, mark } from "./fields.js";
 import { countOf, showCheck, showProbe, showProblems, showProbing } from "./findings.js";
 import { focusField } from "./form.js";
-import { isOver, PastProbes } from "./probes.js";
+import { PastProbes } from "./probes.js";
 
 const isNarrow = matchMedia("(max-width: 900px)"); // as in page.css
 const PROMPTS = 16;
@@ -114,7 +115,7 @@ async function watched({ found, past, draft }, first, signal) {
     probe = await get(`${PROBES}/${probe.id}`, { signal });
   }
   found.replaceChildren(showProbe(probe, focusField, draft, signal));
-  if (!wasOver || past.takesForRunning(probe.id)) past.refresh();
+  if (!wasOver || past.showsUnfinished(probe.id)) past.refresh();
 }
 
 async function started(page, signal) {

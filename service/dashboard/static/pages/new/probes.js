@@ -3,10 +3,9 @@
 import { paged, PROBES } from "../../api.js";
 import { ago, button, counted, el, empty, failed, loading, moreButton } from "../../dom.js";
 import { modelName } from "../../job_names.js";
+import { isOver } from "../../job_parts.js";
 
 const PAGE = 5;
-
-export const isOver = (probe) => ["succeeded", "failed", "cancelled"].includes(probe.status);
 
 export class PastProbes {
   // `again(id)` shows a probe in the place of a new one.
@@ -14,7 +13,7 @@ export class PastProbes {
     this.again = again;
     this.signal = signal;
     this.list = el("ul", { class: "past" });
-    this.running = new Set(); // ids of the listed ones that were running
+    this.unfinished = new Set(); // ids of the listed ones that had not finished
     this.box = el("div");
     this.more = moreButton("Load older probes", () => this.grow(), { kind: "small" });
     this.root = el("details", { class: "panel", ontoggle: () => this.refresh() },
@@ -26,7 +25,7 @@ export class PastProbes {
     if (!this.root.open) return;
     if (!this.list.hasChildNodes()) loading(this.box, "Loading probes");
     this.pages = paged(PROBES, { limit: PAGE }, { signal: this.signal });
-    await this.grow(() => { this.list.replaceChildren(); this.running.clear(); });
+    await this.grow(() => { this.list.replaceChildren(); this.unfinished.clear(); });
   }
 
   // `first()` precedes the rows. → the button of the first new probe, if any.
@@ -52,10 +51,10 @@ export class PastProbes {
   }
 
   // Whether the list shows a probe as unfinished.
-  takesForRunning(id) { return this.running.has(id); }
+  showsUnfinished(id) { return this.unfinished.has(id); }
 
   row(probe) {
-    if (!isOver(probe)) this.running.add(probe.id);
+    if (!isOver(probe)) this.unfinished.add(probe.id);
     const name = `${modelName(probe.model)}, ${counted(probe.prompts, "prompt")}`;
     return el("li", {},
       el("div", { class: "row" }, button(name, () => this.again(probe.id), { kind: "small" }),
