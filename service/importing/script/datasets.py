@@ -1,15 +1,10 @@
 """The datasets of a script: the name and split of each `load_dataset(…)`, and what changes its rows."""
 
-from __future__ import annotations
-
 import ast
-from typing import TYPE_CHECKING
 
 from service.importing.script.bindings import NotConstant
 from service.importing.script.constants import Located, source_of
-
-if TYPE_CHECKING:
-    from service.importing.script.trainer import Script
+from service.importing.script.script import Script
 
 LOAD = "load_dataset"
 FILES = ("json", "csv", "parquet")

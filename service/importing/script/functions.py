@@ -1,17 +1,12 @@
 """The reward functions of a script: names for `rewards.py`, and the source that each needs."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from service.importing.script.bindings import NotConstant
 from service.importing.script.constants import Located, source_of
+from service.importing.script.script import Script
 from service.importing.script.slices import slice_of
-
-if TYPE_CHECKING:
-    from service.importing.script.trainer import Script
 
 
 def reward_fields(script: Script, value: Located) -> None:

@@ -1,15 +1,11 @@
 """The model of a script, its adapter and its quantisation → fields of TRL's `ModelConfig`."""
 
-from __future__ import annotations
-
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from service.importing.script.bindings import NotConstant
 from service.importing.script.constants import Located, source_of
-
-if TYPE_CHECKING:
-    from service.importing.script.trainer import Script
+from service.importing.script.script import Script
 
 PEFT_DEFAULTS: dict[str, Any] = {"use_peft": True, "lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 """Defaults of `LoraConfig`; TRL's own options have other defaults."""
