@@ -18,7 +18,7 @@ SUPPLIED = ("prompts", "completions")
 NOT_HERE = {
     "completion_ids": "a grader sees the text and its number of tokens, not the tokens",
     "trainer_state": "a grader does not see the trainer's state",
-    "environments": "tools are named in the job",
+    "environments": "a grader does not see them; a grader of type environment gives their own rewards",
 }
 WRAPPED = "called with one completion at a time, in the sandbox, with only the standard library"
 

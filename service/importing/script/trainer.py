@@ -41,7 +41,7 @@ REFUSED = {
     "optimizers": "the optimiser here is AdamW with the schedule of the configuration: remove it",
     "tools": "tools are named in the job: docs/write-a-job/tools.md",
     "rollout_func": "completions are sampled by the service: remove it",
-    "environment_factory": "environments are not supported: tools are named in the job",
+    "environment_factory": "environments run in servers: docs/write-a-job/environments.md",
 }
 COMMAND_LINE = "if the command line sets it, give the YAML file of its --config to this command"
 

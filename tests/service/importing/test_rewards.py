@@ -129,6 +129,7 @@ def test_a_bool_is_the_number_that_trl_makes_of_it() -> None:
         ("async def f(completions): return [0.0]", "async"),
         ("def g(completions): return [0.0]", "no function f"),
         ("def f(completions, completion_ids): return [0.0]", "completion_ids"),
+        ("def f(completions, environments): return [0.0]", "grader of type environment"),
         ("def grade(a, b): ...\ndef f(completions): return [0.0]", "grade"),
         ("def f(completions, /): return [0.0]", "by name"),
         ("def f(:", "line 1"),

@@ -150,6 +150,7 @@ def test_a_value_that_is_not_constant_is_refused_with_its_line(
         ("rows = [{'prompt': 'a'}]", {}, "train_dataset", "write the rows to a file"),
         ("", {"peft_config": "get_peft_config(args)"}, "peft_config", "is not a LoraConfig"),
         ("", {"rollout_func": "len"}, "rollout_func", "sampled by the service"),
+        ("", {"environment_factory": "Game"}, "environment_factory", "write-a-job/environments.md"),
         ("", {"model": "load(rows)"}, "model", "is not a model that the script names"),
         ("", {"reward": "len"}, "reward", "GRPOTrainer has no such argument"),
     ],
