@@ -5,7 +5,7 @@ Boundary: pure; the command reads the files. The service's own classes decide wh
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -14,7 +14,6 @@ from service.importing.rules import JOB_FIELDS, Line, Options, Translation
 from service.jobs.model.schemas import JobCreate
 
 Source = Literal["trl", "axolotl", "verl"]
-SOURCES: tuple[Source, ...] = get_args(Source)
 MODULES = {"trl": trl, "axolotl": axolotl, "verl": verl}
 
 

@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -26,7 +26,10 @@ STYLES = {
 }
 
 Rewards = Annotated[list[str] | None, typer.Option(help="A further reward function: file.py:function.")]
-From = Annotated[str | None, typer.Option("--from", help="trl, axolotl or verl (default: by the fields).")]
+From = Annotated[
+    Literal["trl", "axolotl", "verl"] | None,
+    typer.Option("--from", help="Origin of the configuration (default: by its fields)."),
+]
 Out = Annotated[Path, typer.Option("-o", "--output", "--out", help="The job file to write.", dir_okay=False)]
 
 
@@ -51,10 +54,9 @@ def import_trl(
     """
     from service.importing.dataset_formats import Unreadable
 
-    kind = _kind(source)
     try:
         options = {"model": model, "num_processes": num_processes, **_datasets(data, validation_data, out)}
-        found = _imported(config, kind, tuple(reward or ()), **options)
+        found = _imported(config, source, tuple(reward or ()), **options)
     except UnicodeDecodeError as error:
         raise CommandError(f"{config} or a file that it names is not UTF-8: {error}") from error
     except (Unreadable, OSError) as error:
@@ -100,15 +102,6 @@ def _imported(config: Path, kind: Source | None, rewards: tuple[str, ...], **opt
     sources |= script.sources if script else {}
     found = imported(fields, Options(rewards=rewards, sources=sources, **options), kind)
     return replace(found, lines=(*found.lines, *script.lines)) if script else found
-
-
-def _kind(source: str | None) -> Source | None:
-    from service.importing.convert import SOURCES
-
-    kind = next((each for each in SOURCES if each == source), None)
-    if source is not None and kind is None:
-        raise CommandError(f"--from is one of {', '.join(SOURCES)}", code="usage")
-    return kind
 
 
 def _print(found: Imported, written: Path | None, *, as_json: bool) -> None:

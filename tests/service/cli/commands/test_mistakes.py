@@ -37,6 +37,7 @@ MISTAKES = {
         1,
         "nowhere/job.json: No such file or directory",
     ),
+    "an unknown trainer": (("import-trl", "empty.yaml", "--from", "llm"), 2, "'llm' is not one of"),
     "an empty id": (("status", ""), 2, "'' is not an id"),
     "an id that is a path": (("manifest", "a/b?c"), 2, "'a/b?c' is not an id"),
     "a log of no id": (("logs", "../files"), 2, "'../files' is not an id"),
