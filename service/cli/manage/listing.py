@@ -1,7 +1,6 @@
 """`grpo list`: jobs with the change of their held-out reward, and why some need a look."""
 
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -12,8 +11,8 @@ from service.cli.terminal.output import JsonFlag, at, print_table, say
 
 COLUMNS = ("id", "name", "status", "step", "held-out", "model", "created")
 NEEDS_A_LOOK = "(!)"
-Archived = StrEnum("Archived", ["no", "only", "all"])
-_ARCHIVED = {Archived.no: "false", Archived.only: "true", Archived.all: None}
+ARCHIVED = {"no": "false", "only": "true", "all": None}
+"""Option → parameter of the API."""
 
 
 def list_jobs(
@@ -26,15 +25,15 @@ def list_jobs(
     tag: Annotated[str | None, typer.Option(help="Only jobs with this tag.")] = None,
     query: Annotated[str | None, typer.Option(help="Part of the name, suffix, id or model.")] = None,
     archived: Annotated[
-        Archived, typer.Option(help="Exclude, include, or show only archived jobs.")
-    ] = Archived.no,
+        Literal["no", "only", "all"], typer.Option(help="Exclude archived jobs, show only them, or show all.")
+    ] = "no",
     sort: Annotated[
-        str, typer.Option(help="created, name, status, model or held_out; - before it: largest first.")
+        str, typer.Option(help="created, name, status, model or held_out; descending with - before it.")
     ] = "-created",
     as_json: JsonFlag = False,
 ) -> None:
     """List jobs, newest first, without archived ones."""
-    wanted = {"status": status, "model": model, "tag": tag, "q": query, "archived": _ARCHIVED[archived]}
+    wanted = {"status": status, "model": model, "tag": tag, "q": query, "archived": ARCHIVED[archived]}
     jobs = list(client_of(context).pages(JOBS, limit, sort=sort, **wanted))
     print_table(jobs, COLUMNS, map(_row, jobs), as_json=as_json)
     if not as_json:
