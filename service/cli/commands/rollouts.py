@@ -214,11 +214,9 @@ def _row(one: dict[str, Any]) -> tuple[Any, ...]:
     parts = " ".join(f"{name}={short_number(score)}" for name, score in one["parts"].items())
     reference = " ".join(f"{name}={value}" for name, value in one["reference"].items())
     rewards = (short_number(one["reward"]), short_number(one["advantage"]))
-    return (
-        *(one["step"], one["split"], one["row"] + 1, *rewards),
-        *(one["num_tokens"], one["finish_reason"], parts),
-        *map(excerpt, (one["text"], reference, _why(one))),
-    )
+    texts = map(excerpt, (one["text"], reference, _why(one)))
+    place = (one["step"], one["split"], one["row"] + 1)
+    return *place, *rewards, one["num_tokens"], one["finish_reason"], parts, *texts
 
 
 def _why(one: dict[str, Any]) -> str:

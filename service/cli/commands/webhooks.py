@@ -69,14 +69,7 @@ def deliveries(
     """Show what was sent to a webhook and what will be sent."""
     found = list(client_of(context).pages(f"{WEBHOOKS}/{webhook_id}/deliveries", limit))
     columns = ("id", "event", "job", "state", "attempts", "last response", "next")
-    rows = (
-        (
-            *(one["id"], one["event"]["type"], one["event"]["data"]["id"], one["status"]),
-            *(len(one["attempts"]), _last_response(one), at(one["next_attempt_at"])),
-        )
-        for one in found
-    )
-    print_table(found, columns, rows, as_json=as_json)
+    print_table(found, columns, map(_delivery, found), as_json=as_json)
 
 
 @app.command()
@@ -97,6 +90,12 @@ def _events(webhook: dict[str, Any]) -> str:
 
 def _state(webhook: dict[str, Any]) -> str:
     return "enabled" if webhook["enabled"] else webhook["disabled_reason"] or "disabled"
+
+
+def _delivery(one: dict[str, Any]) -> tuple[Any, ...]:
+    event = one["event"]
+    result = len(one["attempts"]), _last_response(one), at(one["next_attempt_at"])
+    return one["id"], event["type"], event["data"]["id"], one["status"], *result
 
 
 def _last_response(delivery: dict[str, Any]) -> str:

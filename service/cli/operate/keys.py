@@ -15,6 +15,8 @@ from service.cli.terminal.output import JsonFlag, at, print_line, print_table
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
+    from service.platform.tables.core import ApiKey
+
 SECONDS_PER_DAY = 24 * 3600
 MAX_DAYS = 36_500
 DEFAULT_HOURS, MAX_HOURS = 24, 720
@@ -82,15 +84,12 @@ def list_keys(as_json: JsonFlag = False) -> None:
         keys = stored_keys(session)
     documents = [{"id": key.public_id} | {name: getattr(key, name) for name in KEY_FIELDS} for key in keys]
     columns = ("id", "tenant", "name", "scopes", "shared job", "created", "expires", "revoked", "last used")
-    rows = (
-        (
-            *(key.public_id, key.tenant, key.name, ",".join(key.scopes), key.job_id or "–"),
-            *(at(key.created_at), at(key.expires_at), at(key.revoked_at)),
-            at(key.last_used_at),
-        )
-        for key in keys
-    )
-    print_table(documents, columns, rows, as_json=as_json)
+    print_table(documents, columns, map(_row, keys), as_json=as_json)
+
+
+def _row(key: ApiKey) -> tuple[str, ...]:
+    times = map(at, (key.created_at, key.expires_at, key.revoked_at, key.last_used_at))
+    return key.public_id, key.tenant, key.name, ",".join(key.scopes), key.job_id or "–", *times
 
 
 @app.command()
