@@ -57,21 +57,10 @@ def claim_due(session: Session, pool: str) -> Claim | None:
     return None if row is None else Claim(*row)
 
 
-@dataclass(frozen=True)
-class Target:
-    """The facts that a sink needs before it receives metrics."""
-
-    job: Job
-    settings: dict[str, Any]
-    step: int
-    """The last step recorded as written."""
-
-
-def target(session: Session, claim: Claim) -> Target | None:
-    """The target of the claimed sink. None: the claim is stale."""
-    row = session.scalar(select(JobSink).where(_is_held(claim)))
-    job = session.get(Job, claim.job_id)
-    return None if row is None or job is None else Target(job, row.settings, row.step)
+def claimed_rows(session: Session, claim: Claim) -> tuple[Job, JobSink] | None:
+    """The job and its sink. None: the claim is stale."""
+    query = select(Job, JobSink).join(JobSink, JobSink.job_id == Job.id).where(_is_held(claim))
+    return session.execute(query).one_or_none()
 
 
 @dataclass(frozen=True)

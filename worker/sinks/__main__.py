@@ -55,10 +55,10 @@ def opened(kind: str, job: SinkJob) -> Sink:
 def write_all(database: Database, settings: Settings, claim: outbox.Claim, stopping: Flag) -> None:
     """Write all steps until the job pauses or ends, or another process takes over the claim."""
     with database.reading() as session:
-        target = outbox.target(session, claim)
-    if target is None:
+        rows = outbox.claimed_rows(session, claim)
+    if rows is None:
         return
-    sink = opened(claim.type, SinkJob.of(target, settings))
+    sink = opened(claim.type, SinkJob.of(*rows, settings))
     state = follow(database, claim, sink, stopping)
     if state is None:
         return

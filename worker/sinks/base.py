@@ -3,18 +3,17 @@
 Boundary: no sink's package is imported here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from grpo_engine.config.job import hyperparameters_of
 from service.jobs.model.methods import parsed_method
 from service.jobs.model.states import JobState
+from service.platform.tables.core import Job
+from service.platform.tables.sinks import JobSink
 from service.settings import Settings
-from service.sinks.outbox import Target
 
 
 @dataclass(frozen=True)
@@ -33,17 +32,16 @@ class SinkJob:
     tensorboard_root: Path
 
     @classmethod
-    def of(cls, target: Target, settings: Settings) -> SinkJob:
-        job = target.job
+    def of(cls, job: Job, sink: JobSink, settings: Settings) -> Self:
         given = {"model": job.model, "training_file": job.training_file, "seed": job.seed}
         method = parsed_method(job.method)
         hyperparameters = dict(flat(hyperparameters_of(method).model_dump(mode="json")))
         return cls(
             job.id,
             job.tenant,
-            target.settings,
+            sink.settings,
             {**given, "method": method.type, **hyperparameters},
-            target.step,
+            sink.step,
             settings.home.resolve(),
             settings.tensorboard_root.resolve(),
         )

@@ -70,7 +70,7 @@ def test_an_expired_claim_can_be_taken_over_and_its_holder_writes_nothing(databa
         assert not outbox.finish(session, first)
         assert not outbox.fail(session, first, "late")
         assert not outbox.is_held(session, first)
-        assert outbox.target(session, first) is None
+        assert outbox.claimed_rows(session, first) is None
         assert outbox.is_held(session, second)
 
 
