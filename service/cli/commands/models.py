@@ -16,7 +16,7 @@ from service.hub.models import HubError, is_commit, is_hub_id
 from service.settings import Settings
 
 if TYPE_CHECKING:
-    from service.platform.catalog import CatalogEntry
+    from service.platform.catalog import Catalog, CatalogEntry
 
 app = typer.Typer()
 FITS = {True: "fits", False: "no", None: "?"}
@@ -73,23 +73,24 @@ def add(
     """Add a base model to $GRPO_HOME/models.json; a worker downloads a hub model with its first job."""
     from service.platform.catalog import Catalog, CatalogError
 
+    settings = settings_here()
+    catalog = Catalog(settings)
     try:
-        entry = _added(name, source)
+        entry = _added(settings, catalog, name, source)
     except CatalogError as error:
         raise CommandError(str(error)) from error
     except HubError as error:
         raise CommandError(str(error), code=error.code, hint=error.hint or None) from error
     revised = f" at revision {entry.revision}" if entry.revision else ""
     sized = f" ({size(entry.size_bytes)}; downloaded with its first job)" if entry.must_download else ""
-    catalogue = Catalog(settings_here()).file
     document = {
         "name": entry.name,
         "path": entry.path,
         "revision": entry.revision,
         "size_bytes": entry.size_bytes,
-        "catalogue": str(catalogue),
+        "catalogue": str(catalog.file),
     }
-    shown = f"{entry.name} is {entry.path}{revised}{sized}, in {catalogue}"
+    shown = f"{entry.name} is {entry.path}{revised}{sized}, in {catalog.file}"
     print_line(document, shown, as_json=as_json)
     _warn_of_another_home(context, entry.name)
 
@@ -112,32 +113,23 @@ def _warn_of_another_home(context: typer.Context, name: str) -> None:
     note(message, "yellow")
 
 
-def _added(name: str, source: str | None) -> "CatalogEntry":
+def _added(settings: Settings, catalog: "Catalog", name: str, source: str | None) -> "CatalogEntry":
     """Adds the model and returns its entry. Raises CatalogError, HubError."""
-    from service.platform.catalog import Catalog
-
-    settings = settings_here()
     given = source or name
     # a folder's own name may contain an @
     is_folder = Path(given).expanduser().exists()
     path, _, revision = (given, "", "") if is_folder else given.partition("@")
     name = name if source else (Path(path).name if is_folder else path)
     if is_folder or not is_hub_id(path):
-        return Catalog(settings).add(name, path, revision or None)
-    return _added_from_hub(settings, name, path, revision or None)
-
-
-def _added_from_hub(settings: Settings, name: str, path: str, revision: str | None) -> "CatalogEntry":
-    from service.platform.catalog import Catalog
-
+        return catalog.add(name, path, revision or None)
     try:
-        model = find_model(settings, path, revision)
+        model = find_model(settings, path, revision or None)
     except HubError as error:
         if error.is_temporary and is_commit(revision):
             # without a network the engine may find the model in the cache of the hub's library
-            return Catalog(settings).add(name, path, revision)
+            return catalog.add(name, path, revision)
         raise
-    return Catalog(settings).add_from_hub(name, model, replaces=True)
+    return catalog.add_from_hub(name, model, replaces=True)
 
 
 @app.command()
