@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from service.settings import Settings
@@ -48,7 +47,6 @@ def plan_of(attempt: Attempt) -> Plan:
         first_sequence=attempt.job.engine_sequence + 1,
         settings=host_settings(settings, is_private=is_private),
         address=None if is_private else os.environ.get("RAY_ADDRESS", "auto"),
-        temporary=Path(),
         gpus=gpus.names if gpus.are_real else (),
     )
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -168,8 +169,8 @@ def reserve(plan: Plan) -> PlacementGroup:
 
 
 @contextmanager
-def joined_cluster(plan: Plan) -> Iterator[None]:
-    """Connect to the plan's cluster, or start a private one."""
+def joined_cluster(plan: Plan, temporary: Path) -> Iterator[None]:
+    """Connect to the plan's cluster, or start a private one whose files are in `temporary`."""
     if plan.address is not None:
         ray.init(address=plan.address, log_to_driver=False)
     else:
@@ -182,7 +183,7 @@ def joined_cluster(plan: Plan) -> Iterator[None]:
             log_to_driver=False,
             include_dashboard=False,
             _node_ip_address="127.0.0.1",
-            _temp_dir=str(plan.temporary),
+            _temp_dir=str(temporary),
         )
     try:
         yield
@@ -213,8 +214,8 @@ def answer(driver: Driver, call: Call) -> Reply:
 def main(arguments: Sequence[str]) -> None:
     """Serve the worker at the other end of the connection."""
     connection = Connection(int(arguments[0]))
-    plan: Plan = connection.recv()
-    with joined_cluster(plan):
+    plan, temporary = connection.recv()
+    with joined_cluster(plan, temporary):
         driver = Driver(plan, partial(connection.send, Reply(is_last=False)))
         connection.send(Reply())
         while True:

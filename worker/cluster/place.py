@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def cluster_place(plan: Plan) -> Iterator["ClusterPlace"]:
             process = EngineProcess(command, plan.folder, environment, [other.fileno()])
         place = ClusterPlace(process, mine)
         try:
-            mine.send(replace(plan, temporary=temporary))
+            mine.send((plan, temporary))
             yield place
             place.leave()
         finally:

@@ -38,8 +38,6 @@ class Plan:
     """Settings that the hosts do not take from their own environment."""
     address: str | None
     """Address of the Ray cluster; None: a private one on this machine."""
-    temporary: Path
-    """Folder for the files of a private cluster."""
     gpus: tuple[str, ...]
     """GPUs of this machine that are reserved for a private cluster: the ranks', then the samplers'."""
 
