@@ -98,24 +98,24 @@ class Ranks:
 
     def _watch(self) -> None:
         """Request reports from each rank until the driver ends."""
-        asked = {self._ask(rank): (rank, monotonic()) for rank in range(len(self._actors))}
-        while asked:
-            answers, _ = ray.wait(list(asked), timeout=1.0)
+        requests = {self._next_report(rank): (rank, monotonic()) for rank in range(len(self._actors))}
+        while requests:
+            answers, _ = ray.wait(list(requests), timeout=1.0)
             for answer in answers:
-                rank, _ = asked.pop(answer)
+                rank, _ = requests.pop(answer)
                 try:
                     self._take(rank, ray.get(answer))
-                    asked[self._ask(rank)] = rank, monotonic()
+                    requests[self._next_report(rank)] = rank, monotonic()
                 except RayError as error:
                     self._lose(rank, error)
                 except OSError as error:
                     self._give_up(f"The engine's events cannot be stored: {error.strerror}.")
-            for silent, (rank, since) in list(asked.items()):
+            for silent, (rank, since) in list(requests.items()):
                 if monotonic() - since > SILENCE_SECONDS:
-                    del asked[silent]
+                    del requests[silent]
                     self._lose(rank, None)
 
-    def _ask(self, rank: int) -> Any:
+    def _next_report(self, rank: int) -> Any:
         actor = self._actors[rank]
         return actor.keep_alive.remote() if rank in self._ended else actor.report.remote(self._copied)
 

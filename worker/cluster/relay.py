@@ -44,7 +44,7 @@ class Relay:
         self._sending = threading.Lock()
         self._pings: dict[int, Any] = {}
         """Number of a sampler → the last call that checked whether it responds."""
-        self._askers = ThreadPoolExecutor(len(samplers.actors), thread_name_prefix="ask")
+        self._requesters = ThreadPoolExecutor(len(samplers.actors), thread_name_prefix="request")
 
     def listen(self) -> None:
         """Serve the engine until it ends."""
@@ -66,7 +66,7 @@ class Relay:
                 if isinstance(message, PolicyWritten):
                     self._share_policy(message.version)
                 else:
-                    self._askers.submit(self._answer, message)
+                    self._requesters.submit(self._answer, message)
 
     def _share_policy(self, version: int) -> None:
         """Store the first rank's weights in the cluster and send all ranks a reference to them."""
@@ -78,14 +78,14 @@ class Relay:
 
     def _answer(self, order: SamplingOrder) -> None:
         try:
-            reply, num_replaced = self._ask(order)
+            reply, num_replaced = self._first_reply(order)
             answer = SamplingAnswer(number=order.number, reply=reply, num_replaced=num_replaced)
         except ClusterLost as lost:
             answer = SamplingAnswer(number=order.number, problem=str(lost))
         with suppress(OSError), self._sending:  # the engine has ended
             self._connection.send_bytes(answer.model_dump_json().encode())
 
-    def _ask(self, order: SamplingOrder) -> tuple[str, int]:
+    def _first_reply(self, order: SamplingOrder) -> tuple[str, int]:
         """The first reply. Raises ClusterLost if no sampler gives one."""
         policy, num_failed, problem = self._policy(order.version), 0, "none responds"
         for number in self._candidates(order.sampler):
