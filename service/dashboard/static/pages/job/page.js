@@ -114,15 +114,15 @@ class JobPage {
   // ---- live
 
   async stayFresh() {
-    const bell = new Bell();
+    const changes = new Changes();
     const stop = new AbortController();
     const either = AbortSignal.any([this.signal, stop.signal]);
-    window.addEventListener("service-back", () => bell.ring(), { signal: either });
+    window.addEventListener("service-back", () => changes.note(), { signal: either });
     const stream = follow(this.id, {
-      after: this.newest, signal: either, onEvent: () => bell.ring(), onConnection: () => bell.ring(),
+      after: this.newest, signal: either, onEvent: () => changes.note(), onConnection: () => changes.note(),
     }).catch((error) => (either.aborted ? null : this.failed(error)));
     while (!isOver(this.job)) {
-      await bell.heard(QUIET_SECONDS, this.signal);
+      await changes.next(QUIET_SECONDS, this.signal);
       await pause(REST_SECONDS, this.signal);
       await this.refresh();
     }
@@ -161,20 +161,19 @@ class JobPage {
   }
 }
 
-// Remembers stream events until they are handled.
-class Bell {
-  constructor() {
-    this.wasRung = false;
-  }
+// Remembers a change of the job until the page is refreshed.
+class Changes {
+  isPending = false;
 
-  ring() {
-    this.wasRung = true;
+  note() {
+    this.isPending = true;
     this.wake?.();
   }
 
-  async heard(seconds, signal) {
+  // Resolves after a change, or after some seconds without one.
+  async next(seconds, signal) {
     const woken = new Promise((resolve) => (this.wake = resolve));
-    if (!this.wasRung) await Promise.race([woken, pause(seconds, signal)]);
-    this.wasRung = false;
+    if (!this.isPending) await Promise.race([woken, pause(seconds, signal)]);
+    this.isPending = false;
   }
 }
