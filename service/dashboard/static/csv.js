@@ -79,12 +79,12 @@ export function rowOf(columns, cells, { prompt, instruction, answer }) {
 }
 
 // A row for GRPO as one for supervised training: its field `name` becomes the assistant's message.
-export function imitated(row, name) {
+export function withAnswer(row, name) {
   const { messages, prompt, [name]: answer, ...others } = row;
   return { messages: [...(messages ?? [{ role: "user", content: prompt }]), { role: "assistant", content: String(answer) }], ...others };
 }
 
 // A row for supervised training as one for GRPO: its last message becomes the field `answer`, if it has none.
-export function asked({ messages, ...others }) {
+export function withoutAnswer({ messages, ...others }) {
   return { messages: messages.slice(0, -1), answer: messages.at(-1).content, ...others };
 }

@@ -76,14 +76,14 @@ async function converted(file, imitates) {
   if (!/\.csv$/i.test(file.name)) return file;
   if (file.size > MAX_BYTES) throw new Error(`a CSV file of more than 64 MiB is too large for the browser. ${BY_COMMAND}`);
   const csv = parsedCsv(await file.arrayBuffer());
-  const asked = await askedForColumns(file.name, csv, imitates);
-  if (!asked) return null;
-  return new File([jsonlOf(csv, asked)], file.name.replace(/\.csv$/i, imitates ? IMITATE : ".jsonl"), { type: "application/jsonl" });
+  const chosen = await chosenColumns(file.name, csv, imitates);
+  if (!chosen) return null;
+  return new File([jsonlOf(csv, chosen)], file.name.replace(/\.csv$/i, imitates ? IMITATE : ".jsonl"), { type: "application/jsonl" });
 }
 
 // → {prompt: the column with it, instruction: what precedes each, may be empty, answer: the column to imitate, if any};
 // null: cancelled.
-function askedForColumns(name, { columns, rows }, imitates) {
+function chosenColumns(name, { columns, rows }, imitates) {
   const likely = (names) => names.map((each) => columns.find((column) => column.toLowerCase() === each)).find(Boolean);
   const named = columns.filter(Boolean); // the index of a table that pandas wrote has no name
   const column = (id, initial) => {

@@ -23,8 +23,8 @@ export async function show(root, params, signal) {
   const box = root.appendChild(el("div", { class: "compare" }));
   if (!ids.length) return empty(box, "No jobs chosen", "Select two or more jobs in the list, then choose Compare.");
   if (ids.length > MOST) return empty(box, `At most ${MOST} jobs can be compared`, `${ids.length} were chosen.`);
-  const asked = (params.query.get("metrics") ?? "").split(",").filter(Boolean);
-  const page = new Comparison(box, ids, asked.slice(0, MOST_METRICS), signal);
+  const wanted = (params.query.get("metrics") ?? "").split(",").filter(Boolean);
+  const page = new Comparison(box, ids, wanted.slice(0, MOST_METRICS), signal);
   loading(box, "Loading the jobs");
   await Promise.all([styled("compare"), page.load()]);
   await page.show();

@@ -10,7 +10,7 @@ import { EXAMPLES } from "./examples.js";
 import { scored } from "./result.js";
 import { ownMethod } from "../new/draft.js";
 
-const ASKED = 60; // characters of the question
+const QUESTION_CHARACTERS = 60;
 const GRADERS = "/v1/fine_tuning/alpha/graders";
 
 export async function show(root, params, signal) {
@@ -34,8 +34,8 @@ async function exampleOf(id, signal) {
   const grader = method[type].grader ?? {};
   const group = await newestGroup(job, signal);
   if (group) {
-    const asked = group.messages.at(-1)?.content ?? group.prompt;
-    return { name: `The job ${jobName(job)}: ${asked.slice(0, ASKED)}`, grader, sample: group.completions[0].text, item: group.reference };
+    const question = group.messages.at(-1)?.content ?? group.prompt;
+    return { name: `The job ${jobName(job)}: ${question.slice(0, QUESTION_CHARACTERS)}`, grader, sample: group.completions[0].text, item: group.reference };
   }
   const { messages, tools, ...item } = await firstRow(job.training_file, { signal }).catch(() => ({}));
   return { name: `The job ${jobName(job)}`, grader, sample: "", item };

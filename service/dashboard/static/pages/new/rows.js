@@ -2,7 +2,7 @@
 // an answer at the end of each row, and GRPO has it in a field, so each kind of file can be made from the other.
 
 import { firstRow, request, upload } from "../../api.js";
-import { ANSWER_NAMES, asked, IMITATE, imitated, MAX_BYTES, pathOf } from "../../csv.js";
+import { ANSWER_NAMES, IMITATE, MAX_BYTES, pathOf, withAnswer, withoutAnswer } from "../../csv.js";
 import { button, el, failed, field } from "../../dom.js";
 import { suit } from "./grader.js";
 
@@ -58,7 +58,7 @@ function adding(draft, file, use, signal) {
   if (!draft.columns.length || !isSmall(file)) return [why];
   const choice = el("select", { id: "new-answer-field" }, draft.columns.map((name) => el("option", { value: name }, name)));
   choice.value = ANSWER_NAMES.find((name) => draft.columns.includes(name)) ?? draft.columns[0];
-  const make = () => converted(file, (row) => imitated(row, choice.value), withEnd(file.filename, IMITATE), signal);
+  const make = () => converted(file, (row) => withAnswer(row, choice.value), withEnd(file.filename, IMITATE), signal);
   return [why, field("Field with the answer", choice),
     ...making("Add it to each row", "GRPO", async () => use(await make()), signal)];
 }
@@ -67,7 +67,7 @@ function adding(draft, file, use, signal) {
 function removing(draft, file, use, signal) {
   const why = el("p", { class: "small" }, "These rows end with their answer. This method needs rows that end with the prompt.");
   if (!isSmall(file)) return [why];
-  const make = () => converted(file, asked, withEnd(file.filename, ASK), signal);
+  const make = () => converted(file, withoutAnswer, withEnd(file.filename, ASK), signal);
   return [why, ...making("Move it to the field answer", "supervised training", async () => use(await make()), signal)];
 }
 

@@ -16,14 +16,14 @@ export function rowsParts(draft, file, signal) {
     field("dataset.task", "Reasoning Gym task", "Its rows are generated, and its own scorer is the grader.", task),
     field("dataset.size", "Number of rows", null, input(draft, "dataset.size", { kind: "number", min: 1, step: 1, placeholder: "500" })),
   ];
-  let asked = false;
+  let isRequested = false;
   const draw = () => {
     const isSuite = draft.body.dataset !== undefined;
     way.value = isSuite ? "suite" : "file";
     for (const part of suite) part.hidden = !isSuite;
     for (const part of file) part.hidden = isSuite;
-    if (!isSuite || asked) return;
-    asked = true;
+    if (!isSuite || isRequested) return;
+    isRequested = true;
     fill(task, signal);
   };
   way.addEventListener("change", () => choose(draft, way.value === "suite"));

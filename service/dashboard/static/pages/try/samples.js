@@ -51,8 +51,8 @@ async function readable(answer, signal) {
 // null: the row has more turns than one question.
 function sampleOf({ messages, prompt }) {
   if (typeof prompt === "string" && !messages?.length) return { system: "", prompt };
-  const asked = messages?.at(-1)?.role === "assistant" ? messages.slice(0, -1) : messages ?? [];
-  const [first, ...rest] = asked[0]?.role === "system" ? asked : [{ content: "" }, ...asked];
+  const question = messages?.at(-1)?.role === "assistant" ? messages.slice(0, -1) : messages ?? [];
+  const [first, ...rest] = question[0]?.role === "system" ? question : [{ content: "" }, ...question];
   const isPlain = rest.length === 1 && [first, rest[0]].every((turn) => typeof turn.content === "string");
   return isPlain ? { system: first.content, prompt: rest[0].content } : null;
 }
