@@ -17,7 +17,7 @@ import typer
 from service.cli.http.client import JOBS, Client
 from service.cli.http.partial import Partial
 from service.cli.options import Checkpoint, JobId, client_of
-from service.cli.terminal.errors import CommandError, explained
+from service.cli.terminal.errors import CommandError, interruptible
 from service.cli.terminal.output import JsonFlag, print_line
 from service.cli.terminal.progress import transfer
 from service.jobs.results.vllm_command import serve_line
@@ -74,7 +74,7 @@ def fetch_adapter(
 
 def fetch(client: Client, path: str, target: Path, **params: Any) -> str:
     """Downloads `path` to `target`; returns the verified SHA-256. Raises CommandError, Interrupted."""
-    with _folder(target.parent), Partial.of(target) as partial, explained(partial.meaning):
+    with _folder(target.parent), Partial.of(target) as partial, interruptible(partial.interrupt_message):
         sha256 = _transfer(client, path, partial, **params)
         if not SHA256.fullmatch(sha256):
             raise CommandError("the service gave no sha256 for this download", code="damaged")

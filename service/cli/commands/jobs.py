@@ -10,7 +10,7 @@ from service.cli.commands.watch import watch_and_exit
 from service.cli.http.client import JOBS, Client
 from service.cli.http.upload import uploaded
 from service.cli.options import JobFile, JobId, Watch, client_of, complete_models
-from service.cli.terminal.errors import CommandError, explained, place_of
+from service.cli.terminal.errors import CommandError, interruptible, place_of
 from service.cli.terminal.output import (
     JsonFlag,
     at,
@@ -52,7 +52,7 @@ def submit(
 
 def create_job(client: Client, path: str, body: dict[str, Any], *, watch: bool, as_json: bool) -> None:
     """Creates a job, prints its id and warnings, and watches it if requested."""
-    with explained(lambda: CREATING), waiting("checking the job and its rows…"):
+    with interruptible(lambda: CREATING), waiting("checking the job and its rows…"):
         job = client.create(path, body)
     print_line(job, job["id"], as_json=as_json)
     if not as_json:

@@ -82,7 +82,7 @@ class Partial:
         """Marks the content as useless."""
         self._etag = ""
 
-    def meaning(self) -> str:
+    def interrupt_message(self) -> str:
         """Message for Ctrl-C at this moment: whether the download can be resumed."""
         if not self.range:
             return "Download interrupted: nothing was kept."

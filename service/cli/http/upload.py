@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from service.cli.http.client import Client
-from service.cli.terminal.errors import CommandError, explained
+from service.cli.terminal.errors import CommandError, interruptible
 from service.cli.terminal.progress import transfer
 
 
@@ -64,7 +64,7 @@ def uploaded(
     """
     is_sent = False
 
-    def meaning() -> str:
+    def interrupt_message() -> str:
         if is_sent:
             return (
                 "The whole file was sent and may be stored: `grpo files list` shows it. No job was created."
@@ -73,7 +73,7 @@ def uploaded(
 
     with prepared(source, **conversion) as path:
         show(content_of(path))
-        with transfer(f"upload {path.name}") as advance, explained(meaning):
+        with transfer(f"upload {path.name}") as advance, interruptible(interrupt_message):
 
             def sent(num_bytes: int, total: int) -> None:
                 nonlocal is_sent

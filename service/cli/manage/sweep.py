@@ -19,7 +19,7 @@ from service.cli.changes import patch_of
 from service.cli.commands.jobs import DATASETS, read_job, with_uploads
 from service.cli.http.client import JOBS, Client
 from service.cli.options import JobFile, client_of
-from service.cli.terminal.errors import CommandError, explained
+from service.cli.terminal.errors import CommandError, interruptible
 from service.cli.terminal.output import JsonFlag, counted, print_json, say
 from service.cli.terminal.progress import waiting
 
@@ -54,7 +54,7 @@ def sweep(
         )
     bodies = [_body(body, group, run) for run in runs]  # refuses unknown fields before the first submission
     client = client_of(context)
-    with explained(lambda: INTERRUPTED):
+    with interruptible(lambda: INTERRUPTED):
         submission = _Submission(client, job_file.parent, group, as_json=as_json)
         submission.check(bodies)
         made = [submission.job_of(each) for each in bodies]

@@ -73,9 +73,9 @@ class Interrupted(CommandError):
 
 
 @contextmanager
-def explained(meaning: Callable[[], str]) -> Iterator[None]:
-    """Raises Interrupted on Ctrl-C, with the message that `meaning` returns at that moment."""
+def interruptible(message: Callable[[], str]) -> Iterator[None]:
+    """Raises Interrupted on Ctrl-C, with what `message` returns at that moment."""
     try:
         yield
     except KeyboardInterrupt as error:
-        raise Interrupted(meaning()) from error
+        raise Interrupted(message()) from error
