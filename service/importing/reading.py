@@ -45,7 +45,7 @@ def _overrides(text: str) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """The value that YAML reads; a text that is not YAML, such as the name `sums: lr: 1`, as it is."""
+    """The value that YAML reads, or the text itself if it is not YAML, such as the name `sums: lr: 1`."""
     try:
         return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
     except yaml.YAMLError:

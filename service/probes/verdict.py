@@ -53,9 +53,9 @@ LARGEST_GROUP = 64
 """No larger group_size is recommended; its cost grows in proportion."""
 TEMPERATURE_STEP = 0.2
 MAX_TEMPERATURE = 1.4
-"""Above it, most models lose the thread."""
+"""Above it, the text of most models becomes incoherent."""
 GREEDY_FACTOR = 2.0
-"""If greedy completions earn this many times more than sampled ones, temperature is what is wrong."""
+"""If greedy completions earn this many times more than sampled ones, the temperature is too high."""
 
 
 def judge(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict:
@@ -108,7 +108,7 @@ def _no_signal(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict
         return _nothing_scored(facts, settings)
     sentence = (
         f"No group of {facts.prompts} had two different rewards, so there is nothing to compare; "
-        "raise temperature or group_size, or use a grader that tells better from worse."
+        "raise temperature or group_size, or use a grader that distinguishes better from worse."
     )
     return Verdict("no", sentence, (_hotter(settings), _larger_group(settings), GRADER))
 
@@ -116,7 +116,7 @@ def _no_signal(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict
 def _nothing_scored(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict:
     """The verdict if no completion scored. If most were cut, that may be the only reason."""
     none = f"0 of {facts.completions} completions scored"
-    if _knows_greedily(facts):
+    if _is_better_greedily(facts):
         sentence = f"{none}, but greedy completions did: lower temperature and probe again."
         return Verdict("maybe", sentence, (_cooler(settings),))
     if _is_noise(facts):
@@ -165,7 +165,7 @@ def _solved(facts: Probed) -> Verdict:
 
 
 def _little_signal(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict:
-    if _knows_greedily(facts):
+    if _is_better_greedily(facts):
         sentence = (
             f"Only {facts.groups_with_signal} of {facts.prompts} groups had different rewards, but greedy "
             "completions earn more: lower temperature and probe again."
@@ -217,13 +217,13 @@ def _larger_group(settings: ReinforcementHyperparameters) -> AdviceRead:
     return _advice(f"{SETTINGS}.group_size", message, size if size > settings.group_size else None)
 
 
-def _knows_greedily(facts: Probed) -> bool:
+def _is_better_greedily(facts: Probed) -> bool:
     greedy = facts.greedy_mean_reward or 0.0
     return greedy > 0 and greedy >= GREEDY_FACTOR * (facts.mean_reward or 0.0)
 
 
 def _cooler(settings: ReinforcementHyperparameters) -> AdviceRead:
-    message = "The model is right more often when it samples less freely."
+    message = "The model is right more often at a lower temperature."
     return _advice(f"{SETTINGS}.temperature", message, round(settings.temperature / 2, 2))
 
 

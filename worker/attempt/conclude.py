@@ -30,8 +30,8 @@ OUT_OF_MEMORY = "Usually the machine or its container had no memory left."
 
 
 def conclude(attempt: Attempt, ending: Ending) -> None:
-    """Record the end. Success takes precedence over a cancellation, that over a failure, and that over a
-    pause; any other end is retried. Raises Lost."""
+    """Record the end. The order of precedence is: success, cancellation, failure, pause; any other end is
+    retried. Raises Lost."""
     try:
         _conclude(attempt, ending)
     except (StorageError, CatalogError) as error:

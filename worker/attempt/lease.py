@@ -43,7 +43,7 @@ class Lease:
         self._engine: Run | None = None
         self.state = JobState.RUNNING
         """State of the job at the last renewal."""
-        # both start with the lease: while it is held, a machine without room for a thread must not end it.
+        # both start with the lease, because a machine that cannot start a thread later must not lose the job;
         # the copied contexts add the attempt's log fields to the threads' lines
         self._threads = [
             threading.Thread(target=copy_context().run, args=(target,), name=name, daemon=True)

@@ -63,7 +63,7 @@ def _training(attempt: Attempt) -> dict[str, Any]:
     job = attempt.job
     _note_unsafe(attempt)
     _note_fewer_gpus(attempt)
-    # first: a folder that is not mounted has no dataset either, and no checkpoint may be withdrawn for it
+    # before the checkpoint: if the storage is not mounted, this raises and no checkpoint is withdrawn
     training_file = _fetch_dataset(attempt, job.training_file, "train.jsonl")
     _fetch_checkpoint(attempt)
     validation_file = job.validation_file and _fetch_dataset(attempt, job.validation_file, "validation.jsonl")

@@ -1,8 +1,8 @@
 """The ranks of one run, which their driver starts, watches, stops and ends together.
 
 The first rank's events and the logs of all ranks are copied into the worker's run directory. The exit status
-stands for a single engine: it is 0 only if all ranks exit with 0. If a rank dies or is lost, the engines of
-the others are killed, because SIGTERM has no effect on a process that is blocked in a collective.
+is 0 only if all ranks exit with 0. If a rank dies or is lost, the engines of the others are killed, because
+SIGTERM has no effect on a process that is blocked in a collective.
 """
 
 import threading

@@ -19,7 +19,7 @@ from typing import IO
 from grpo_engine.process.parent_death import bound_command
 
 MAX_LOG_BYTES = 8 * 2**20
-"""Maximum size of engine.log; a full one is renamed to engine.log.1. The service keeps as much of a job."""
+"""Maximum size of engine.log; a full one is renamed to engine.log.1. The service stores as much per job."""
 MAX_KEPT_BYTES = 65_536
 """Maximum output that is kept of an engine without a run directory."""
 LOG_FILE = "engine.log"

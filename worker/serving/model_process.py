@@ -85,7 +85,7 @@ class ModelProcess(threading.Thread):
         return self._engine is not None and not self.is_idle and is_silent  # a download may take a long time
 
     def run(self) -> None:
-        """The process's whole life. The engine dies with this thread."""
+        """Fetch the weights, start the engine and read its reports. The engine dies with this thread."""
         try:
             self._folder.mkdir(parents=True)
             source = self._fetch(self._folder)

@@ -20,7 +20,7 @@ export const ROUTES = [
   { path: "/shared/:secret/:tab", page: "job" },
 ];
 
-// A broken escape, as in a link that was cut off, stays as it is: the service then finds nothing by that name.
+// A broken escape, as in a link that was cut off, stays unchanged: the service then finds nothing by that name.
 const decoded = (text) => {
   try {
     return decodeURIComponent(text);

@@ -83,7 +83,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         {"passed": 8, "groups_with_signal": 0, "groups_solved": 2},
         "no",
         "No group of 16 had two different rewards, so there is nothing to compare; raise temperature or "
-        "group_size, or use a grader that tells better from worse.",
+        "group_size, or use a grader that distinguishes better from worse.",
     ),
     "random text, always cut": (
         NOTHING | {"truncated": 60, "token_surprise_nats": 4.0},
