@@ -98,7 +98,7 @@ class ModelKeeper:
         with self.worker.database.transaction() as session:
             repository.announce(session, self.worker.name, is_training=self._is_training)
             held = repository.renew(session, self.worker.name, LEASE_SECONDS)
-            ours = {process.claimed[:2]: process for process in self.processes}
+            ours = {(process.claimed.key, process.claimed.fence): process for process in self.processes}
             for key, fence in held - ours.keys():  # claimed when the database was lost
                 repository.end(session, key, fence)
         self._beaten_at = monotonic()
@@ -161,8 +161,9 @@ class ModelKeeper:
         elif process.idle_seconds > self.settings.chat_idle_seconds:
             self._end(process, None)
         elif process.address is not None and not process.is_registered:
+            key, fence = process.claimed.key, process.claimed.fence
             with self.worker.database.transaction() as session:
-                repository.register(session, *process.claimed[:2], process.address, process.secret)
+                repository.register(session, key, fence, process.address, process.secret)
             process.is_registered = True
 
     def _end_all(self, refusal: Refusal) -> None:
@@ -180,4 +181,4 @@ class ModelKeeper:
 
     def _release(self, claimed: ClaimedModel, refusal: Refusal | None) -> None:
         with self.worker.database.transaction() as session:
-            repository.end(session, *claimed[:2], refusal.model_dump() if refusal else None)
+            repository.end(session, claimed.key, claimed.fence, refusal.model_dump() if refusal else None)
