@@ -5,9 +5,10 @@ Lines stream: memory holds the shown rows and the lengths.
 
 import math
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
-from service.files.schemas import FilePreview, TokenLengths
+from service.files.schemas import TokenLengths
 from service.jobs.model.dataset import RowError, parse_line
 from service.platform.errors import InvalidRequest
 from service.platform.token_counting import ModelText, RenderError
@@ -18,35 +19,37 @@ COUNTED_ROWS = 2000
 BATCH_BYTES = 2**21
 """Lines up to this size are counted together; a longer one is counted alone."""
 
+Row = dict[str, Any]
 
-def preview(lines: Iterable[bytes], *, limit: int, num_rows: int, text: ModelText | None) -> FilePreview:
-    """Up to `limit` rows, and the lengths of up to COUNTED_ROWS rows spread evenly over the file.
+
+def first_rows(lines: Iterable[bytes], limit: int) -> list[Row]:
+    """Up to `limit` rows. Raises InvalidRequest naming a line that is not a JSON object."""
+    shown: list[Row] = []
+    num_bytes = 0
+    for number, line in islice(_numbered(lines), limit):
+        num_bytes += len(line)
+        if shown and num_bytes > MAX_SHOWN_BYTES:
+            break
+        shown.append(_parsed(line, number))
+    return shown
+
+
+def token_lengths(lines: Iterable[bytes], num_rows: int, text: ModelText) -> TokenLengths | None:
+    """The lengths of up to COUNTED_ROWS rows spread evenly over the file; None if the model reads none.
 
     Raises InvalidRequest naming a line that is not a JSON object.
     """
-    every = max(1, math.ceil(num_rows / COUNTED_ROWS)) if text else 0
-    shown: list[dict[str, Any]] = []
-    counted: list[dict[str, Any]] = []
+    every = max(1, math.ceil(num_rows / COUNTED_ROWS))
     lengths: list[int] = []
-    num_bytes = waiting_bytes = 0
-    for index, number, line in _numbered(lines):
-        is_shown = index == len(shown) < limit and (not shown or num_bytes + len(line) <= MAX_SHOWN_BYTES)
-        is_counted = every > 0 and index % every == 0
-        if not is_shown and not every:
-            break
-        if is_shown or is_counted:
-            row = _parsed(line, number)
-            shown += [row] if is_shown else []
-            counted += [row] if is_counted else []
-            waiting_bytes += len(line) if is_counted else 0
+    waiting: list[Row] = []
+    num_bytes = 0
+    for number, line in islice(_numbered(lines), 0, None, every):
+        waiting.append(_parsed(line, number))
         num_bytes += len(line)
-        if text and waiting_bytes >= BATCH_BYTES:
-            lengths += _lengths(text, counted)
-            counted, waiting_bytes = [], 0
-    if text:
-        lengths += _lengths(text, counted)
-    columns = list(dict.fromkeys(name for row in shown for name in row))
-    return FilePreview(rows=shown, num_rows=num_rows, columns=columns, tokens=_summary(lengths))
+        if num_bytes >= BATCH_BYTES:
+            lengths += _lengths(text, waiting)
+            waiting, num_bytes = [], 0
+    return _summary([*lengths, *_lengths(text, waiting)])
 
 
 def count_rows(lines: Iterable[bytes]) -> int:
@@ -54,16 +57,12 @@ def count_rows(lines: Iterable[bytes]) -> int:
     return sum(1 for _ in _numbered(lines))
 
 
-def _numbered(lines: Iterable[bytes]) -> Iterator[tuple[int, int, bytes]]:
-    """(Index of the row, number of its line, line); blank lines are not rows."""
-    index = 0
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield index, number, line
-            index += 1
+def _numbered(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    """The rows with the numbers of their lines; blank lines are not rows."""
+    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
 
 
-def _parsed(line: bytes, number: int) -> dict[str, Any]:
+def _parsed(line: bytes, number: int) -> Row:
     try:
         return parse_line(line)
     except RowError as fault:
@@ -71,7 +70,7 @@ def _parsed(line: bytes, number: int) -> dict[str, Any]:
         raise InvalidRequest(message, param="file_id", code="invalid_jsonl") from fault
 
 
-def _lengths(text: ModelText, rows: Iterable[dict[str, Any]]) -> list[int]:
+def _lengths(text: ModelText, rows: Iterable[Row]) -> list[int]:
     """Tokens of the rows that the model can read: prompts, with the answer if the row has one."""
     rendered, plain = [], []
     for row in rows:

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from grpo_engine.process.fault_points import fault_point
 from service.files import repository
 from service.files.contents import check_dataset
-from service.files.preview import count_rows, preview
+from service.files.preview import count_rows, first_rows, token_lengths
 from service.files.schemas import FilePreview, FileRead, UploadFields
 from service.jobs.store.lineage import lineage_of
 from service.jobs.store.repository import is_result, stored_bytes
@@ -154,9 +154,12 @@ class Files:
         lines = partial(self.storage.lines, row.storage_key)
         try:
             num_rows = count_rows(lines()) if row.num_rows is None else row.num_rows
-            return preview(lines(), limit=limit, num_rows=num_rows, text=text)
+            rows = first_rows(lines(), limit)
+            tokens = token_lengths(lines(), num_rows, text) if text else None
         except ObjectMissing as error:
             raise content_missing() from error
+        columns = list(dict.fromkeys(name for each in rows for name in each))
+        return FilePreview(rows=rows, num_rows=num_rows, columns=columns, tokens=tokens)
 
     def _text(self, model: str) -> ModelText:
         """The model's tokenizer and template. Raises InvalidRequest."""
