@@ -1,6 +1,7 @@
 """`grpo logs`: what the engine of a job, probe or export printed, also while it runs."""
 
 import time
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,8 @@ from service.cli.options import checked_id, client_of, complete_jobs
 from service.cli.terminal.output import JsonFlag, print_json, say
 
 LINES_AT_ONCE = 5000
+Position = dict[str, int | None]
+"""Parameter of the API: `tail` lines before the end, or those `after` a line."""
 
 
 def logs(
@@ -30,14 +33,16 @@ def logs(
     as_json: JsonFlag = False,
 ) -> None:
     """Print the output of a job's, a probe's or an export's engine in all attempts."""
-    client, start, attempt = client_of(context), {"tail": tail}, 1
+    client, attempt = client_of(context), 1
+    position: Position = {"tail": tail}
     path = f"{PROBES if job_id.startswith('ftprobe-') else JOBS}/{job_id}"
     path += f"/exports/{export}" if export else ""
     try:
         while True:
             is_over = not follow or client.get(path)["status"] in TERMINAL  # before reading
-            for line in _lines(client, path, start):
+            for line in _lines(client, path, position):
                 attempt = _print(line, attempt, as_json=as_json)
+                position = {"after": line["sequence"]}
             if is_over:
                 return
             time.sleep(POLL_SECONDS)
@@ -45,16 +50,15 @@ def logs(
         return
 
 
-def _lines(client: Client, path: str, start: dict[str, int | None]) -> Any:
-    """All lines from `start`; afterwards `start` is the position after the last one."""
+def _lines(client: Client, path: str, position: Position) -> Iterator[dict[str, Any]]:
+    """All lines from this position."""
     has_more = True
     while has_more:
-        page = client.get(f"{path}/logs", limit=LINES_AT_ONCE, **start)
-        yield from page["data"]
+        page = client.get(f"{path}/logs", limit=LINES_AT_ONCE, **position)
+        for line in page["data"]:
+            yield line
+            position = {"after": line["sequence"]}
         has_more = page["has_more"]
-        if page["data"]:
-            start.clear()
-            start["after"] = page["data"][-1]["sequence"]
 
 
 def _print(line: dict[str, Any], attempt: int, *, as_json: bool) -> int:
