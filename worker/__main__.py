@@ -4,7 +4,7 @@ import argparse
 
 from service.platform import logs
 from service.settings import Settings
-from worker.attempt.attempt import Worker, worker_name
+from worker.attempt.worker import Worker, worker_name
 from worker.loop import try_job, work
 from worker.supervision import stop_flag
 

@@ -18,7 +18,7 @@ from service.jobs.store.wakeups import TASK, celery_settings, queue_name, refuse
 from service.ops.helper_heartbeats import CHAT, CLUSTER, SWEEPER
 from service.platform import logs
 from service.settings import Settings
-from worker.attempt.attempt import Worker, worker_name
+from worker.attempt.worker import Worker, worker_name
 from worker.launchers.warm_pool import WarmPool
 from worker.loop import try_job, watch_cluster
 from worker.supervision import Helper, StopFlag, run_process, supervised

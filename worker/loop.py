@@ -8,8 +8,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from service.ops.helper_heartbeats import CHAT, CLUSTER
 from service.platform.db import reason_of
-from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
+from worker.attempt.worker import Worker
 from worker.launchers.warm_pool import WarmPool
 from worker.serving.chat import answer_until
 from worker.supervision import run_process, supervised

@@ -23,7 +23,7 @@ from tests.conftest import settings_for
 from tests.support.forking import client as forking
 from tests.support.servers import Postgres, wait_until
 from tests.worker.jobs import claimed, insert_dataset, insert_job, read_job
-from worker.attempt.attempt import Worker
+from worker.attempt.worker import Worker
 
 ROOT = Path(__file__).parents[2]
 Process = subprocess.Popen[bytes] | forking.Forked

@@ -10,8 +10,8 @@ from sqlalchemy import select, update
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import Artifact, File, Job, JobEvent, Metric
-from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
+from worker.attempt.worker import Worker
 
 
 def messages(database: Database, job_id: str, level: str | None = None) -> list[str]:

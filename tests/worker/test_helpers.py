@@ -29,7 +29,7 @@ from tests.support.webhook_receiver import ALLOWED, deliveries, make_due, regist
 from tests.worker.conftest import Processes
 from tests.worker.jobs import cancel, insert_job, read_job
 from worker import healthcheck, supervision
-from worker.attempt.attempt import Worker
+from worker.attempt.worker import Worker
 from worker.cluster.capacity import Capacity, write_capacity
 from worker.serving.chat import answer_until
 from worker.serving.model_keeper import ModelKeeper

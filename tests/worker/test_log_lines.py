@@ -17,9 +17,9 @@ from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.conftest import on_sqlite
 from tests.support.servers import wait_until
-from worker.attempt.attempt import Worker
 from worker.attempt.lease import Lease
 from worker.attempt.runner import claim, log_fields, run_job
+from worker.attempt.worker import Worker
 from worker.launchers.gpu_reservation import Reservation
 from worker.loop import try_job
 from worker.masking import mask_secrets

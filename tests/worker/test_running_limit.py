@@ -16,8 +16,8 @@ from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.threads import at_once
 from tests.worker.jobs import insert_job, read_job
-from worker.attempt.attempt import Worker
 from worker.attempt.runner import claim as claim_as_worker
+from worker.attempt.worker import Worker
 from worker.launchers.gpu_reservation import Reservation
 
 

@@ -18,8 +18,8 @@ from tests.support.servers import wait_until
 from tests.worker.attempt.test_prepare import prepared
 from tests.worker.jobs import insert_dataset, insert_job, read_job
 from worker import sweeper
-from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
+from worker.attempt.worker import Worker
 from worker.launchers.warm_pool import WarmPool
 from worker.sweeper import sweep_once
 

@@ -9,7 +9,7 @@ from service.jobs.store import formats
 from service.jobs.store.claiming import ClaimedJob
 from service.platform.db import Database
 from tests.worker.jobs import read_job
-from worker.attempt.attempt import Worker
+from worker.attempt.worker import Worker
 from worker.launchers.warm_pool import WarmPool
 from worker.loop import try_job
 

@@ -23,8 +23,8 @@ from tests.support.servers import wait_until
 from tests.support.webhook_receiver import ALLOWED, deliveries, make_due, register, verified
 from tests.worker.conftest import Processes
 from tests.worker.jobs import cancel, claimed, insert_job, read_job
-from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
+from worker.attempt.worker import Worker
 from worker.supervision import supervised
 from worker.sweeper import maintenance
 from worker.webhook_sender import Sender

@@ -18,7 +18,7 @@ from service.jobs.store import claiming
 from service.jobs.store.claiming import ClaimedJob
 from service.jobs.store.machines import gpu_memory_gb
 from service.platform.ids import new_id
-from worker.attempt.attempt import Attempt, Refused, Worker
+from worker.attempt.attempt import Attempt, Refused
 from worker.attempt.conclude import conclude, conclude_error
 from worker.attempt.follow import Ending, await_place, follow
 from worker.attempt.hub_model import await_model
@@ -26,6 +26,7 @@ from worker.attempt.lease import Lease, Lost
 from worker.attempt.log_stream import LogStream
 from worker.attempt.prepare import prepare
 from worker.attempt.reserve import reserved_place
+from worker.attempt.worker import Worker
 from worker.cluster.plan import ClusterLost
 from worker.launchers.base import Place
 from worker.launchers.gpu_reservation import Reservation

@@ -17,7 +17,7 @@ from service.ops.helper_heartbeats import CHAT, Heartbeat
 from service.platform import logs
 from service.platform.db import reason_of
 from service.settings import Settings
-from worker.attempt.attempt import Worker, worker_name
+from worker.attempt.worker import Worker, worker_name
 from worker.serving.model_keeper import BEAT_SECONDS, ModelKeeper
 from worker.supervision import Flag, run_rounds, stop_flag
 

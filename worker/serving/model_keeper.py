@@ -22,8 +22,8 @@ from service.jobs.store.lineage import lineage_of
 from service.platform.catalog import CatalogEntry, CatalogError
 from service.serving import repository
 from service.serving.repository import ClaimedModel
-from worker.attempt.attempt import Worker
 from worker.attempt.fetch_weights import fetch_weights
+from worker.attempt.worker import Worker
 from worker.launchers.run_files import LocalRunFiles
 from worker.serving.model_process import BROKEN, KILL_SECONDS, ModelProcess
 

@@ -13,7 +13,7 @@ from service.settings import Settings
 from tests.service.embedded import ROOT
 from tests.support.forking import client as forking
 from tests.support.servers import wait_until
-from worker.attempt.attempt import Worker
+from worker.attempt.worker import Worker
 from worker.serving.chat import answer_until
 
 CHAT_WORKER = f"{socket.gethostname()}:chat"

@@ -31,7 +31,7 @@ from tests.service.job_samples import (
 )
 from tests.service.serving.answering import answering, num_served
 from tests.support.servers import wait_until
-from worker.attempt.attempt import Worker
+from worker.attempt.worker import Worker
 
 HELLO: Any = [{"role": "user", "content": "hello there"}]
 

@@ -21,7 +21,7 @@ from service.settings import Settings
 from tests.conftest import settings_for
 from tests.service.job_samples import make_model
 from tests.service.serving.answering import CHAT_WORKER, answering
-from worker.attempt.attempt import Worker
+from worker.attempt.worker import Worker
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 CHAT = "/v1/chat/completions"

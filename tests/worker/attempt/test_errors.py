@@ -19,8 +19,8 @@ from service.platform.tables.core import JobEvent
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import messages, run_until_idle
 from worker.attempt import runner
-from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
+from worker.attempt.worker import Worker
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 Submit = Callable[..., str]

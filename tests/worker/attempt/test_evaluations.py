@@ -18,11 +18,12 @@ from tests.conftest import on_sqlite
 from tests.worker.attempt.test_recording import record, step
 from tests.worker.jobs import insert_dataset, insert_job, method, read_job
 from tests.worker.outcomes import expected_weights, messages, weights
-from worker.attempt.attempt import Attempt, Worker
+from worker.attempt.attempt import Attempt
 from worker.attempt.conclude import conclude
 from worker.attempt.follow import Ending, StopRequest
 from worker.attempt.lease import Lease
 from worker.attempt.runner import claim, run_job
+from worker.attempt.worker import Worker
 from worker.launchers.gpu_reservation import Reservation
 
 pytestmark = on_sqlite  # nothing here depends on the database

@@ -24,7 +24,7 @@ from tests.worker.outcomes import (
     run_until_idle,
     weights,
 )
-from worker.attempt.attempt import Worker
+from worker.attempt.worker import Worker
 from worker.sweeper import sweep_once
 
 # kills are tried once, on the database of production

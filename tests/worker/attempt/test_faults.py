@@ -16,7 +16,7 @@ from tests.support.servers import wait_until
 from tests.worker.conftest import Process, Processes, engine_pids
 from tests.worker.jobs import cancel, expire_leases, read_job
 from tests.worker.outcomes import expected_weights, messages, metric_steps, run_until_idle, weights
-from worker.attempt.attempt import Worker
+from worker.attempt.worker import Worker
 
 # kills are tried once, on the database of production
 pytestmark = [on_postgresql, pytest.mark.usefixtures("nothing_left")]

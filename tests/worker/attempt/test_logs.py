@@ -20,8 +20,8 @@ from tests.support.servers import wait_until
 from tests.worker.jobs import cancel, insert_job, read_job
 from tests.worker.jobs import method as small_method
 from tests.worker.outcomes import in_background, run_until_idle
-from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
+from worker.attempt.worker import Worker
 from worker.launchers import local
 
 Submit = Callable[..., str]

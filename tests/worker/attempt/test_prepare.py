@@ -18,10 +18,11 @@ from service.platform.tables.workers import WorkerHost
 from service.settings import Settings
 from tests.service.job_samples import jsonl
 from tests.worker.jobs import insert_dataset, insert_file, insert_job, method, read_job
-from worker.attempt.attempt import Attempt, Refused, Worker
+from worker.attempt.attempt import Attempt, Refused
 from worker.attempt.lease import Lease
 from worker.attempt.prepare import prepare
 from worker.attempt.runner import run_job
+from worker.attempt.worker import Worker
 from worker.launchers.base import CONFIG
 from worker.sweeper import sweep_once
 

@@ -24,8 +24,8 @@ from tests.worker.conftest import engine_pids
 from tests.worker.jobs import claim, read_job
 from tests.worker.outcomes import in_background, metric_steps, run_until_idle
 from tests.worker.test_webhooks_jobs import NOWHERE, expire_lease
-from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
+from worker.attempt.worker import Worker
 
 Submit = Callable[..., str]
 PROBE = {"prompts": 3}

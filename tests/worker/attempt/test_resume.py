@@ -22,8 +22,8 @@ from tests.worker.outcomes import (
     run_until_idle,
     weights,
 )
-from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
+from worker.attempt.worker import Worker
 
 pytestmark = on_sqlite  # nothing here depends on the database
 

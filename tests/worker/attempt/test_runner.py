@@ -19,8 +19,8 @@ from tests.support.servers import wait_until
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import expected_weights, in_background, messages, metric_steps, weights
-from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
+from worker.attempt.worker import Worker
 
 pytestmark = on_sqlite  # nothing here depends on the database
 

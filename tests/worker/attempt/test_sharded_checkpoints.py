@@ -27,9 +27,10 @@ from tests.conftest import on_sqlite
 from tests.worker.jobs import claimed
 from tests.worker.outcomes import damage, messages
 from worker.attempt import publish
-from worker.attempt.attempt import Attempt, Worker
+from worker.attempt.attempt import Attempt
 from worker.attempt.lease import Lease
 from worker.attempt.prepare import _fetch_checkpoint
+from worker.attempt.worker import Worker
 from worker.cluster.files import ClusterFiles
 from worker.launchers.run_files import LocalRunFiles
 

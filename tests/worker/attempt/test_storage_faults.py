@@ -24,8 +24,9 @@ from tests.worker.outcomes import (
     metric_steps,
     weights,
 )
-from worker.attempt.attempt import STORAGE_TRIES, Attempt, Worker
+from worker.attempt.attempt import STORAGE_TRIES, Attempt
 from worker.attempt.runner import run_job
+from worker.attempt.worker import Worker
 
 pytestmark = on_sqlite  # nothing here depends on the database
 

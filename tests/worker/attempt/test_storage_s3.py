@@ -15,8 +15,8 @@ from tests.support.s3_proxy import CUT, CUT_ANSWER, KEY_ID, pass_all, strike
 from tests.support.servers import wait_until
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import expected_weights, in_background, messages, run_until_idle, weights
-from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
+from worker.attempt.worker import Worker
 
 pytestmark = on_sqlite  # one database: no test here depends on it
 

@@ -16,8 +16,8 @@ from service.platform.tables.workers import WorkerHelper
 from service.settings import Settings
 from tests.conftest import on_sqlite
 from tests.worker.jobs import read_job
-from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
+from worker.attempt.worker import Worker
 from worker.launchers import gpu_check
 from worker.launchers.gpu_reservation import HostGpus
 

@@ -22,8 +22,8 @@ from tests.worker.conftest import Processes, engine_pids
 from tests.worker.jobs import insert_dataset, insert_job, read_job
 from tests.worker.outcomes import expected_weights, messages, metric_steps, run_until_idle, weights
 from worker.attempt import runner
-from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
+from worker.attempt.worker import Worker
 from worker.cluster import place
 from worker.cluster.place import PREFIX
 from worker.launchers.gpu_reservation import HostGpus

@@ -23,8 +23,8 @@ from tests.support.servers import wait_until
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import insert_dataset, insert_job, method, read_job
 from tests.worker.outcomes import in_background, messages, metric_steps, weights
-from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
+from worker.attempt.worker import Worker
 from worker.cluster.plan import SILENCE_SECONDS
 from worker.launchers.gpu_reservation import HostGpus
 

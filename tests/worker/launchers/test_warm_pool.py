@@ -19,8 +19,8 @@ from tests.support.waiting import is_alive, waiting_engines
 from tests.worker.conftest import ROOT, Processes, engine_pids
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import expected_weights, weights
-from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
+from worker.attempt.worker import Worker
 from worker.launchers import run_directory
 from worker.launchers.local import EngineProcess
 from worker.launchers.warm_pool import WarmPool

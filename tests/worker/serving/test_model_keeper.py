@@ -13,7 +13,7 @@ from service.jobs.results.weights import ModelParts
 from service.platform.db import Database
 from service.serving import repository
 from tests.conftest import on_sqlite
-from worker.attempt.attempt import Worker
+from worker.attempt.worker import Worker
 from worker.serving.model_keeper import LEASE_SECONDS, ModelKeeper
 from worker.serving.model_process import ModelProcess
 

@@ -22,7 +22,7 @@ from tests.support.openenv.server import OpenEnvServer
 from tests.worker.jobs import insert_file, insert_job, read_job
 from tests.worker.jobs import method as small_method
 from tests.worker.outcomes import in_background
-from worker.attempt.attempt import Worker
+from worker.attempt.worker import Worker
 
 NUM_ROWS, SEED = 12, 7
 FIELDS = {"prompts_per_step": 4, "group_size": 4, "max_completion_tokens": 60, "stop": ["a", "b"]}

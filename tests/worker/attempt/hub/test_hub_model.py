@@ -17,8 +17,8 @@ from tests.support.servers import wait_until
 from tests.worker.attempt.test_runner import Submit
 from tests.worker.jobs import cancel, read_job
 from tests.worker.outcomes import in_background
-from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
+from worker.attempt.worker import Worker
 
 pytestmark = on_sqlite  # nothing here depends on the database
 

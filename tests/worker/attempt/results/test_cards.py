@@ -24,8 +24,8 @@ from tests.support.fake_engine import FINGERPRINT
 from tests.worker.attempt.test_prepare import prepared
 from tests.worker.jobs import insert_dataset, insert_file, insert_job, method, read_job
 from tests.worker.outcomes import run_until_idle
-from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
+from worker.attempt.worker import Worker
 
 pytestmark = on_sqlite  # tests/service/jobs/results/test_manifests.py tests the queries on both databases
 

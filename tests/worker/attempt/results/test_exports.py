@@ -28,8 +28,8 @@ from tests.worker.conftest import engine_pids
 from tests.worker.jobs import insert_file, insert_job, read_job
 from tests.worker.outcomes import in_background, run_until_idle
 from worker.attempt import publish
-from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
+from worker.attempt.worker import Worker
 
 pytestmark = on_sqlite  # one database: no test here depends on queries
 
