@@ -60,11 +60,12 @@ def grade(
         for number, (item, text) in enumerate(zip(items, texts, strict=True), 1):
             rename(f"grading row {number} of {len(items)}…")
             found.append({"row": number, **_graded(client, rule, item, text)})
+    rewards = [one["reward"] for one in found if one["reward"] is not None]
+    unscored = len(found) - len(rewards)
     if as_json:
-        print_json(_document(found))
+        print_json(_document(found, rewards))
     else:
-        _show(found)
-    unscored = sum(one["reward"] is None for one in found)
+        _show(found, rewards)
     if unscored:
         message = f"{unscored} of {len(found)} answers cannot be scored"
         raise CommandError(
@@ -157,8 +158,7 @@ def _graded(client: Client, rule: dict[str, Any], item: Row, answer: str) -> Row
     }
 
 
-def _document(found: list[Row]) -> dict[str, Any]:
-    rewards = [one["reward"] for one in found if one["reward"] is not None]
+def _document(found: list[Row], rewards: list[float]) -> dict[str, Any]:
     return {
         "data": found,
         "mean_reward": sum(rewards) / len(rewards) if rewards else None,
@@ -167,7 +167,7 @@ def _document(found: list[Row]) -> dict[str, Any]:
     }
 
 
-def _show(found: list[Row]) -> None:
+def _show(found: list[Row], rewards: list[float]) -> None:
     cells = (
         (one["row"], short_number(one["reward"]), _parts(one["parts"]), excerpt(one["answer"]))
         for one in found
@@ -183,7 +183,6 @@ def _show(found: list[Row]) -> None:
     for one in [one for one in found if one["printed"]][:SHOWN_PRINTS]:
         for part, text in one["printed"].items():
             say(f"\nrow {one['row']}, {part} printed:\n{text}")
-    rewards = [one["reward"] for one in found if one["reward"] is not None]
     if rewards:
         say(f"\n{len(rewards)} rewards, mean {short_number(sum(rewards) / len(rewards))}")
         for line in bars(bins_of(rewards)):
