@@ -30,18 +30,18 @@ function headline(job, text, main) {
   return verdictOf(job) === "worse" ? `${WORSE} ${main}` : main;
 }
 
-function linksOf(job, findings, signal) {
+function linksOf(job, count, signal) {
   const link = (label, href) => el("a", { href }, label);
   const checkpoints = link("Checkpoints", `#/jobs/${job.id}/checkpoints`);
   const weights = job.status === "succeeded" && downloads(job).find((one) => one.isWeights);
   return {
     checkpoints,
     download: weights ? downloadButton(`Download ${weights.label.toLowerCase()}`, weights.path, {}, signal) : checkpoints,
-    findings: findings > 0 && el("a", { href: `#/jobs/${job.id}`, onclick: showFindings }, findings === 1 ? "Read the finding" : `Read ${number(findings)} findings`),
+    findings: count > 0 && el("a", { href: `#/jobs/${job.id}`, onclick: showFindings }, count === 1 ? "Read the finding" : `Read ${number(count)} findings`),
     rollouts: job.method.type === "supervised" ? null : link("Read rollouts", `#/jobs/${job.id}/rollouts`),
     reinforce: can.write && job.fine_tuned_model && link("Train it with GRPO", `#/new?after=${job.id}`),
     edit: can.write && link("Run again with changes", `#/new?from=${job.id}`),
-    try: job.fine_tuned_model && job.method.rule !== "training_free" && link("Try the model", `#/try?model=${encodeURIComponent(job.fine_tuned_model)}`),
+    tryIt: job.fine_tuned_model && job.method.rule !== "training_free" && link("Try the model", `#/try?model=${encodeURIComponent(job.fine_tuned_model)}`),
   };
 }
 
@@ -55,36 +55,37 @@ function showFindings(event) {
   first.querySelector("summary").focus({ preventScroll: true });
 }
 
-function adviceFor(job, isDoubted, { checkpoints, download, rollouts, edit, reinforce, findings: why, try: talk }) {
+function adviceFor(job, isDoubted, links) {
+  const { checkpoints, rollouts, edit, findings } = links;
   switch (job.status) {
     case "failed": return ["Fix the cause below, then run again.", edit];
     case "cancelled": return [`Cancelled at step ${number(job.progress.step, 7)}. Saved checkpoints stay available.`, checkpoints, edit];
-    case "paused": return [`Paused at step ${number(job.progress.step, 7)}. Resume continues from the last checkpoint.`, why, checkpoints];
-    case "succeeded": return finished(job, isDoubted, { checkpoints, download, rollouts, edit, reinforce, why, talk });
-    default: return running(job, why, rollouts);
+    case "paused": return [`Paused at step ${number(job.progress.step, 7)}. Resume continues from the last checkpoint.`, findings, checkpoints];
+    case "succeeded": return finished(job, isDoubted, links);
+    default: return running(job, findings, rollouts);
   }
 }
 
-function finished(job, isDoubted, { checkpoints, download, rollouts, edit, reinforce, why, talk }) {
+function finished(job, isDoubted, { checkpoints, download, rollouts, edit, reinforce, findings, tryIt }) {
   const loss = lossOf(job);
-  if (loss) return loss.fell ? [`${loss.text} GRPO can start from this model.`, why, reinforce, talk, download] : [loss.text, why, edit, checkpoints];
+  if (loss) return loss.fell ? [`${loss.text} GRPO can start from this model.`, findings, reinforce, tryIt, download] : [loss.text, findings, edit, checkpoints];
   switch (verdictOf(job)) {
-    case "better": return isDoubted ? [BETTER, why, rollouts, edit, talk, download] : [`${BETTER} Try the model, or download it.`, talk, download, why, rollouts];
-    case "worse": return [`${WORSE} Lower the learning rate, or use a checkpoint from before the fall.`, why, edit, checkpoints];
-    case "same": return [`No significant change on held-out rows.${why ? "" : " Train longer, or with more held-out rows."}`, why, edit, rollouts];
-    default: return [`Finished. Without ${job.eval.baseline ? "a verdict on " : ""}held-out rows, ${why ? "read the findings and " : ""}try the model beside the one it was trained from.`, why, talk, download];
+    case "better": return isDoubted ? [BETTER, findings, rollouts, edit, tryIt, download] : [`${BETTER} Try the model, or download it.`, tryIt, download, findings, rollouts];
+    case "worse": return [`${WORSE} Lower the learning rate, or use a checkpoint from before the fall.`, findings, edit, checkpoints];
+    case "same": return [`No significant change on held-out rows.${findings ? "" : " Train longer, or with more held-out rows."}`, findings, edit, rollouts];
+    default: return [`Finished. Without ${job.eval.baseline ? "a verdict on " : ""}held-out rows, ${findings ? "read the findings and " : ""}try the model beside the one it was trained from.`, findings, tryIt, download];
   }
 }
 
-function running(job, why, rollouts) {
+function running(job, findings, rollouts) {
   if (!job.progress.step) return ["Results appear with the first step."];
   const loss = lossOf(job);
-  if (loss) return [loss.text, why];
+  if (loss) return [loss.text, findings];
   switch (verdictOf(job)) {
-    case "better": return ["Learning: better on held-out rows so far.", why, rollouts];
-    case "worse": return ["Worse on held-out rows so far. Read some rollouts before it continues.", why, rollouts];
-    case "same": return ["No significant change on held-out rows so far.", why, rollouts];
-    default: return [job.eval.baseline ? "The first comparison comes with the next evaluation." : "Training.", why, rollouts];
+    case "better": return ["Learning: better on held-out rows so far.", findings, rollouts];
+    case "worse": return ["Worse on held-out rows so far. Read some rollouts before it continues.", findings, rollouts];
+    case "same": return ["No significant change on held-out rows so far.", findings, rollouts];
+    default: return [job.eval.baseline ? "The first comparison comes with the next evaluation." : "Training.", findings, rollouts];
   }
 }
 

@@ -72,9 +72,9 @@ export class Summary {
     const offered = [...wanted, model].join();
     if (this.offered === offered) return;
     this.offered = offered;
-    const talk = model ? [el("a", { class: "button primary", href: `#/try?model=${encodeURIComponent(model)}` }, "Try it")] : [];
+    const tryIt = model ? [el("a", { class: "button primary", href: `#/try?model=${encodeURIComponent(model)}` }, "Try it")] : [];
     this.buttons.replaceChildren(...wanted.map((name) =>
-      button(ACTIONS[name].label, (event) => this.act(name, event.target), { kind: ACTIONS[name].kind })), ...talk);
+      button(ACTIONS[name].label, (event) => this.act(name, event.target), { kind: ACTIONS[name].kind })), ...tryIt);
   }
 
   async act(name, pressed) {
