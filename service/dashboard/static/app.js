@@ -11,8 +11,9 @@ How a page is made
 2.  Its address is in `routes.js` already; give it `nav: "…"` there if the bar should lead to it.
 3.  First `root.append(heading("Title"))`, before any await if possible; the frame focuses that
     h1. Then a box per part, each with its state: `loading(box)`, then content, `empty(box, …)` or
-    `failed(box, error, retry)`, which also retries when the service is back. What `show` throws is shown as a failure of the whole page, with a button
-    that shows the page again; a part that may fail alone catches and calls `failed` itself.
+    `failed(box, error, retry)`, which also retries when the service is back. What `show` throws is shown as a
+    failure of the whole page, with a button that shows the page again; a part that may fail alone catches and
+    calls `failed` itself.
 4.  Data: `get`, `post`, `paged`, `metricsOf`, `upload`, `download`, `follow` of `api.js`. They throw ApiError
     {status, message, param, code, problems}. A 401 needs nothing: the frame shows the key form, and
     afterwards the page again.

@@ -19,7 +19,8 @@ export function jobOf(model) {
   return prefix === "ft" && id ? `ftjob-${id}` : null;
 }
 
-// A model as people call it: by its job's name, if `names` has one, or its suffix, with a checkpoint's step: "sums, step 40".
+// The name of a model for people: its job's name, if `names` has one, or its suffix, with a checkpoint's step: "sums,
+// step 40".
 export function modelName(model, names = new Map()) {
   const name = jobOf(model) && (names.get(jobOf(model)) ?? model.split(":")[3]);
   const step = /:ckpt-step-(\d+)$/.exec(model)?.[1];

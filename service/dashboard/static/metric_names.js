@@ -1,4 +1,5 @@
-// The engine's metrics: the format of their values, and which ones share a chart. A chart is left out if the job has none of its metrics.
+// The engine's metrics: the format of their values, and which ones share a chart. A chart is left out if the job has
+// none of its metrics.
 
 import { decimals, duration, isPresent, number, percent } from "./dom.js";
 import { metricLabel } from "./labels.js";
@@ -50,8 +51,8 @@ export function heldOutName(measured, name = "Held-out") {
   return `${name} (${temperature === 0 ? "greedy" : `T = ${number(temperature)}`})`;
 }
 
-// mean ± standard error of `count` rewards, cut at 0 and 1 if no reward can have been outside: the deviation of values between 0 and 1 is at
-// most √(mean × (1 − mean)), but for the correction of a small sample.
+// mean ± standard error of `count` rewards, cut at 0 and 1 if no reward can have been outside: the deviation of values
+// between 0 and 1 is at most √(mean × (1 − mean)), except for the correction of a small sample.
 function band(means, deviations, count) {
   const isShare = means.every((mean, at) => mean >= 0 && mean <= 1 && deviations[at] ** 2 <= 1.2 * mean * (1 - mean) + 1e-6);
   const [lowest, highest] = isShare ? [0, 1] : [-Infinity, Infinity];
@@ -113,7 +114,8 @@ const speeds = lines(/^perf\/.+_tokens_per_second$/, (name) => name.slice(5).spl
 const tiny = { yaxis: { exponentformat: "e" } }; // a loss of 60n is no loss of 60
 const share = { format: percent, fromZero: true, yaxis: { tickformat: ".2~%" } };
 
-// In the order of the page; the first one with values is the large one. `series(rows, names, job.eval, job)`; `hint`: how to read it.
+// In the order of the page; the first one with values is the large one. `series(rows, names, job.eval, job)`; `hint`:
+// how to read it.
 export const CHARTS = [
   { title: "Reward", series: rewards, format: decimals,
     hint: "Mean per step. The band is ± one standard error of that mean. Training answers are sampled; the legend names how held-out answers are decoded. Compare changes, not levels." },

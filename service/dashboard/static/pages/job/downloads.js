@@ -2,7 +2,8 @@
 
 import { jobPath } from "../../api.js";
 
-// → [{label, path, query, isExport, isWeights}], the weights at the end of training first; an export is created at its path, and downloaded once it has succeeded
+// → [{label, path, query, isExport, isWeights}], the weights at the end of training first. An export is created at its
+// path, and downloaded once it has succeeded.
 export function downloads(job) {
   const path = (rest) => jobPath(job.id, rest);
   const kinds = new Set(job.artifacts.map((artifact) => artifact.kind));

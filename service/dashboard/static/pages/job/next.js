@@ -10,7 +10,7 @@ import { hasInterval } from "./strip.js";
 const BETTER = "Better on held-out rows.";
 const WORSE = "Worse on held-out rows than before training.";
 
-// findings: {count, main}: the number of those that are not errors, and the cause that puts the result in doubt, if one does.
+// findings: {count, main}: the number of those that are not errors, and the cause that puts the result in doubt, if any.
 export function nextStep(job, { count = 0, main } = {}, signal) {
   const [text, ...links] = adviceFor(job, Boolean(main), linksOf(job, count, signal));
   return el("p", { class: `next ${toneOf(job, main)}` }, el("strong", {}, headline(job, text, main)), links.filter(Boolean));

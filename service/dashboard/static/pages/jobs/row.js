@@ -43,7 +43,7 @@ export function jobRow(job, { signal, chosen, narrow, tagged, edit, names }) {
     row.job = next;
     const title = JSON.stringify([next.name, next.tags, next.archived]);
     if (named !== title) {
-      named = title; // else the keyboard's focus inside of it stays
+      named = title; // otherwise the elements stay, and the keyboard's focus with them
       name.replaceChildren(...nameOf(next, { narrow, tagged, names }));
       tick.setAttribute("aria-label", `Select ${jobName(next)}`);
       change.setAttribute("aria-label", `Edit ${jobName(next)}`);

@@ -156,7 +156,7 @@ class RolloutsPage {
 
   nothingFits() {
     const filter = this.controls.state.filter;
-    const what = filter ? `“${NAMES[filter].toLowerCase()}”` : "this question";
+    const what = filter ? `“${NAMES[filter].toLowerCase()}”` : "the selection";
     this.replaceGroup(() => empty(this.box, "No matching group", `No group matches ${what}.`,
       button("Show all groups", () => this.controls.clear())));
     announce("No matching group");
