@@ -55,13 +55,14 @@ def publish_checkpoint(attempt: Attempt, event: CheckpointSaved) -> None:
 
 def _publish(attempt: Attempt, event: CheckpointSaved) -> None:
     """Publish one checkpoint; skip it if the engine has removed it meanwhile. Raises StorageError."""
-    prefix = f"jobs/{attempt.job.id}/checkpoints/{event.step}-{attempt.job.fence}"
+    job = attempt.job
+    prefix = f"jobs/{job.id}/checkpoints/{event.step}-{job.fence}"
     try:
-        verified = attempt.files.verify(event.path, attempt.job.id)
+        verified = attempt.files.verify(event.path, job.id)
         state, shards = _store_state(attempt, event.path, prefix, verified.elsewhere)
-        texts = descriptions(attempt, attempt.job.id, step=event.step)
+        texts = _descriptions(attempt, job.id, step=event.step)
         weights_folder = f"{event.path}/{_kind_of(verified)}"
-        weights = store_folder(attempt, weights_folder, f"{prefix}/adapter.tar.gz", texts)
+        weights = _store_folder(attempt, weights_folder, f"{prefix}/adapter.tar.gz", texts)
     except (DamagedCheckpoint, FileNotFoundError) as error:
         logger.warning("checkpoint not published", step=event.step, error=str(error))
         return
@@ -71,9 +72,9 @@ def _publish(attempt: Attempt, event: CheckpointSaved) -> None:
             session,
             Checkpoint(
                 id=new_id("ftckpt", "_"),
-                job_id=attempt.job.id,
+                job_id=job.id,
                 step=event.step,
-                fence=attempt.job.fence,
+                fence=job.fence,
                 state_key=state.key,
                 state_sha256=state.sha256,
                 shards=shards,
@@ -121,10 +122,10 @@ def publish_results(attempt: Attempt, event: Finished) -> None:
     """
     job = attempt.job
     kind = _kind_of(attempt.files.verify(str(PurePosixPath(event.path).parent), job.id))
-    prefix = f"jobs/{attempt.job.id}/results/{attempt.job.fence}"
-    texts = attempt.transfer(lambda: descriptions(attempt, job.id), is_patient=True)
-    weights = store_folder(attempt, event.path, f"{prefix}/adapter.tar.gz", texts, is_patient=True)
-    rows = attempt.read(lambda s: metrics.metric_rows(s, attempt.job.tenant, attempt.job.id))
+    prefix = f"jobs/{job.id}/results/{job.fence}"
+    texts = attempt.transfer(lambda: _descriptions(attempt, job.id), is_patient=True)
+    weights = _store_folder(attempt, event.path, f"{prefix}/adapter.tar.gz", texts, is_patient=True)
+    rows = attempt.read(lambda s: metrics.metric_rows(s, job.tenant, job.id))
     attempt.files.write("metrics.csv", metrics.to_csv(rows))
     curve = _upload(attempt, "metrics.csv", f"{prefix}/metrics.csv", is_patient=True)
     fault_point("results.uploaded")
@@ -140,8 +141,8 @@ def publish_results(attempt: Attempt, event: Finished) -> None:
             trained_tokens=event.num_tokens,
         ):
             return False
-        add_artifact(session, attempt, "metrics", f"{job.id}-metrics.csv", curve, event.step)
-        add_artifact(session, attempt, kind, f"{job.id}-{kind}.tar.gz", weights, event.step)
+        _add_artifact(session, attempt, "metrics", f"{job.id}-metrics.csv", curve, event.step)
+        _add_artifact(session, attempt, kind, f"{job.id}-{kind}.tar.gz", weights, event.step)
         return True
 
     attempt.write(store_results)
@@ -161,9 +162,9 @@ def publish_export(attempt: Attempt, event: Exported) -> None:
     job_now = attempt.read(lambda session: session.get_one(Job, source))
     is_final = job_now.state == JobState.SUCCEEDED.value and step == job_now.step
     difference = event.difference and event.difference.model_dump()
-    texts = descriptions(attempt, source, step=None if is_final else step, merged={"difference": difference})
+    texts = _descriptions(attempt, source, step=None if is_final else step, merged={"difference": difference})
     key = f"jobs/{source}/exports/{job.id}-{job.fence}.tar"
-    stored = store_folder(attempt, event.path, key, texts, is_patient=True)
+    stored = _store_folder(attempt, event.path, key, texts, is_patient=True)
     fault_point("export.uploaded")
 
     def store_result(session: Session) -> JobState | None:
@@ -175,7 +176,7 @@ def publish_export(attempt: Attempt, event: Exported) -> None:
             return None
         if is_wanted:
             session.get_one(Job, job.id).export = {**export, "difference": difference}
-            add_artifact(session, attempt, "merged", f"{source}-step-{step}-merged.tar", stored, step)
+            _add_artifact(session, attempt, "merged", f"{source}-step-{step}-merged.tar", stored, step)
         return state
 
     state = attempt.write(store_result)
@@ -184,7 +185,7 @@ def publish_export(attempt: Attempt, event: Exported) -> None:
     logger.info("export ended", of=source, step=step, state=state.value)
 
 
-def descriptions(
+def _descriptions(
     attempt: Attempt, job_id: str, *, step: int | None = None, merged: manifest.Document | None = None
 ) -> dict[str, str]:
     """Model card and manifest of a job's weights, by file name.
@@ -202,7 +203,7 @@ def descriptions(
     return {"README.md": model_card(document), "manifest.json": manifest.text(document)}
 
 
-def add_artifact(
+def _add_artifact(
     session: Session, attempt: Attempt, kind: str, filename: str, stored: Stored, step: int
 ) -> None:
     """Add the rows of an uploaded result."""
@@ -227,7 +228,7 @@ def _kind_of(checkpoint: VerifiedCheckpoint) -> str:
     return next(kind for kind in WEIGHTS if kind in folders)
 
 
-def store_folder(
+def _store_folder(
     attempt: Attempt, name: str, key: str, texts: Mapping[str, str], *, is_patient: bool = False
 ) -> Stored:
     """Pack a folder and `texts`, and upload the archive, which is a tar.gz if its key ends so.
