@@ -76,13 +76,10 @@ def _try_lock(path: Path) -> int | None:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
-    try:
+    with suppress(BlockingIOError, FileNotFoundError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(descriptor).st_ino == path.stat().st_ino:
             return descriptor
-    except (BlockingIOError, FileNotFoundError):
-        os.close(descriptor)
-        return None
     os.close(descriptor)
     return None
 

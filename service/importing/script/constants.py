@@ -62,12 +62,11 @@ class Constants:
     def value(self, found: Located) -> Any:
         """The expression's value, with lists for tuples. Raises NotConstant."""
         try:
-            value = self._value(found.node, found.scope)
+            return self._value(found.node, found.scope)
         except (TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise NotConstant(found.node, f"`{source_of(found.node)}`: {error}") from None
         except RecursionError:
             raise NotConstant(found.node, "too deeply nested") from None
-        return value
 
     def _value(self, node: ast.AST, scope: Scope) -> Any:
         match node:
