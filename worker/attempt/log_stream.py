@@ -40,27 +40,26 @@ class LogStream:
         self._unstored: list[PrintedLines] = []
         self._stored_to: int | None = None
         """Number of the last line that is known to be stored; None: not known yet."""
-        self._written_to = 0
         self._due_at = monotonic() + STORE_SECONDS
 
     def store_if_due(self) -> None:
         """Store new lines every few seconds; after an outage, in a later call. Raises Lost."""
         if monotonic() >= self._due_at:
-            self._gather()
-            self._try()
+            self._read()
+            self._store()
             self._due_at = monotonic() + STORE_SECONDS
 
     def close(self) -> None:
         """Store the rest after the end of the processes, retried during an outage. Raises Lost.
 
-        If the lease outlives its own limit for outages, only the log cannot be stored: the rest is dropped.
+        If the lease is still renewed but the log not stored after `self_fence_seconds`, the rest is dropped.
         """
         give_up_at = monotonic() + self._attempt.worker.settings.self_fence_seconds
         try:
-            while self._gather() or self._gather_ends():
+            while self._read() or self._read_ends():
                 self._attempt.lease.check()
                 self._attempt.worker.touch()
-                if not self._try():
+                if not self._store():
                     self._attempt.lease.wait(RETRY_SECONDS)
                 if monotonic() > give_up_at:
                     logger.error("rest of the log dropped")
@@ -69,40 +68,39 @@ class LogStream:
             for reader in self._readers.values():
                 reader.close()
 
-    def _try(self) -> bool:
+    def _store(self) -> bool:
         """Write the unstored lines; False: the database is down. Raises Lost."""
         if not self._unstored:
             return True
         try:
             with self._attempt.worker.database.transaction() as session:
-                is_held = self._write(session)
+                stored_to = self._write(session)
         except OUTAGES as error:
             logger.warning("log not stored yet", error=reason_of(error))
             return False
         except SQLAlchemyError:
             logger.exception("log lines dropped")
         else:
-            if not is_held:
+            if stored_to is None:
                 self._attempt.lease.lose()
                 raise Lost(self._attempt.job.id)
-            self._stored_to = self._written_to
+            self._stored_to = stored_to
         self._unstored = []
         return True
 
-    def _write(self, session: Session) -> bool:
-        """Write the lines if the claim is still held; returns whether it is.
+    def _write(self, session: Session) -> int | None:
+        """Write the lines; returns the number of the last one. None: the claim is no longer held.
 
         If the connection was lost after an earlier COMMIT of the same lines, they are not written again.
         """
         job = self._attempt.job
         if lock_held(session, job.id, job.fence) is None:
-            return False
+            return None
         if self._stored_to is None:
             self._stored_to = logs.last_sequence(session, job.id)
-        self._written_to = logs.append(session, job.id, job.attempt, self._unstored, after=self._stored_to)
-        return True
+        return logs.append(session, job.id, job.attempt, self._unstored, after=self._stored_to)
 
-    def _gather(self) -> bool:
+    def _read(self) -> bool:
         """Read a batch, unless one is waiting. Returns whether there is anything to store."""
         if not self._unstored:
             for path in sorted(self._attempt.folder.glob("*.log")):
@@ -110,7 +108,7 @@ class LogStream:
                 self._add(path, reader.read(BATCH_BYTES))
         return bool(self._unstored)
 
-    def _gather_ends(self) -> bool:
+    def _read_ends(self) -> bool:
         """Close the files, and read their last lines if they have no end."""
         for path, reader in self._readers.items():
             self._add(path, reader.close())
