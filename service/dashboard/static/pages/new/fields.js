@@ -5,8 +5,8 @@ import { codeEditor, markLine } from "../../code_editor.js";
 import { el, isPresent, number, optionsOf } from "../../dom.js";
 import { settingLabel } from "../../labels.js";
 
-// One field. `control` has the id that the label refers to; `param` is the request's field.
-export function field(param, label, hint, control, ...more) {
+// The field of the form for `param` of the request: label, control, hint, and room for its problems.
+export function paramField(param, label, hint, control, ...more) {
   const id = idOf(param);
   control.id = id;
   control.setAttribute("aria-describedby", `${id}-hint ${id}-problem`);

@@ -4,7 +4,7 @@
 import { ago, bytes, el, section } from "../../dom.js";
 import { uploader } from "../../uploads.js";
 import { methodOf } from "./draft.js";
-import { field, idOf, input, select } from "./fields.js";
+import { idOf, input, paramField, select } from "./fields.js";
 import { beginning, graderForm } from "./grader.js";
 import { heldOutParts, holdOut } from "./held_out.js";
 import { firstRowPart } from "./rows.js";
@@ -30,10 +30,10 @@ export function modelPart(draft, models, names) {
     return type;
   });
   return section("Model", el("div", { class: "panel stack" },
-    field("model", "Start from", "A base model, or one of your fine-tuned models.", select(draft, "model", options)),
-    field("method.type", "Method", null, method),
-    field("name", "Name", "Shown in the list of jobs.", input(draft, "name", { placeholder: "optional", maxlength: 128 })),
-    field("suffix", "Suffix", "Added to the model name.", input(draft, "suffix", { placeholder: "optional", maxlength: 64 }))));
+    paramField("model", "Start from", "A base model, or one of your fine-tuned models.", select(draft, "model", options)),
+    paramField("method.type", "Method", null, method),
+    paramField("name", "Name", "Shown in the list of jobs.", input(draft, "name", { placeholder: "optional", maxlength: 128 })),
+    paramField("suffix", "Suffix", "Added to the model name.", input(draft, "suffix", { placeholder: "optional", maxlength: 64 }))));
 }
 
 // "Articles, imitate (ft:tiny:default::PuhT…)"
@@ -61,7 +61,7 @@ export function dataPart(draft, files, signal) {
   };
   const upload = uploader({ id: "new-upload", signal, onUploaded: use("training_file"), imitates: () => draft.type === "supervised" });
   const [row, fields] = firstRowPart(draft, known, use("training_file"), signal);
-  const file = [field("training_file", "Training file", null, training, upload), row];
+  const file = [paramField("training_file", "Training file", null, training, upload), row];
   return section("Data", el("div", { class: "panel stack" }, rowsParts(draft, file, signal), fields,
     heldOutParts(draft, files, signal, use("validation_file"))));
 }

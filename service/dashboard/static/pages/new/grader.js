@@ -3,7 +3,7 @@
 import { ANSWER_NAMES, pathOf } from "../../csv.js";
 import { button, el } from "../../dom.js";
 import { methodOf } from "./draft.js";
-import { codeArea, field, idOf, input, jsonArea, select } from "./fields.js";
+import { codeArea, idOf, input, jsonArea, paramField, select } from "./fields.js";
 
 const FORMULA = "calculate_output";
 const OUTPUT = "{{sample.output_text}}";
@@ -30,7 +30,7 @@ const RULES = {
     label: "Numeric answer",
     start: { reference: "{{item.answer}}" },
     parts: (draft, at) => [reference(draft, at), tag(draft, at),
-      field(`${at}.absolute_tolerance`, "Tolerance", "0 = exact",
+      paramField(`${at}.absolute_tolerance`, "Tolerance", "0 = exact",
         input(draft, `${at}.absolute_tolerance`, { kind: "number", min: 0, placeholder: "0" }))],
   },
   math: {
@@ -42,7 +42,7 @@ const RULES = {
     label: "Text match",
     start: { operation: "eq", input: OUTPUT, reference: "{{item.answer}}" },
     parts: (draft, at) => [reference(draft, at),
-      field(`${at}.operation`, "Compare", null, select(draft, `${at}.operation`, [
+      paramField(`${at}.operation`, "Compare", null, select(draft, `${at}.operation`, [
         ["eq", "is exactly the text"], ["ne", "is not the text"],
         ["like", "contains the text"], ["ilike", "contains the text (case-insensitive)"]]))],
   },
@@ -56,13 +56,13 @@ const RULES = {
     label: "Output format",
     start: { tags: ["think", "answer"] },
     parts: (draft, at) => [
-      field(`${at}.tags`, "Tags in order", "For example, think, answer requires <think>…</think><answer>…</answer>.",
+      paramField(`${at}.tags`, "Tags in order", "For example, think, answer requires <think>…</think><answer>…</answer>.",
         input(draft, `${at}.tags`, { parse: names, format: (tags) => [].concat(tags).join(", ") }))],
   },
   python: {
     label: "Custom Python",
     start: { source: PYTHON },
-    parts: (draft, at) => [field(`${at}.source`, "Code", "Runs in a sandbox without network. An exception is an error, not a score of 0.",
+    parts: (draft, at) => [paramField(`${at}.source`, "Code", "Runs in a sandbox without network. An exception is an error, not a score of 0.",
       codeArea(draft, `${at}.source`, { rows: 7 }))],
   },
   reasoning_gym: {
@@ -94,12 +94,12 @@ const MOST_TOKENS = { string_check: 64 };
 const names = (text) => text.split(",").map((name) => name.trim()).filter(Boolean);
 
 function reference(draft, at) {
-  return field(`${at}.reference`, "Reference", "{{item.NAME}} is replaced with that field of the row.",
+  return paramField(`${at}.reference`, "Reference", "{{item.NAME}} is replaced with that field of the row.",
     input(draft, `${at}.reference`, { list: "row-fields" }));
 }
 
 function measure(draft, param) {
-  const box = field(param, "Measure", "Score from 0 to 1.", select(draft, param, Object.entries(MEASURES).map(([name, [label]]) => [name, label])));
+  const box = paramField(param, "Measure", "Score from 0 to 1.", select(draft, param, Object.entries(MEASURES).map(([name, [label]]) => [name, label])));
   const hint = box.querySelector(".hint");
   const draw = () => { hint.textContent = `${MEASURES[draft.get(param)]?.[1] ?? ""} Score from 0 to 1.`.trim(); };
   draft.watch(draw);
@@ -107,7 +107,7 @@ function measure(draft, param) {
 }
 
 function tag(draft, at) {
-  return field(`${at}.tag`, "Only inside this tag", "Empty = the whole answer",
+  return paramField(`${at}.tag`, "Only inside this tag", "Empty = the whole answer",
     input(draft, `${at}.tag`, { placeholder: "answer" }));
 }
 
@@ -182,9 +182,9 @@ export function graderForm(draft, at, { isPart = false } = {}) {
     draft.set(at, beginning(type, draft.answer));
     return type;
   });
-  const json = field(`${at}`, "Grader as JSON", null, ...jsonArea(draft, at, { rows: 8 }));
+  const json = paramField(`${at}`, "Grader as JSON", null, ...jsonArea(draft, at, { rows: 8 }));
   const details = el("details", {}, el("summary", {}, "JSON, all options"), json);
-  box.append(field(`${at}.type`, "Grader", null, kind), parts, details);
+  box.append(paramField(`${at}.type`, "Grader", null, kind), parts, details);
   draft.watch(draw);
   return box;
 }
@@ -217,7 +217,7 @@ function multiParts(draft, at, { form, first }) {
   };
   draft.watch(draw);
   return [list, el("div", { class: "row" }, button("Add a grader", add)),
-    field(`${at}.${FORMULA}`, "Formula", "The reward, from the names of the graders. For example, 0.8 * correct + 0.2 * style.",
+    paramField(`${at}.${FORMULA}`, "Formula", "The reward, from the names of the graders. For example, 0.8 * correct + 0.2 * style.",
       input(draft, `${at}.${FORMULA}`))];
 }
 

@@ -2,7 +2,7 @@
 
 import { counted, el, optionsOf } from "../../dom.js";
 import { uploader } from "../../uploads.js";
-import { field, select } from "./fields.js";
+import { paramField, select } from "./fields.js";
 
 const WAYS = [["none", "None"], ["split", "Part of the training file"], ["file", "Own file"]];
 const FIRST_SPLIT = 0.1;
@@ -46,7 +46,7 @@ export function heldOutParts(draft, files, signal, use) {
     const chosen = { none: {}, split: { validation_split: FIRST_SPLIT }, file: { validation_file: "" } };
     draft.replace({ ...rest, ...chosen[way.value] });
   });
-  const chosen = field("held_out", "Held-out rows", HINT, way);
+  const chosen = paramField("held_out", "Held-out rows", HINT, way);
   const hint = chosen.querySelector(".hint");
   draft.watch(draw);
   return [chosen, split, file];
@@ -63,7 +63,7 @@ function fileField(draft, files, signal, use) {
   const choice = select(draft, "validation_file", [["", files.length ? "Choose a file" : "No file yet. Upload one."],
     ...files.map((file) => [file.id, file.filename])], (id) => id);
   choice.dataset.files = "";
-  return field("validation_file", "Held-out file", null, choice,
+  return paramField("validation_file", "Held-out file", null, choice,
     uploader({ id: "new-held-out-upload", label: "Upload held-out rows", signal, onUploaded: use, imitates: () => draft.type === "supervised" }));
 }
 
@@ -87,7 +87,7 @@ function splitField(draft) {
     read();
   });
   draft.watch(write);
-  const box = field("validation_split", "Held-out part", "Drawn with the seed. Rows with the same prompt stay together.", amount);
+  const box = paramField("validation_split", "Held-out part", "Drawn with the seed. Rows with the same prompt stay together.", amount);
   const together = el("div", { class: "row split-amount" });
   amount.before(together);
   together.append(amount, unit);

@@ -3,7 +3,7 @@
 import { el, optionsOf, section } from "../../dom.js";
 import { settingLabel } from "../../labels.js";
 import { methodOf } from "./draft.js";
-import { field, input, select } from "./fields.js";
+import { input, paramField, select } from "./fields.js";
 import { guardsPart } from "./guards.js";
 
 const MOST_PAIRS = 16;
@@ -56,11 +56,11 @@ const MORE = {
 // `fitsFull(model)`: whether training all weights of a model fits the workers; null: unknown.
 export function settingsPart(draft, type, fitsFull) {
   const at = `method.${type}.hyperparameters`;
-  const number = ([name, hint, props]) => field(`${at}.${name}`, settingLabel(name), hint,
+  const number = ([name, hint, props]) => paramField(`${at}.${name}`, settingLabel(name), hint,
     input(draft, `${at}.${name}`, { kind: "number", min: 0, inputmode: "decimal", ...props }));
-  const recipe = type === "reinforcement" && field(`${at}.recipe`, settingLabel("recipe"),
+  const recipe = type === "reinforcement" && paramField(`${at}.recipe`, settingLabel("recipe"),
     "Fills in the loss, the advantage, and what the settings leave open.", select(draft, `${at}.recipe`, RECIPES));
-  const seed = field("seed", "Seed", "The same seed repeats the job. Empty = random.",
+  const seed = paramField("seed", "Seed", "The same seed repeats the job. Empty = random.",
     input(draft, "seed", { kind: "number", min: 0, step: 1, placeholder: "random" }));
   return section("Settings", el("div", { class: "panel stack" },
     el("div", { class: "settings" }, (SETTINGS[type] ?? []).map(number), type !== "training_free" && weightsFields(draft, at, number(RANK), fitsFull)),
@@ -72,7 +72,7 @@ export function settingsPart(draft, type, fitsFull) {
 // An adapter or all weights, the two kinds of values of `lora`, and the adapter's field `rank`.
 function weightsFields(draft, at, rank, fitsFull) {
   const choice = el("select", {}, optionsOf(WEIGHTS));
-  const box = field(`${at}.lora`, "Trained weights", ADAPTER_HINT, choice);
+  const box = paramField(`${at}.lora`, "Trained weights", ADAPTER_HINT, choice);
   choice.addEventListener("change", () => {
     const isFull = choice.value === "full";
     if (isFull && draft.get(`${at}.learning_rate`) > FULL_RATE) draft.set(`${at}.learning_rate`, FULL_RATE);

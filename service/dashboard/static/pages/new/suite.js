@@ -2,7 +2,7 @@
 
 import { get } from "../../api.js";
 import { el, optionsOf } from "../../dom.js";
-import { field, input, select } from "./fields.js";
+import { input, paramField, select } from "./fields.js";
 import { beginning } from "./grader.js";
 
 const TASKS = "/v1/fine_tuning/suites/reasoning_gym";
@@ -13,8 +13,8 @@ export function rowsParts(draft, file, signal) {
   const way = el("select", {}, optionsOf(WAYS));
   const task = select(draft, "dataset.task", [["", "Choose a task"]]);
   const suite = [
-    field("dataset.task", "Reasoning Gym task", "Its rows are generated, and its own scorer is the grader.", task),
-    field("dataset.size", "Number of rows", null, input(draft, "dataset.size", { kind: "number", min: 1, step: 1, placeholder: "500" })),
+    paramField("dataset.task", "Reasoning Gym task", "Its rows are generated, and its own scorer is the grader.", task),
+    paramField("dataset.size", "Number of rows", null, input(draft, "dataset.size", { kind: "number", min: 1, step: 1, placeholder: "500" })),
   ];
   let isRequested = false;
   const draw = () => {
@@ -29,7 +29,7 @@ export function rowsParts(draft, file, signal) {
   way.addEventListener("change", () => choose(draft, way.value === "suite"));
   if (draft.body.dataset) draft.guessed = "reasoning_gym";
   draft.watch(draw);
-  return [field("rows_from", "Rows from", null, way), ...suite, ...file];
+  return [paramField("rows_from", "Rows from", null, way), ...suite, ...file];
 }
 
 function choose(draft, isSuite) {

@@ -1,7 +1,7 @@
 // Tasks to start from: each sets the grader and the settings that usually go with it.
 
 import { el } from "../../dom.js";
-import { field } from "./fields.js";
+import { paramField } from "./fields.js";
 import { forField } from "./grader.js";
 
 const NUMBER = { type: "numeric", name: "correct", reference: "{{item.answer}}" };
@@ -72,7 +72,7 @@ export function taskField(draft) {
     choice.value = "";
     draft.set("method.reinforcement", leave());
   });
-  return field("task", "Task", "Fills in a grader and settings to start from.", choice);
+  return paramField("task", "Task", "Fills in a grader and settings to start from.", choice);
 }
 
 const isTask = ({ grader, tools }, method) => method.grader?.type === grader.type && Boolean(method.tools) === Boolean(tools);
