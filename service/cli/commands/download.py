@@ -44,18 +44,18 @@ def download(
     serve = None
     if extract:
         path = unpack(path)
-        serve = _serve_line(path, path.name)
+        serve = _serve_line(path)
     document = {"path": str(path), "sha256": sha256} | ({"serve": serve} if serve else {})
     text = f"{path}  sha256 {sha256}" + (f"\n{serve}" if serve else "")
     print_line(document, text, as_json=as_json)
 
 
-def _serve_line(folder: Path, name: str) -> str | None:
+def _serve_line(folder: Path) -> str | None:
     """The command that serves the unpacked weights in vLLM; None if they have no manifest."""
     manifest = folder / "manifest.json"
     if not manifest.is_file():
         return None
-    return serve_line(json.loads(manifest.read_text(encoding="utf-8")), name=name, path=str(folder))
+    return serve_line(json.loads(manifest.read_text(encoding="utf-8")), name=folder.name, path=str(folder))
 
 
 def fetch_adapter(

@@ -4,10 +4,10 @@ import { download, exported } from "./api.js";
 import { announce, button, bytes, el, percent } from "./dom.js";
 
 // Saves the log of a probe or export at this path.
-export const logButton = (path, signal) => downloadButton("Download log", `${path}/logs`, { format: "text" }, signal);
+export const logButton = (path, signal) => downloadButton("Download log", `${path}/logs`, signal, { query: { format: "text" } });
 
-// `isExport`: an export is created first unless it exists.
-export function downloadButton(label, path, query, signal, title, isExport = false) {
+// `title`: its name for screen readers; `isExport`: an export is created first unless it exists.
+export function downloadButton(label, path, signal, { query, title, isExport = false } = {}) {
   const problem = el("span", { class: "problem small", role: "alert" });
   const pressed = button(label, async () => {
     pressed.disabled = true;

@@ -36,7 +36,7 @@ export class Checkpoints {
     if (names === this.offered) return;
     this.offered = names;
     this.files.replaceChildren(...wanted.map((one) =>
-      downloadButton(one.label, one.path, one.query, this.signal, undefined, one.isExport)));
+      downloadButton(one.label, one.path, this.signal, one)));
   }
 
   show(checkpoints, evaluated) {
@@ -63,6 +63,6 @@ export class Checkpoints {
       measures.map((name) => el("td", {}, decimals(checkpoint.metrics[name]))),
       el("td", {}, ago(checkpoint.created_at)), el("td", {}, bytes(checkpoint.bytes)),
       el("td", {}, can.browse && downloadButton("Download",
-        jobPath(this.id, `/checkpoints/${checkpoint.id}/content`), {}, this.signal, `Download the checkpoint of step ${step}`)));
+        jobPath(this.id, `/checkpoints/${checkpoint.id}/content`), this.signal, { title: `Download the checkpoint of step ${step}` })));
   }
 }

@@ -36,7 +36,7 @@ function linksOf(job, count, signal) {
   const weights = job.status === "succeeded" && downloads(job).find((one) => one.isWeights);
   return {
     checkpoints,
-    download: weights ? downloadButton(`Download ${weights.label.toLowerCase()}`, weights.path, {}, signal) : checkpoints,
+    download: weights ? downloadButton(`Download ${weights.label.toLowerCase()}`, weights.path, signal) : checkpoints,
     findings: count > 0 && el("a", { href: `#/jobs/${job.id}`, onclick: showFindings }, count === 1 ? "Read the finding" : `Read ${number(count)} findings`),
     rollouts: job.method.type === "supervised" ? null : link("Read rollouts", `#/jobs/${job.id}/rollouts`),
     reinforce: can.write && job.fine_tuned_model && link("Train it with GRPO", `#/new?after=${job.id}`),
