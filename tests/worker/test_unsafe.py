@@ -92,7 +92,7 @@ def test_only_engines_of_an_unsafe_worker_run_without_a_sandbox(
         settings = each.settings.model_copy(update={"engine_python": program})
         with closing(WarmPool(settings, keep_warm=is_warm)) as engines:
             engines.warm_up()
-            engine = engines.start([], tmp_path)
+            engine = engines.start(tmp_path, {})
         folder = Path(f"/proc/{engine.pid}")
         wait_until(lambda folder=folder: (folder / "cmdline").read_bytes().startswith(b"sleep"))
         environment = (folder / "environ").read_bytes().split(b"\0")

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.platform.storage import Storage
-from worker.launchers.base import engine_arguments
 from worker.launchers.local import EngineProcess
 from worker.launchers.run_files import LocalRunFiles
 from worker.launchers.warm_pool import WarmPool
@@ -28,4 +27,4 @@ class LocalPlace:
         """None, because the GPUs are already reserved."""
 
     def start(self) -> EngineProcess:
-        return self.engines.start(engine_arguments(self.folder), self.folder, self.environment)
+        return self.engines.start(self.folder, self.environment)

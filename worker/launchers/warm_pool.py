@@ -9,13 +9,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Self
 
 import structlog
 
 from grpo_engine.sandbox.unsafe import VARIABLE as WITHOUT_SANDBOX
 from service.settings import Settings
+from worker.launchers.base import engine_arguments
 from worker.launchers.local import EngineProcess, engine_environment
 
 logger = structlog.get_logger()
@@ -50,14 +50,13 @@ class WarmPool:
         """Process id of the warm engine, if there is one."""
         return self._warm[1].pid if self._warm else None
 
-    def start(
-        self, arguments: Sequence[str], run_dir: Path, environment: Mapping[str, str] = MappingProxyType({})
-    ) -> EngineProcess:
+    def start(self, run_dir: Path, environment: Mapping[str, str]) -> EngineProcess:
         """An engine with this job: the warm one if it is alive and has the command that a new one would have.
 
         `environment`: the job's own variables, such as its GPUs.
         """
         wanted = EngineCommand.of(self._settings)
+        arguments = engine_arguments(run_dir)
         engine = self._hand_over(wanted, arguments, run_dir, environment)
         is_warm = engine is not None
         own = {**wanted.environment, **environment}
