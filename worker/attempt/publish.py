@@ -102,7 +102,7 @@ def _store_state(
     keys = {f"{OUTBOX}/state.tar": archive}
     keys |= {f"{name}/{shard}": key for shard, key in zip(elsewhere, entries, strict=True)}
     try:
-        attempt.files.pack(name, "state.tar")
+        attempt.files.pack(name, "state.tar", {})
         uploaded = attempt.transfer(lambda: attempt.files.upload_all(keys))
     finally:
         attempt.files.empty_outbox()

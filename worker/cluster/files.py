@@ -6,7 +6,6 @@ shards of a checkpoint, which each host has for its own ranks.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from worker.launchers.run_files import Stored, VerifiedCheckpoint
@@ -37,8 +36,8 @@ class ClusterFiles:
         verified: VerifiedCheckpoint = self._on_first_host("verify", name, job_id)
         return verified
 
-    def pack(self, name: str, archive: str, texts: Mapping[str, str] = MappingProxyType({})) -> None:
-        self._on_first_host("pack", name, archive, dict(texts))
+    def pack(self, name: str, archive: str, texts: Mapping[str, str]) -> None:
+        self._on_first_host("pack", name, archive, texts)
 
     def upload(self, name: str, key: str) -> Stored:
         stored: Stored = self._on_first_host("upload", name, key)

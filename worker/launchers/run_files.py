@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from grpo_engine.contract import manifest
@@ -69,7 +68,7 @@ class RunFiles(Protocol):
     def verify(self, name: str, job_id: str) -> VerifiedCheckpoint:
         """The files of an unchanged checkpoint that this run has written. Raises DamagedCheckpoint."""
 
-    def pack(self, name: str, archive: str, texts: Mapping[str, str] = MappingProxyType({})) -> None:
+    def pack(self, name: str, archive: str, texts: Mapping[str, str]) -> None:
         """Pack a folder and `texts` into the outbox. Raises FileNotFoundError if the folder is gone."""
 
     def upload(self, name: str, key: str) -> Stored:
@@ -136,7 +135,7 @@ class LocalRunFiles:
         here = {name: entry for name, entry in files.items() if name not in elsewhere}
         return VerifiedCheckpoint(here, elsewhere)
 
-    def pack(self, name: str, archive: str, texts: Mapping[str, str] = MappingProxyType({})) -> None:
+    def pack(self, name: str, archive: str, texts: Mapping[str, str]) -> None:
         if not (self.folder / name).is_dir():
             raise FileNotFoundError(name)
         (self.folder / OUTBOX).mkdir(exist_ok=True)
