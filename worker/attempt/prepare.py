@@ -180,7 +180,7 @@ def _fetch_checkpoint(attempt: Attempt) -> None:
 def _note_unsafe(attempt: Attempt) -> None:
     """Record in the job's history that this worker runs its untrusted code without a sandbox."""
     required = set(attempt.job.required_capabilities.split())
-    if UNSAFE in attempt.worker.found_capabilities() and required & {SANDBOX, PYTHON_GRADERS}:
+    if UNSAFE in attempt.worker.engine_capabilities() and required & {SANDBOX, PYTHON_GRADERS}:
         attempt.write(lambda session: record_unsafe_run(session, attempt.job.id, attempt.job.fence))
 
 

@@ -109,7 +109,7 @@ def claim(worker: Worker, gpus: Reservation) -> tuple[ClaimedJob, float] | None:
     settings, usable = worker.settings, worker.gpu_check.working(gpus)
     if not worker.may_claim() or (worker.gpus.names and len(usable) < settings.runtime.ranks):
         return None
-    offered, claimed_at = worker.offered(), monotonic()
+    offered, claimed_at = worker.offered_capabilities(), monotonic()
     with worker.database.connection() as session:
         job = claiming.claim(
             session,

@@ -83,12 +83,12 @@ class Worker:
 
     def may_claim(self) -> bool:
         """Whether storage, model catalogue and, on a cluster, the cluster's state can be used."""
-        reason = self._unusable()
+        reason = self._reason_not_to_claim()
         if reason is not None:
             self.obstacle.note(reason)
         return reason is None
 
-    def _unusable(self) -> str | None:
+    def _reason_not_to_claim(self) -> str | None:
         if self.settings.launcher == "ray" and read_capacity(self.settings) is None:
             return "the state of the Ray cluster is unknown"
         try:
@@ -103,15 +103,15 @@ class Worker:
         """Whether no base model is on this machine. Raises CatalogError."""
         return not self.catalog.has_models() and self.settings.launcher == "local"
 
-    def offered(self) -> Capabilities:
+    def offered_capabilities(self) -> Capabilities:
         """Capabilities that jobs may use now. Raises SQLAlchemyError."""
-        found = self.found_capabilities()
+        found = self.engine_capabilities()
         if UNSAFE not in found:
             return found
         with self.database.reading() as session:
             return offered_to(session, found)
 
-    def found_capabilities(self) -> Capabilities:
+    def engine_capabilities(self) -> Capabilities:
         """Capabilities of the machines on which this worker's engines run."""
         if self.settings.launcher == "local":
             return self.capabilities
