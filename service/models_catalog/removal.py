@@ -20,7 +20,6 @@ SHOWN_JOBS = 5
 
 @dataclass(frozen=True)
 class RemovedModel:
-    name: str
     freed_bytes: int
     kept: str | None
     """A folder outside `$GRPO_HOME`, which the catalogue only lists; it is not deleted."""
@@ -54,10 +53,10 @@ def remove_base(session: Session, settings: Settings, name: str) -> RemovedModel
     catalog.remove(name)
     folder = _owned_folder(catalog, entry, settings.home)
     if folder is None:
-        return RemovedModel(name, 0, entry.path if entry.folder else None)
+        return RemovedModel(0, entry.path if entry.folder else None)
     freed = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     shutil.rmtree(folder)
-    return RemovedModel(name, freed, None)
+    return RemovedModel(freed, None)
 
 
 def _owned_folder(catalog: Catalog, entry: CatalogEntry, home: Path) -> Path | None:
