@@ -1,7 +1,7 @@
 """Counts tokens of rows with a model's tokenizer and chat template, without transformers.
 
-Boundary: reads `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja` and `config.json` of one
-folder; no weights. Templates render like transformers' `apply_chat_template`, in Jinja's sandbox.
+Boundary: reads the tokenizer's files, `chat_template.jinja` and `config.json` of one folder; no weights.
+Templates render like transformers' `apply_chat_template`, in Jinja's sandbox.
 """
 
 import json
@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from grpo_engine.config.messages import TEMPLATE_FAULTS, plain
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _REFUSALS = (TemplateError, *TEMPLATE_FAULTS)
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length")
+_GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes of tokenizers whose end-of-sequence token is named by the model's files only."""
 
 
 PIECE_CHARACTERS = 2**19
@@ -52,12 +54,29 @@ class ModelText:
     special_tokens: Mapping[str, str]
     context_tokens: int | None
     """The model's context length, for prompt and completion; None if its config has no limit."""
+    num_embeddings: int | None
+    """Number of tokens that the model has embeddings for; None if its config does not state it."""
+    may_have_end: bool = True
+    """False: the tokenizer has no end-of-sequence token."""
 
     @property
     def special_texts(self) -> list[str]:
         """Texts that become tokens with a meaning, such as the end of a turn."""
         added = self.tokenizer.get_added_tokens_decoder().values()
         return [token.content for token in added if token.special]
+
+    @cached_property
+    def has_unknown_tokens(self) -> bool:
+        """Whether the tokenizer has tokens that the model lacks, such as added ones."""
+        last = max((self.tokenizer.get_vocab_size() - 1, *self.tokenizer.get_added_tokens_decoder()))
+        return self.num_embeddings is not None and last >= self.num_embeddings
+
+    def unknown_token(self, text: str) -> str | None:
+        """The token of the text with the largest id, and that id, if the model lacks it."""
+        last = max((token for _, ids in self._ids([text]) for token in ids), default=0)
+        if self.num_embeddings is None or last < self.num_embeddings:
+            return None
+        return f"{self.tokenizer.id_to_token(last)!r} ({last})"
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, *, for_completion: bool
@@ -146,8 +165,8 @@ def load_model_text(folder: Path) -> ModelText:
 
     Raises ModelTextError if a file is missing or cannot be opened, DamagedModelTextError if it is invalid.
     """
-    names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
-    files = [folder / name for name in names]
+    names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+    files = [folder / name for name in (*names, "config.json")]
     if not os.access(folder, os.R_OK | os.X_OK):
         raise ModelTextError(f"the folder of {folder.name} cannot be read")
     stamp = tuple(file.stat().st_mtime_ns if file.is_file() else 0 for file in files)
@@ -165,7 +184,18 @@ def _load(folder: Path, _stamp: tuple[int, ...]) -> ModelText:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     special = {name: text for name in _SPECIAL if (text := _token_text(settings.get(name)))}
-    return ModelText(tokenizer, template, special, context_of(_read_json(folder / "config.json")))
+    config = _read_json(folder / "config.json")
+    limits = context_of(config), _number_in(config, "vocab_size")
+    return ModelText(tokenizer, template, special, *limits, _may_have_end(folder, settings, config))
+
+
+def _may_have_end(folder: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Whether a file or the tokenizer's class may name an end-of-sequence token."""
+    files = (settings, _read_json(folder / "special_tokens_map.json"))
+    # transformers ignores the stated class of these models and uses one of their own
+    is_qwen = str(config.get("model_type")).startswith("qwen")
+    has_own_class = is_qwen or settings.get("tokenizer_class") not in _GENERIC
+    return has_own_class or any(_token_text(file.get("eos_token")) for file in files)
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -226,8 +256,13 @@ def _token_text(token: Any) -> str | None:
 
 def context_of(config: Mapping[str, Any]) -> int | None:
     """The context length in a model's configuration; None: no limit."""
+    return _number_in(config, *_CONTEXT)
+
+
+def _number_in(config: Mapping[str, Any], *names: str) -> int | None:
+    """The first of these fields in a model's configuration, or in that of its language model."""
     for part in (config, config.get("text_config")):
-        for name in _CONTEXT:
+        for name in names:
             if isinstance(part, Mapping) and isinstance(part.get(name), int):
                 return int(part[name])
     return None

@@ -120,9 +120,19 @@ class LengthCheck:
                 if texts.target is None:
                     num_target = 0
                 self.counted = self.counted.with_row(num_prompt + num_target, num_target)
-                self._judge(f"{self.file}[{texts.row.line}].{part}", num_prompt, num_target)
+                place = f"{self.file}[{texts.row.line}].{part}"
+                self._judge(place, num_prompt, num_target)
+                if self.text.has_unknown_tokens:
+                    self._refuse_unknown_token(place, texts)
         self._waiting.clear()
         self._num_characters = 0
+
+    def _refuse_unknown_token(self, place: str, texts: _Texts) -> None:
+        end = self.text.special_tokens.get("eos_token", "")
+        learned = "" if texts.target is None else texts.target + end
+        if token := self.text.unknown_token(texts.prompt + learned):
+            reason = f"has the token {token}, but the model embeds only {self.text.num_embeddings}"
+            self.problems.add(place, f"{reason}: remove it from the text, or add its embedding to the model")
 
     def _judge(self, place: str, num_prompt: int, num_target: int) -> None:
         if num_prompt == 0:

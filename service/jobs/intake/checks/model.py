@@ -19,6 +19,7 @@ from service.platform.token_counting import DamagedModelTextError, ModelText, Mo
 
 GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "WithLMHead", "Decoder")
 """Ends of the names of transformers' classes that generate text."""
+ENDLESS = "its tokenizer has no end-of-sequence token; name one in tokenizer_config.json (eos_token)"
 
 
 def check_model(report: Report, job: JobCreate, entry: CatalogEntry | None) -> ModelText | None:
@@ -41,7 +42,10 @@ def check_model(report: Report, job: JobCreate, entry: CatalogEntry | None) -> M
         report.shape = model_shape(entry.folder)
         check_lora_targets(report, report.shape)
     try:
-        return load_model_text(entry.folder)
+        text = load_model_text(entry.folder)
+        if text.may_have_end:
+            return text
+        _refuse(ENDLESS, report)
     except DamagedModelTextError as error:
         _refuse(str(error), report)
     except ModelTextError as error:

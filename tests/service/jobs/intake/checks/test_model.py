@@ -1,16 +1,18 @@
 """The base model of a job: files that are damaged or elsewhere, and models that the engine does not load."""
 
 import json
+import os
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from tokenizers import Tokenizer
 
 from service.platform.db import Database
 from service.settings import Settings
 from tests.conftest import on_sqlite
-from tests.service.job_samples import reinforcement, request, upload
+from tests.service.job_samples import jsonl, reinforcement, request, upload
 from tests.service.jobs.intake.test_preflight import refused, validated
 
 pytestmark = [on_sqlite, pytest.mark.usefixtures("model")]
@@ -55,6 +57,77 @@ def test_a_model_with_quantised_weights_is_accepted_if_they_can_be_converted(
     report = validated(client, request(upload(client), method=reinforcement(quantization=quantization)))
     found = [problem["message"] for problem in report["problems"] if problem["param"] == "model"]
     assert found == ([] if reason is None else [f"model: cannot be loaded: {reason}"])
+
+
+@pytest.mark.parametrize(
+    ("settings_file", "special", "model_type", "is_refused"),
+    [
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, {}, "llama", True),
+        ({"tokenizer_class": "TokenizersBackend", "eos_token": None}, {}, "llama", True),
+        (
+            {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": {"content": "</s>"}},
+            {},
+            "llama",
+            False,
+        ),
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, {"eos_token": "</s>"}, "llama", False),
+        ({"tokenizer_class": "LlamaTokenizer"}, {}, "llama", False),
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, {}, "qwen2", False),
+    ],
+)
+def test_a_tokenizer_without_an_end_of_sequence_token_is_refused(
+    client: TestClient,
+    settings: Settings,
+    settings_file: dict[str, Any],
+    special: dict[str, Any],
+    model_type: str,
+    is_refused: bool,
+) -> None:
+    folder = settings.models_dir / "tiny"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "a", **settings_file}))
+    (folder / "special_tokens_map.json").write_text(json.dumps(special))
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    reason = "model: cannot be loaded: its tokenizer has no end-of-sequence token; name one in tokenizer_"
+    report = validated(client, request(upload(client)))
+    assert report["valid"] is not is_refused
+    assert [each["message"].startswith(reason) for each in report["problems"]] == [True] * is_refused
+
+
+@pytest.mark.parametrize(
+    ("last", "method", "place", "token"),
+    [
+        ({"role": "user", "content": "<tool> 4"}, reinforcement(), "messages", "'<tool>' (1)"),
+        ({"role": "assistant", "content": "4"}, {"type": "supervised"}, "messages", "'</s>' (2)"),
+    ],
+    ids=["prompt", "end-of-sequence"],
+)
+def test_rows_with_tokens_that_the_model_lacks_are_refused(
+    client: TestClient,
+    settings: Settings,
+    last: dict[str, str],
+    method: dict[str, Any],
+    place: str,
+    token: str,
+) -> None:
+    folder = settings.models_dir / "tiny"
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<tool>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    first = {"role": "user", "content": "What is 2+2?"}
+    rows = jsonl({"messages": [first, last], "answer": "4"}, {"messages": [first, last], "answer": "4"})
+    body = request(upload(client, rows), method=method)
+    for num_embeddings in (3, 1):
+        (folder / "config.json").write_text(json.dumps({"vocab_size": num_embeddings}))
+        os.utime(folder / "config.json", (num_embeddings, num_embeddings))
+        report = validated(client, body)
+        assert report["valid"] is (num_embeddings == 3)
+    assert [each["param"] for each in report["problems"]] == [
+        f"training_file[{line}].{place}" for line in (1, 2)
+    ]
+    reason = (
+        f"has the token {token}, but the model embeds only 1: remove it from the text, or add its embedding"
+    )
+    assert report["problems"][0]["message"].startswith(f"training_file[1].{place}: {reason}")
 
 
 def test_a_model_without_tokenizer_on_this_machine_is_a_warning(
