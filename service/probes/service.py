@@ -68,7 +68,7 @@ class Probes:
 
     def _shown(self, session: Session, tenant: str, probes: list[Job]) -> list[ProbeRead]:
         """The responses for probes, with results but without groups."""
-        jobs = read_jobs(session, tenant, probes, self.settings.max_running_jobs)
+        jobs = read_jobs(session, tenant, probes, self.settings)
         common = set(ProbeRead.model_fields) - {"object"}
         return [
             ProbeRead(

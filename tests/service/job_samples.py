@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from grpo_engine.config.job import Method
 from service.jobs.model.states import HELD, TERMINAL, JobState
+from service.jobs.store.machines import Machine, announce
 from service.platform.clock import db_now
 from service.platform.db import Database
 from service.platform.ids import new_id
@@ -195,3 +196,11 @@ def add_artifact(
     with database.transaction() as session:
         session.add(Artifact(id=file_id, job_id=job_id, kind=kind, step=step, fence=1))
     return file_id
+
+
+def report_machine(
+    database: Database, host: str = "worker-1", machine: Machine = Machine(frozenset()), pool: str = "default"
+) -> None:
+    """Report a machine as its worker does."""
+    with database.transaction() as session:
+        announce(session, host, pool, machine)

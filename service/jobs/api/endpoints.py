@@ -34,7 +34,7 @@ router.include_router(endpoints_manifest.router)
 
 
 async def _jobs(database: DatabaseDep, wakeups: WakeupsDep, settings: SettingsDep) -> Jobs:
-    return Jobs(database, wakeups, settings.max_running_jobs)
+    return Jobs(database, wakeups, settings)
 
 
 JobsDep = Annotated[Jobs, Depends(_jobs)]

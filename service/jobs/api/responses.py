@@ -25,16 +25,19 @@ from service.jobs.progress.metrics import EVALUATION, newest_rewards
 from service.jobs.store import queue_health, repository
 from service.platform.clock import read_clock
 from service.platform.tables.core import Artifact, Checkpoint, File, Job, JobEvent
+from service.settings import Settings
 
 _RESULT_ORDER = ("metrics", "adapter", "model", "experiences")
 
 
-def read_jobs(session: Session, tenant: str, jobs: Sequence[Job], max_running: int | None) -> list[JobRead]:
-    """The responses, in the order of `jobs`. `max_running`: the limit of running jobs per tenant."""
+def read_jobs(session: Session, tenant: str, jobs: Sequence[Job], settings: Settings) -> list[JobRead]:
+    """The responses, in the order of `jobs`."""
     if not jobs:
         return []
     positions = queue_health.queue_places(session, jobs)
+    max_running = settings.max_running_jobs
     is_full = bool(positions) and queue_health.is_at_running_limit(session, tenant, max_running)
+    no_worker = _pools_without_worker(session, jobs, settings)
     results: dict[str, list[tuple[Artifact, File]]] = {job.id: [] for job in jobs}
     started = [job.id for job in jobs if job.attempt or job.state != JobState.QUEUED.value]
     for artifact, file in repository.artifacts_of(session, tenant, started) if started else ():
@@ -47,7 +50,7 @@ def read_jobs(session: Session, tenant: str, jobs: Sequence[Job], max_running: i
     return [
         _job_read(
             job,
-            queue=_queue(job, positions.get(job.id), limit, now),
+            queue=_queue(job, positions.get(job.id), no_worker.get(job.pool), limit, now),
             results=results[job.id],
             now=now,
             best=best.get(job.id),
@@ -201,12 +204,23 @@ def _openai_hyperparameters(method: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given[name] for name in ("n_epochs", "batch_size", "learning_rate_multiplier")}
 
 
-def _queue(job: Job, position: int | None, limit: int | None, now: float) -> QueueRead:
-    """The job's place in the queue. `limit`: the tenant's limit of running jobs, if it is reached."""
+def _pools_without_worker(session: Session, jobs: Sequence[Job], settings: Settings) -> dict[str, str]:
+    """Pool of a queued job → why the job waits, if no worker of the pool is running."""
+    pools = {job.pool for job in jobs if job.state == JobState.QUEUED.value}
+    reason = queue_health.NO_WORKER_EMBEDDED if settings.mode == "embedded" else queue_health.NO_WORKER
+    unserved = queue_health.unserved_pools(session, pools, settings.sweep_seconds) if pools else set()
+    return dict.fromkeys(unserved, reason)
+
+
+def _queue(job: Job, position: int | None, no_worker: str | None, limit: int | None, now: float) -> QueueRead:
+    """The job's place in the queue. `no_worker`: the reason, if no worker of its pool is running.
+    `limit`: the tenant's limit of running jobs, if it is reached."""
     if job.state == JobState.RUNNING.value and job.phase.startswith("waiting"):
         return QueueRead(reason=job.phase)
     if job.state != JobState.QUEUED.value:
         return QueueRead()
+    if no_worker is not None:
+        return QueueRead(position=position, reason=no_worker)
     if job.not_before > now:
         seconds = max(1, round(job.not_before - now))
         return QueueRead(position=position, reason=f"retrying after attempt {job.attempt} in {seconds} s")

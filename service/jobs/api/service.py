@@ -20,6 +20,7 @@ from service.platform.db import Database
 from service.platform.errors import InvalidRequest
 from service.platform.pages import unknown_cursor
 from service.platform.principal import Principal
+from service.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,7 @@ class Jobs:
 
     database: Database
     wakeups: Wakeups
-    max_running: int | None
-    """Maximum number of running jobs per tenant; None: unlimited."""
+    settings: Settings
 
     def page(
         self, tenant: str, wanted: JobFilter, *, sort: Sort, after: str | None, limit: int
@@ -37,17 +37,17 @@ class Jobs:
         """At most `limit` + 1 jobs. Raises NotFound if `after` is not a job of the tenant."""
         with self.database.reading() as session:
             jobs = listing.page(session, tenant, wanted, sort=sort, after=after, limit=limit)
-            return read_jobs(session, tenant, jobs, self.max_running)
+            return read_jobs(session, tenant, jobs, self.settings)
 
     def read(self, tenant: str, job_id: str) -> JobRead:
         with self.database.reading() as session:
-            return read_jobs(session, tenant, [require_job(session, tenant, job_id)], self.max_running)[0]
+            return read_jobs(session, tenant, [require_job(session, tenant, job_id)], self.settings)[0]
 
     def edit(self, principal: Principal, job_id: str, change: JobEdit) -> JobRead:
         """Changes name, notes, tags or archiving. Raises NotFound."""
         with self.database.transaction() as session:
             job = editing.edit_job(session, principal, job_id, change)
-            return read_jobs(session, principal.tenant, [job], self.max_running)[0]
+            return read_jobs(session, principal.tenant, [job], self.settings)[0]
 
     def request(self, principal: Principal, job_id: str, verb: queue.Verb) -> JobRead:
         """Changes the job's state at once if no worker holds it, otherwise at the worker's next heartbeat."""
@@ -58,7 +58,7 @@ class Jobs:
                 raise _wrong_state(error.current, verb) from error
             job = require_job(session, principal.tenant, job_id)
             audit.record(session, principal, f"job.{verb}", job_id)
-            response = read_jobs(session, principal.tenant, [job], self.max_running)[0]
+            response = read_jobs(session, principal.tenant, [job], self.settings)[0]
         if state is JobState.QUEUED:
             self.wakeups.send(job.pool)
         return response

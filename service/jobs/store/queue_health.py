@@ -114,6 +114,9 @@ MISSED_SWEEPS = 3
 IDLE_SECONDS = 120.0
 """Longest normal wait for a free worker, because the sweeper resends wake-ups every 30 s."""
 
+NO_WORKER = "no worker is running: start one with `grpo worker` or `celery -A worker.app worker`"
+NO_WORKER_EMBEDDED = "no worker is running: start one with `grpo up` or `grpo worker`"
+"""Reasons why a job waits."""
 NO_LIVE_WORKER = "no_live_worker"
 IDLE_WORKER = "idle_worker"
 UNRUNNABLE_JOBS = "unrunnable_jobs"
@@ -199,9 +202,19 @@ _HOSTS = select(
 )
 
 
+def unserved_pools(session: Session, pools: set[str], sweep_seconds: float) -> set[str]:
+    """Those of the pools in which no machine with a worker is live."""
+    is_live = _live_seconds(sweep_seconds) >= _SILENT_SECONDS
+    return pools - set(session.scalars(select(WorkerHost.pool).where(WorkerHost.pool.in_(pools), is_live)))
+
+
+def _live_seconds(sweep_seconds: float) -> float:
+    return max(LIVE_SECONDS, MISSED_SWEEPS * sweep_seconds)
+
+
 def pool_reports(session: Session, sweep_seconds: float) -> list[PoolReport]:
     """Every pool with waiting jobs or machines, by name."""
-    live_seconds = max(LIVE_SECONDS, MISSED_SWEEPS * sweep_seconds)
+    live_seconds = _live_seconds(sweep_seconds)
     hosts: defaultdict[str, list[Host]] = defaultdict(list)
     recent = session.execute(_HOSTS.where(_SILENT_SECONDS <= KNOWN_SECONDS))
     for pool, name, capabilities, gpus, memory, seconds in recent:

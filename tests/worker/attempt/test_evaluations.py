@@ -163,7 +163,7 @@ def test_the_best_checkpoint_is_kept_and_reported(worker: Worker, database: Data
     with database.reading() as session:
         rows = session.scalars(select(Checkpoint).order_by(Checkpoint.step)).all()
         job = read_job(database, job_id)
-        answer = read_jobs(session, "acme", [job], None)[0]
+        answer = read_jobs(session, "acme", [job], worker.settings)[0]
         best = chosen_weights(session, "acme", job, "best")
         final = chosen_weights(session, "acme", job, "final")
     assert [row.step for row in rows] == [4, 10]

@@ -12,7 +12,16 @@ from service.platform.db import Database
 from service.platform.tables.core import Job
 from tests.conftest import on_sqlite
 from tests.service.files.file_samples import refusal
-from tests.service.job_samples import GRADER, create, jsonl, num_jobs, reinforcement, request, row
+from tests.service.job_samples import (
+    GRADER,
+    create,
+    jsonl,
+    num_jobs,
+    reinforcement,
+    report_machine,
+    request,
+    row,
+)
 from tests.service.job_samples import upload as uploaded
 
 pytestmark = pytest.mark.usefixtures("model")
@@ -42,6 +51,7 @@ def test_the_check_counts_the_rows_of_both_sides(client: TestClient, split: floa
 
 
 def test_a_split_waits_for_a_worker_that_reads_it(client: TestClient, database: Database) -> None:
+    report_machine(database)
     job = create(client, uploaded(client, jsonl(*ROWS)), validation_split=0.1)
     assert job["queue"]["reason"] == "waiting for a worker"
     with database.reading() as session:

@@ -23,6 +23,7 @@ from tests.service.job_samples import (
     jsonl,
     num_jobs,
     reinforcement,
+    report_machine,
     request,
     row,
     upload,
@@ -51,7 +52,8 @@ def test_a_warning_that_quotes_a_nul_is_stored_with_its_replacement(client: Test
     assert "ValueError: a\ufffdb?" in warning["message"]
 
 
-def test_a_created_job_is_queued_with_its_whole_configuration(client: TestClient) -> None:
+def test_a_created_job_is_queued_with_its_whole_configuration(client: TestClient, database: Database) -> None:
+    report_machine(database)
     file_id = upload(client, jsonl(*(row(f"What is {n}+0?", str(n)) for n in range(20))))
     job = create(client, file_id, suffix="demo", seed=7, metadata={"team": "a"})
     assert job["id"].startswith("ftjob-")
@@ -222,6 +224,7 @@ def test_an_old_request_is_not_a_retry(client: TestClient, database: Database) -
 
 
 def test_positions_follow_the_order_of_claims(client: TestClient, database: Database) -> None:
+    report_machine(database)
     file_id = upload(client)
     first, second = create(client, file_id), create(client, file_id)
     urgent = add_job(database, JobState.QUEUED, tenant="tenant-b", priority=5)
@@ -234,6 +237,7 @@ def test_positions_follow_the_order_of_claims(client: TestClient, database: Data
 def test_a_job_that_waits_for_others_of_its_tenant_shows_the_limit(
     client: TestClient, other_client: TestClient, app: FastAPI, settings: Settings, database: Database
 ) -> None:
+    report_machine(database)
     app.state.settings = settings.model_copy(update={"max_running_jobs": 2})
     held = [add_job(database, state, fence=1) for state in (JobState.RUNNING, JobState.PAUSING)]
     file_id = upload(client)

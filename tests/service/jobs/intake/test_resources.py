@@ -11,12 +11,21 @@ from fastapi.testclient import TestClient
 from grpo_engine.config.job import Runtime
 from service.app import create_app
 from service.jobs.store import claiming
-from service.jobs.store.machines import SANDBOX, Machine, announce
+from service.jobs.store.machines import SANDBOX, Machine
 from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.conftest import on_sqlite
-from tests.service.job_samples import create, jsonl, num_jobs, reinforcement, request, row, upload
+from tests.service.job_samples import (
+    create,
+    jsonl,
+    num_jobs,
+    reinforcement,
+    report_machine,
+    request,
+    row,
+    upload,
+)
 from tests.support.capable_model import GRADER as NUMERIC
 from tests.support.capable_model import on_endpoint
 
@@ -88,7 +97,8 @@ def test_gpus_that_only_sample_count_too(production: TestClient, database: Datab
 
 
 @on_sqlite
-def test_a_queued_job_says_how_many_gpus_it_waits_for(two_gpus: TestClient) -> None:
+def test_a_queued_job_says_how_many_gpus_it_waits_for(two_gpus: TestClient, database: Database) -> None:
+    report_machine(database)
     both = create(two_gpus, upload(two_gpus), resources={"gpus": 2})
     assert both["queue"] == {"position": 1, "reason": "waiting for a worker with 2 free GPUs"}
 
@@ -217,8 +227,3 @@ def test_the_runtime_of_engines_is_json(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("GRPO_RUNTIME", '{"smapler": "torch"}')
     with pytest.raises(ValueError, match="smapler"):
         Settings(home=tmp_path)
-
-
-def report_machine(database: Database, host: str, machine: Machine) -> None:
-    with database.transaction() as session:
-        announce(session, host, "default", machine)

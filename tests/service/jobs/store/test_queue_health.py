@@ -1,15 +1,17 @@
 """Counts and places in the queue, and the query that serves many streams."""
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from service.jobs.model.states import JobState
 from service.jobs.progress import stream
 from service.jobs.store import history, queue_health
 from service.platform.db import Database
 from service.platform.tables.core import Job
-from tests.service.job_samples import add_job
+from service.platform.tables.workers import WorkerHost
+from tests.service.job_samples import add_job, report_machine
 
 JOBS = "/v1/fine_tuning/jobs"
 
@@ -17,6 +19,7 @@ JOBS = "/v1/fine_tuning/jobs"
 def test_a_place_beyond_the_maximum_is_not_counted(
     client: TestClient, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    report_machine(database)
     ids = [add_job(database, JobState.QUEUED, created_at=float(number)) for number in range(4)]
     query = queue_health._PLACED.element.limit(2).subquery()
     places = select(query.c.id, query.c.place).where(query.c.id.in_(ids))
@@ -28,6 +31,28 @@ def test_a_place_beyond_the_maximum_is_not_counted(
     monkeypatch.setattr(queue_health, "_PLACES", places)
     answer = client.get(f"{JOBS}/{ids[3]}").json()
     assert answer["queue"] == {"position": None, "reason": "at least 1000 ahead of it in the queue"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "commands"),
+    [
+        ("embedded", "`grpo up` or `grpo worker`"),
+        ("production", "`grpo worker` or `celery -A worker.app worker`"),
+    ],
+)
+def test_a_queued_job_without_a_running_worker_says_how_to_start_one(
+    client: TestClient, database: Database, app: FastAPI, mode: str, commands: str
+) -> None:
+    app.state.settings = app.state.settings.model_copy(update={"mode": mode})
+    job_id = add_job(database, JobState.QUEUED, attempt=1, not_before=2.0**40)
+    no_worker = {"position": 1, "reason": f"no worker is running: start one with {commands}"}
+    report_machine(database, pool="other")
+    assert client.get(f"{JOBS}/{job_id}").json()["queue"] == no_worker
+    report_machine(database)
+    assert "retrying after attempt 1" in client.get(f"{JOBS}/{job_id}").json()["queue"]["reason"]
+    with database.transaction() as session:
+        session.execute(update(WorkerHost).values(seen_at=WorkerHost.seen_at - 61))
+    assert client.get(JOBS).json()["data"][0]["queue"] == no_worker
 
 
 def test_a_higher_priority_comes_first_and_other_pools_do_not_count(database: Database) -> None:

@@ -14,7 +14,7 @@ from service.platform.tables.core import AuditEntry, Job
 from service.settings import Settings
 from service.web.auth import create_key
 from tests.conftest import on_sqlite
-from tests.service.job_samples import METHOD, add_artifact, add_job
+from tests.service.job_samples import METHOD, add_artifact, add_job, report_machine
 
 JOBS = "/v1/fine_tuning/jobs"
 ADDED = {"queue", "progress", "phase", "attempt", "warnings", "eval", "artifacts", "failure"}
@@ -87,6 +87,7 @@ def test_a_failed_job_shows_the_reason(client: TestClient, database: Database) -
 
 
 def test_a_retried_job_shows_when_it_continues(client: TestClient, database: Database) -> None:
+    report_machine(database)
     job_id = add_job(database, JobState.QUEUED, attempt=2)
     with database.transaction() as session:
         job = session.scalars(select(Job)).one()
