@@ -20,7 +20,7 @@ from tests.service.files.file_samples import ROWS, expires_after, refusal, store
     ("content", "code", "place"),
     [
         (b"", "file_empty", "empty"),
-        (b"\n \n\r\n", "file_empty", "empty"),
+        (b"\n \n\r\n", "file_empty", "all its lines are blank"),
         (b'{"a": 1}\n{"a": "\xff"}\n', "file_not_utf8", "line 2, byte 8"),
         (b'{"a": 1}\n{"a": "\x00"}\n', "file_not_utf8", "line 2"),
         (b'\xef\xbb\xbf{"a": 1}\n', "file_has_bom", "line 1"),
@@ -87,10 +87,29 @@ def test_more_rows_than_allowed_are_refused(client: TestClient) -> None:
 
 
 @on_sqlite
-def test_lines_without_rows_are_not_read_for_ever(client: TestClient) -> None:
+@pytest.mark.parametrize(
+    ("rows", "code", "reason"),
+    [
+        (b"", "file_empty", "file: its first 100,001 lines are blank."),
+        (
+            b"{}\n{}\n",
+            "invalid_jsonl",
+            "file: at least 99,999 blank lines follow its last row, line 2; remove them.",
+        ),
+    ],
+    ids=["no-rows", "two-rows"],
+)
+def test_lines_without_rows_are_not_read_for_ever(
+    client: TestClient, rows: bytes, code: str, reason: str
+) -> None:
+    answer = upload(client, rows + b"\n" * 3_000_000)
+    assert refusal(answer) == (400, "file", code)
+    assert answer.json()["error"]["message"] == reason
+
+
+@on_sqlite
+def test_as_many_blank_lines_as_rows_allowed_may_follow_the_last_row(client: TestClient) -> None:
     assert upload(client, b"{}\n" + b"\n" * 90_000).status_code == 200
-    answer = upload(client, b"{}\n" + b"\n" * 100_000)
-    assert refusal(answer) == (400, "file", "too_many_rows")
 
 
 @on_sqlite
