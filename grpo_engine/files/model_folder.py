@@ -65,6 +65,14 @@ def unsupported_format(config: Any, *, is_quantized_again: bool) -> str | None:
     return None
 
 
+def end_token_fault(ends: Any) -> str | None:
+    """Why a model's `eos_token_id` cannot be used; None: it is unset, an integer or a list of integers."""
+    numbers = ends if isinstance(ends, list) else [ends]
+    if ends is None or all(type(each) is int for each in numbers):  # JSON's true is an instance of int
+        return None
+    return f"has an eos_token_id that is neither an integer nor a list of integers: {json.dumps(ends)}"
+
+
 def _stamps(folder: Path) -> Iterator[tuple[str, int, int]]:
     for path in folder.iterdir():
         if path.suffix in READ and path.is_file():
@@ -77,8 +85,8 @@ def _damage(folder: Path, stamp: Stamp) -> str | None:
     names = {name for name, _, _ in stamp}
     if pointer := next((name for name in sorted(names) if _is_pointer(folder / name)), None):
         return f"{pointer} is a pointer of Git LFS; fetch the file itself with `git lfs pull`"
-    if GENERATION in names and not _is_object(folder / GENERATION):
-        return f"{GENERATION} is not a JSON object"
+    if GENERATION in names and (fault := _generation_fault(folder / GENERATION)):
+        return f"{GENERATION} {fault}"
     if ADAPTER in names:
         return f"it contains an adapter ({ADAPTER}) besides the model; move the adapter to another folder"
     weights = {name for name in names if name.endswith(".safetensors")}
@@ -97,11 +105,14 @@ def _is_pointer(path: Path) -> bool:
         return file.read(len(POINTER)) == POINTER
 
 
-def _is_object(path: Path) -> bool:
+def _generation_fault(path: Path) -> str | None:
     try:
-        return isinstance(json.loads(path.read_bytes()), dict)
+        content = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
-        return False
+        content = None
+    if not isinstance(content, dict):
+        return "is not a JSON object"
+    return end_token_fault(content.get("eos_token_id"))
 
 
 def _unsupported_weights(folder: Path) -> str | None:

@@ -25,7 +25,7 @@ from transformers import (
 from grpo_engine.config.job import Hyperparameters, ModelSource
 from grpo_engine.contract.errors import ModelError
 from grpo_engine.files.fingerprint import fingerprint_of_adapter, refuse_other_base
-from grpo_engine.files.model_folder import damage, unsupported_format
+from grpo_engine.files.model_folder import damage, end_token_fault, unsupported_format
 from grpo_engine.files.readable import unreadable_file
 from grpo_engine.models import device_memory, language_part, lora, quantization
 from grpo_engine.models.policy import Policy
@@ -193,10 +193,8 @@ def _refuse_endless(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
         raise ModelError(f"{source.name} has no tokenizer: {MISSING}")
     if tokenizer.eos_token_id is None:
         raise ModelError(f"the tokenizer of {source.name} has no end-of-sequence token")
-    ends = model.generation_config.eos_token_id
-    if not all(isinstance(each, int) for each in (ends if isinstance(ends, list) else [ends or 0])):
-        reason = f"eos_token_id must be a number or a list of numbers, got {ends!r}"
-        raise ModelError(f"generation_config.json of {source.name}: {reason}")
+    if fault := end_token_fault(model.generation_config.eos_token_id):
+        raise ModelError(f"{source.name} {fault}")
     try:
         model.generation_config.validate(strict=True)
     except ValueError:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
@@ -96,13 +97,14 @@ def test_a_configuration_that_transformers_cannot_use_is_an_error_of_one_line(
     assert "\n" not in str(refused.value)
 
 
-def test_stop_tokens_that_are_no_numbers_are_an_error_of_the_model(
-    family_folder: Callable[[str], Path], tmp_path: Path
+@pytest.mark.parametrize("ends", ["<|im_end|>", True])
+def test_stop_tokens_that_are_no_integers_are_an_error_of_the_model(
+    family_folder: Callable[[str], Path], tmp_path: Path, ends: object
 ) -> None:
     folder = copytree(family_folder("qwen3"), tmp_path / "qwen3")
-    (folder / "generation_config.json").write_text('{"eos_token_id": "<|im_end|>"}')
-    expected = "generation_config.json of qwen3: eos_token_id must be a number or a list of numbers"
-    with pytest.raises(ModelError, match=f"{expected}, got '<|im_end|>'".replace("|", r"\|")):
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    expected = "neither an integer nor a list of integers: " + re.escape(json.dumps(ends))
+    with pytest.raises(ModelError, match=f"generation_config.json has an eos_token_id that is {expected}"):
         load_base(ModelSource(name="qwen3", path=str(folder)), torch.float32)
 
 

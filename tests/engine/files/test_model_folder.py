@@ -83,6 +83,11 @@ def with_adapter(folder: Path) -> None:
     [
         (with_settings('{"eos_token_id": 7'), "generation_config.json is not a JSON object"),
         (with_settings("[7]"), "generation_config.json is not a JSON object"),
+        (
+            with_settings('{"eos_token_id": true}'),
+            "generation_config.json has an eos_token_id that is neither an integer nor a list of integers: t",
+        ),
+        (with_settings('{"eos_token_id": [7, 1.5]}'), "generation_config.json has an eos_token_id that is"),
         (with_adapter, "it contains an adapter (adapter_config.json) besides the model; move the adapter"),
         (without_second_file, f"{SHARDS[1]}, a file with weights, is missing"),
         (without_index, f"there is neither {WEIGHTS} nor an {INDEX} that lists other files"),
