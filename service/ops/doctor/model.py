@@ -27,8 +27,9 @@ def model(settings: Settings, name: str) -> Iterator[Finding]:
         found = _checked(settings, entry)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
+        reason = lines[-1].removeprefix(f"{entry.path} cannot be loaded: ") if lines else error
         advice = "A job on this model would fail as well: correct its files or its entry."
-        yield failure("model", f"{name} cannot be loaded: {lines[-1] if lines else error}", advice)
+        yield failure("model", f"{name} cannot be loaded: {reason}", advice)
         return
     yield ok("model", f"{name} in {found['dtype']} on {found['device']}: {_shown(found['computation'])}")
     for message in found["warnings"]:

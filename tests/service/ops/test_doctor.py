@@ -68,6 +68,7 @@ def test_a_model_that_cannot_be_loaded_is_a_failure_with_the_reason(settings: Se
     (failed,) = [each for each in json.loads(done.stdout) if each["level"] == "failure"]
     assert failed["check"] == "model"
     assert failed["found"].startswith("tiny cannot be loaded: ")
+    assert failed["found"].count("cannot be loaded") == 1
 
 
 @on_sqlite
