@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -30,6 +30,8 @@ CHUNK_BYTES = 2**20
 RANGE_BYTES = 4 * CHUNK_BYTES
 """Bytes per request. Small, because stores close the connection of a reader that takes half a minute."""
 MAX_PARTS_AT_ONCE = 4
+GROUP_ONLY = 0o770
+"""Largest mode of a file or folder: with the umask of Celery or of uvicorn, all users could read it."""
 RETRIES: RetryConfig = {
     "max_retries": 2,
     "retry_timeout": timedelta(seconds=10),
@@ -82,8 +84,13 @@ class Storage:
         try:
             with _translated(key):
                 fault_point("storage.put")
-                obstore.put(self._store, _checked(key), content, max_concurrency=MAX_PARTS_AT_ONCE)
+                _checked(key)
                 if self._root is not None:
+                    _make_folders(self._root, key)
+                obstore.put(self._store, key, content, max_concurrency=MAX_PARTS_AT_ONCE)
+                if self._root is not None:
+                    with suppress(OSError):  # a file system without modes
+                        (self._root / key).chmod((self._root / key).stat().st_mode & GROUP_ONLY)
                     # to disk before the row is committed, so that no row refers to bytes that a crash loses
                     for written in (self._root / key, (self._root / key).parent):
                         fsync(written)
@@ -193,6 +200,13 @@ class Storage:
             yield self._range(key, position, min(end, position + RANGE_BYTES))
 
 
+def _make_folders(root: Path, key: str) -> None:
+    folder = root
+    for name in key.split("/")[:-1]:
+        folder /= name
+        folder.mkdir(GROUP_ONLY, parents=True, exist_ok=True)
+
+
 def open_storage(location: str) -> Storage:
     """Storage at `file:///folder` (created if missing), `memory:///` or `s3://bucket/prefix`.
 
@@ -204,7 +218,8 @@ def open_storage(location: str) -> Storage:
         if not folder.is_absolute():
             raise ValueError(f"{location}: a storage folder needs an absolute path, as in file:///srv/grpo")
         with _translated(location):
-            return Storage(LocalStore(folder, mkdir=True))
+            folder.mkdir(GROUP_ONLY, parents=True, exist_ok=True)
+            return Storage(LocalStore(folder))
     with _translated(location):
         return Storage(from_url(location, retry_config=RETRIES))
 

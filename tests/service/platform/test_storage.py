@@ -2,6 +2,8 @@
 
 import hashlib
 import io
+import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -125,6 +127,19 @@ def test_an_interrupted_put_shows_nothing(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         storage.put("x", Interrupted(b"half"))
     assert storage.get_bytes("x") == b"old"
+
+
+def test_users_outside_of_the_group_cannot_read_a_folder(tmp_path: Path) -> None:
+    """Celery and uvicorn keep the umask of their shell."""
+    root = tmp_path / "store"
+    umask = os.umask(0o022)
+    try:
+        open_storage(f"file://{root}").put("jobs/1/results/x.tar.gz", b"weights")
+    finally:
+        os.umask(umask)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (root, *root.rglob("*"))}
+    assert modes.pop("x.tar.gz") == 0o640
+    assert modes == dict.fromkeys(("store", "jobs", "1", "results"), 0o750)
 
 
 def test_a_folder_has_an_absolute_path() -> None:
