@@ -30,6 +30,8 @@ CHUNK_BYTES = 2**20
 RANGE_BYTES = 4 * CHUNK_BYTES
 """Bytes per request. Small, because stores close the connection of a reader that takes half a minute."""
 MAX_PARTS_AT_ONCE = 4
+DATASETS = "files"
+"""First part of the keys of datasets. Other files may be in the folder of a mount point."""
 GROUP_ONLY = 0o770
 """Largest mode of a file or folder: with the umask of Celery or of uvicorn, all users could read it."""
 RETRIES: RetryConfig = {
@@ -161,11 +163,8 @@ class Storage:
         self.exists("probe/none")
 
     def is_unmounted(self) -> bool:
-        """Whether it is a missing folder, or one without any object although one is expected."""
-        try:
-            return self._root is not None and not any(self._root.iterdir())
-        except OSError:
-            return True
+        """Whether it is a folder without any dataset although one is expected, or is missing."""
+        return self._root is not None and not os.path.isdir(self._root / DATASETS)
 
     def delete(self, key: str) -> None:
         """Remove the object, if there is one."""

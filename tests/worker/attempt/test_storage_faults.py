@@ -1,6 +1,7 @@
 """Storage that is unavailable, damaged or full, a full disk of the worker, and an unreadable catalogue."""
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -179,14 +180,18 @@ def test_a_damaged_download_is_repeated(
     assert len(fetched) == 2
 
 
+@pytest.mark.parametrize("has_other_files", [False, True])
 def test_a_storage_folder_that_is_not_mounted_costs_an_attempt_and_no_checkpoint(
-    worker: Worker, database: Database, submit: Submit, storage: Storage
+    worker: Worker, database: Database, submit: Submit, storage: Storage, has_other_files: bool
 ) -> None:
     job_id = submit({"1": {"die_at": 7}})
     run_job(worker)
     folder = Path(worker.settings.storage_location.removeprefix("file://"))
     folder.rename(folder.with_name("unmounted"))
     folder.mkdir()
+    if has_other_files:
+        (folder / "jobs").mkdir()
+        (folder / "README").touch()
     make_due(database)
     run_job(worker)
     job = read_job(database, job_id)
@@ -195,7 +200,7 @@ def test_a_storage_folder_that_is_not_mounted_costs_an_attempt_and_no_checkpoint
     assert messages(database, job_id)[-1] == reason
     make_due(database)
     assert run_job(worker) is False, "it claims nothing until the folder is mounted"
-    folder.rmdir()
+    shutil.rmtree(folder)
     assert run_job(worker) is False
     folder.with_name("unmounted").rename(folder)
     run_job(worker)
