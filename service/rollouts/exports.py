@@ -98,8 +98,13 @@ class _Extremes:
 
 
 def best_answers(source: Source, *, min_reward: float, per_prompt: int) -> Iterator[str]:
-    """Rows for `supervised` training: the best answers to each prompt. Raises InvalidRequest without any."""
-    by_row = _extremes(source, per_prompt)
+    """Rows for `supervised` training: the best answers to each prompt.
+
+    Raises InvalidRequest without any, TooManyRequests at the limit of searches.
+    """
+    with search_limit.slot(source.job.tenant):
+        _refuse_low_rewards(source, min_reward)
+        by_row = _extremes(source, per_prompt)
     found: dict[int, list[Example]] = {
         row: [(one,) for one in each.best if one.reward >= min_reward] for row, each in by_row.items()
     }
@@ -115,16 +120,41 @@ def best_answers(source: Source, *, min_reward: float, per_prompt: int) -> Itera
 def preferences(source: Source, *, min_margin: float, per_prompt: int) -> Iterator[str]:
     """TRL's preference rows: a prompt's best answer with its worst, its second best with its second worst, …
 
-    Raises InvalidRequest if no two rewards of a prompt differ by that much.
+    Raises InvalidRequest if no two rewards of a prompt differ by that much, TooManyRequests at the limit of
+    searches.
     """
-    by_row = _extremes(source, per_prompt)
+    with search_limit.slot(source.job.tenant):
+        _refuse_equal_rewards(source, min_margin)
+        by_row = _extremes(source, per_prompt)
     found = {row: list(_pairs(each, min_margin)) for row, each in by_row.items()}
     if not any(found.values()):
-        apart = f" by {min_margin:g} or more" if min_margin else ""
-        lacking = f"no prompt has a complete answer whose reward is higher than another's{apart}"
+        lacking = f"no prompt has a complete answer whose reward is higher than another's{_apart(min_margin)}"
         message = f"min_margin: {lacking}.{_left_out(by_row)}"
         raise InvalidRequest(message, param="min_margin", code="nothing_to_export")
     return _lines(source, found, _preference_row)
+
+
+def _refuse_low_rewards(source: Source, min_reward: float) -> None:
+    """Refuse a dataset without examples before any group is read. Raises InvalidRequest."""
+    with source.database.reading() as session:
+        highest = repository.highest_reward(session, source.job.id, source.selection)
+    if highest is None or highest < min_reward:
+        seen = "none is scored" if highest is None else f"the best one has {highest:g}"
+        message = f"min_reward: no completion has a reward of {min_reward:g}: {seen}."
+        raise InvalidRequest(message, param="min_reward", code="nothing_to_export")
+
+
+def _refuse_equal_rewards(source: Source, min_margin: float) -> None:
+    """Refuse a dataset without pairs before any group is read. Raises InvalidRequest."""
+    with source.database.reading() as session:
+        if repository.has_different_rewards(session, source.job.id, source.selection, min_margin):
+            return
+    message = f"min_margin: no two completions of a prompt have different rewards{_apart(min_margin)}."
+    raise InvalidRequest(message, param="min_margin", code="nothing_to_export")
+
+
+def _apart(min_margin: float) -> str:
+    return f" by {min_margin:g} or more" if min_margin else ""
 
 
 def _left_out(by_row: Mapping[int, _Extremes]) -> str:
@@ -183,17 +213,16 @@ def _pairs(answers: _Extremes, min_margin: float) -> Iterator[Example]:
 
 
 def _extremes(source: Source, num: int) -> dict[int, _Extremes]:
-    """Best and worst completions by row. Raises TooManyRequests at the limit of searches."""
+    """Best and worst completions by row."""
     found: dict[int, _Extremes] = {}
-    with search_limit.slot(source.job.tenant):
-        for batch in repository.batches(source.database, source.job.id, source.selection):
-            for group in batch:
-                answers = found.setdefault(group.data["row"], _Extremes(num))
-                for index, completion in enumerate(group.data["completions"]):
-                    if _is_usable(completion) and source.selection.admits(completion):
-                        place = (group.step, group.position, index)
-                        one = Candidate(*place, completion["reward"], hash(completion["text"]))
-                        answers.add(one, may_be_best=not is_truncated(completion))
+    for batch in repository.batches(source.database, source.job.id, source.selection):
+        for group in batch:
+            answers = found.setdefault(group.data["row"], _Extremes(num))
+            for index, completion in enumerate(group.data["completions"]):
+                if _is_usable(completion) and source.selection.admits(completion):
+                    place = (group.step, group.position, index)
+                    one = Candidate(*place, completion["reward"], hash(completion["text"]))
+                    answers.add(one, may_be_best=not is_truncated(completion))
     return found
 
 

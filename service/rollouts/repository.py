@@ -11,11 +11,26 @@ from itertools import chain, islice
 from statistics import fmean
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Select, and_, func, or_, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Double,
+    Select,
+    and_,
+    cast,
+    column,
+    func,
+    literal,
+    literal_column,
+    or_,
+    select,
+    true,
+    tuple_,
+)
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
 from service.jobs.model import names
-from service.platform.db import Database
+from service.platform.db import Database, is_postgresql
 from service.platform.tables.core import Rollout
 from service.rollouts.schemas import CompletionRead, RolloutRead, SplitSteps
 from service.rollouts.selection import Selection
@@ -114,6 +129,37 @@ def at_places(session: Session, job_id: str, split: str, places: Iterable[tuple[
     """Groups of one split by (step, position), in no order."""
     query = select(Rollout).where(Rollout.job_id == job_id, Rollout.split == split)
     return list(session.scalars(query.where(tuple_(Rollout.step, Rollout.position).in_(list(places)))))
+
+
+def has_different_rewards(session: Session, job_id: str, selection: Selection, margin: float) -> bool:
+    """Whether two completions of one prompt have different rewards, by at least `margin`.
+
+    Filters on completions are not applied, as in `batches`.
+    """
+    rewards, reward = _rewards(session)
+    difference = func.max(reward) - func.min(reward)
+    chosen = _chosen(job_id, selection).with_only_columns(literal(1)).select_from(Rollout)
+    by_prompt = chosen.join(rewards, true()).group_by(Rollout.data["row"].as_integer())
+    return session.scalar(by_prompt.having(difference > 0, difference >= margin).limit(1)) is not None
+
+
+def highest_reward(session: Session, job_id: str, selection: Selection) -> float | None:
+    """The highest reward of a completion; None: none is scored. Filters on completions are not applied."""
+    rewards, reward = _rewards(session)
+    chosen = _chosen(job_id, selection).with_only_columns(func.max(reward)).select_from(Rollout)
+    return session.scalar(chosen.join(rewards, true()))
+
+
+def _rewards(session: Session) -> tuple[Any, Any]:
+    """The completions of a group as a table to join, and the reward of each. The database reads them several
+    times faster than Python parses the groups."""
+    if is_postgresql(session):
+        path: ColumnElement[str] = literal_column("'$.completions[*].reward ? (@ != null)'")
+        found = func.jsonb_path_query(Rollout.data, path)
+        scores = found.table_valued(column("reward", JSONB)).render_derived()
+        return scores, cast(scores.c.reward, Double)
+    completions = func.json_each(Rollout.data, "$.completions").table_valued("value")
+    return completions, func.json_extract(completions.c.value, "$.reward")
 
 
 def steps(session: Session, job_id: str) -> list[SplitSteps]:

@@ -8,10 +8,18 @@ from fastapi.testclient import TestClient
 
 from service.platform.db import Database
 from service.platform.tables.core import Job
+from service.rollouts import repository
 from service.settings import Settings
 from tests.conftest import on_sqlite
 from tests.service.job_samples import MODEL, jsonl, make_model, upload
-from tests.service.rollouts.rollout_samples import EPISODES, ROWS, add_graded_job, add_group, scored
+from tests.service.rollouts.rollout_samples import (
+    EPISODES,
+    ROWS,
+    add_graded_job,
+    add_group,
+    completion,
+    scored,
+)
 
 pytestmark = on_sqlite  # nothing here depends on the database
 
@@ -130,6 +138,34 @@ def test_an_export_without_good_answers_names_the_best_reward(client: TestClient
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, "min_reward", "nothing_to_export")
     assert error["message"].endswith("has a reward of 5: the best one has 1.")
+
+
+@pytest.mark.database("sqlite", "postgresql")
+def test_an_export_without_examples_is_refused_before_any_group_is_read(
+    client: TestClient, settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = add_graded_job(settings, database)
+    add_group(database, job_id, 1, 0, [completion(0.5), completion(None)], row=0)
+    add_group(database, job_id, 1, 1, [completion(0.75), completion(0.75)], row=1)
+    add_group(database, job_id, 2, 0, [completion(0.25)], split="validation", row=0)
+    monkeypatch.setattr(repository, "batches", None)
+
+    def refusal(kind: str, **params: Any) -> str:
+        answer = client.get(f"{JOBS}/{job_id}/rollouts/{kind}.jsonl", params=params)
+        assert answer.status_code == 400, answer.text
+        return str(answer.json()["error"]["message"])
+
+    equal = "min_margin: no two completions of a prompt have different rewards"
+    assert refusal("dpo") == f"{equal}."
+    assert refusal("dpo", from_step=3) == f"{equal}."
+    low = "min_reward: no completion has a reward of 1: "
+    assert refusal("sft") == f"{low}the best one has 0.75."
+    assert refusal("sft", from_step=3) == f"{low}none is scored."
+    add_group(database, job_id, 3, 0, [completion(0.25, text="b")], row=0)
+    assert refusal("dpo", min_margin=0.5) == f"{equal} by 0.5 or more."
+    monkeypatch.undo()
+    (pair,) = client.get(f"{JOBS}/{job_id}/rollouts/dpo.jsonl?min_margin=0.25").text.splitlines()
+    assert json.loads(pair)["margin"] == 0.25
 
 
 def test_an_export_of_truncated_answers_says_that_none_is_complete(
