@@ -170,6 +170,12 @@ class Feed(ABC, Generic[AnySubscriber, Update]):
             return self._usable_keys(session, key_ids)
 
 
+async def notice_lost_connection() -> None:
+    """Await between two pieces of a response that are sent without another wait. Otherwise the loop does not
+    handle the loss of the connection before all are sent, and asyncio logs each one as a failure."""
+    await asyncio.sleep(0)
+
+
 def stop_on_signals(feed: Feed[Any, Any]) -> None:
     """End the subscribers when the process receives a stop signal, because a server waits for open responses.
 

@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from grpo_engine.chat.answers import ChatCompletion, TextCompletion
 from grpo_engine.chat.requests import Body, ChatRequest, CompletionRequest
 from service.platform.errors import ServiceError
+from service.platform.feed import notice_lost_connection
 from service.serving.answer import OpenAnswer
 from service.serving.service import wanted_model
 from service.web.auth import Reader
@@ -95,6 +96,7 @@ async def _frames(first: bytes | None, pieces: AsyncGenerator[bytes | None]) -> 
                 if piece is not None or time.monotonic() - sent_at > SILENT_SECONDS:
                     yield piece or KEEPALIVE_COMMENT
                     sent_at = time.monotonic()
+                    await notice_lost_connection()
     except ServiceError as error:
         # after a blank line, because the server may have ended within a frame
         yield b"\n\n" + format_sse_event(data_str=json.dumps(error.body(), ensure_ascii=False))

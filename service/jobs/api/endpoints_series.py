@@ -1,7 +1,8 @@
 """A job's metrics and its live stream, under `…/jobs/{id}`."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -17,6 +18,7 @@ from service.jobs.progress import metrics
 from service.jobs.progress.stream import JobFeed
 from service.jobs.store.repository import require_job
 from service.platform.db import Database
+from service.platform.feed import notice_lost_connection
 from service.platform.tables.core import Job, JobEvent
 from service.web.auth import Reader
 from service.web.dependencies import DatabaseDep
@@ -144,10 +146,12 @@ def _require(database: Database, tenant: str, job_id: str) -> Job:
         return require_job(session, tenant, job_id)
 
 
-async def _framed(rows: AsyncIterator[JobEvent | None], view: View) -> AsyncIterator[bytes]:
+async def _framed(rows: AsyncGenerator[JobEvent | None], view: View) -> AsyncIterator[bytes]:
     yield format_sse_event(retry=RECONNECT_MS)
-    async for row in rows:
-        yield KEEPALIVE_COMMENT if row is None else _frame(row, view)
+    async with aclosing(rows):
+        async for row in rows:
+            yield KEEPALIVE_COMMENT if row is None else _frame(row, view)
+            await notice_lost_connection()
 
 
 def _frame(row: JobEvent, view: View) -> bytes:

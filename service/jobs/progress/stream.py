@@ -6,7 +6,7 @@ short transaction. Access is checked when a stream is opened (`jobs/api/endpoint
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy import BigInteger, cast, func, select
@@ -76,7 +76,7 @@ class JobFeed(Feed[JobStream, JobUpdate]):
     def __init__(self, database: Database) -> None:
         super().__init__(database, usable_keys)
 
-    async def rows(self, job_id: str, after: int, key_id: str) -> AsyncIterator[JobEvent | None]:
+    async def rows(self, job_id: str, after: int, key_id: str) -> AsyncGenerator[JobEvent | None]:
         """The job's events after number `after`, then live ones up to its terminal one; None: a ping.
 
         Ends when the job is over and all its events were sent, when the key is no longer valid, or when the
