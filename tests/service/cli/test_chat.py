@@ -1,7 +1,6 @@
-"""`grpo chat` as a process."""
+"""`grpo chat`; a conversation is a process whose input ends."""
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 
@@ -10,7 +9,7 @@ import pytest
 from service.jobs.model.states import JobState
 from service.platform.db import Database
 from service.settings import Settings
-from tests.service.embedded import GRPO, environment
+from tests.service.embedded import GRPO, call_grpo, environment
 from tests.service.job_samples import add_artifact, add_job, make_model
 from tests.service.serving.answering import answering
 from tests.service.serving.test_chat import archive
@@ -28,11 +27,8 @@ def given(settings: Settings, server_url: str, api_key: str) -> Iterator[dict[st
         yield environment(settings.home, GRPO_URL=server_url, GRPO_API_KEY=api_key)
 
 
-def chat(given: dict[str, str], *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
-    command = [*GRPO, "chat", *arguments]
-    return subprocess.run(
-        command, env=os.environ | given, input=typed, capture_output=True, text=True, timeout=60, check=False
-    )
+def chat(given: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return call_grpo("chat", *arguments, environment=given)
 
 
 def test_the_response_is_printed_with_control_characters_escaped(given: dict[str, str]) -> None:
@@ -43,7 +39,8 @@ def test_the_response_is_printed_with_control_characters_escaped(given: dict[str
 
 
 def test_a_conversation_continues_until_the_input_ends(given: dict[str, str]) -> None:
-    done = chat(given, "tiny", typed="one\ntwo\n")
+    command = [*GRPO, "chat", "tiny"]
+    done = subprocess.run(command, env=given, input="one\ntwo\n", capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.count("Base: one"), done.stdout.count("Base: two")) == (0, 1, 1)
 
 

@@ -11,13 +11,14 @@ from service.jobs.model.states import JobState
 from service.platform.archives import pack
 from service.platform.db import Database
 from service.settings import Settings
+from tests.conftest import on_sqlite
 from tests.service.cli.commands.hub import Hub, hub
-from tests.service.embedded import run_grpo
+from tests.service.embedded import call_grpo, run_grpo
 from tests.service.job_samples import add_artifact, add_job
 
 TOKEN = "hf_a_secret_token"
 Push = Callable[..., subprocess.CompletedProcess[str]]
-pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+pytestmark = on_sqlite
 
 
 @pytest.fixture
@@ -79,8 +80,9 @@ def test_without_a_token_no_request_is_sent(push: Push, here: Hub, job_id: str) 
 
 
 @pytest.mark.parametrize("repo", ["org/sums--2", "org/sums.git", "örg/sums", "org"])
-def test_a_name_that_the_hub_does_not_allow_is_refused_before_the_download(push: Push, repo: str) -> None:
-    done = push("ftjob-unknown", "--repo", repo, HF_TOKEN=TOKEN)
+def test_a_name_that_the_hub_does_not_allow_is_refused_before_the_download(repo: str) -> None:
+    environment = {**os.environ, "GRPO_URL": "http://127.0.0.1:9", "GRPO_API_KEY": "key", "HF_TOKEN": TOKEN}
+    done = call_grpo("push", "ftjob-unknown", "--repo", repo, environment=environment)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
     assert done.stderr.startswith(f"Error: {repo} is not a repository")
 
