@@ -1,5 +1,6 @@
 """Measures a device's free memory, and refuses models that do not fit."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,15 +19,25 @@ BUDGET_HINT = (
 
 def feed_forward_width(config: PreTrainedConfig) -> int:
     """Width of the widest feed-forward layer."""
-    width = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    return int(max(width) if isinstance(width, list | tuple) else width)
+    widths = (getattr(layer, "intermediate_size", None) or 4 * layer.hidden_size for layer in _layers(config))
+    return max(int(max(width) if isinstance(width, list | tuple) else width) for width in widths)
 
 
 def cached_heads(config: PreTrainedConfig) -> tuple[int, int]:
-    """Number and size of the heads whose keys and values a cache holds."""
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    """Number and size of the heads whose keys and values a cache holds; the maxima if layers differ."""
+    counts, sizes = zip(*map(_cached_heads, _layers(config)), strict=True)
+    return max(counts), max(sizes)
+
+
+def _cached_heads(layer: PreTrainedConfig) -> tuple[int, int]:
+    heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
+    size = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
     return int(heads), int(size)
+
+
+def _layers(config: PreTrainedConfig) -> Sequence[PreTrainedConfig]:
+    """The layers' configurations; transformers refuses to read what differs between them from the whole."""
+    return config.per_layer_config if getattr(config, "is_heterogeneous", False) else (config,)
 
 
 def free_bytes(device: torch.device) -> int | None:

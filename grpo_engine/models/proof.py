@@ -197,15 +197,31 @@ def _small(config: PreTrainedConfig) -> PreTrainedConfig:
     """The configuration with few layers, of each kind at least one."""
     config = copy.deepcopy(config)
     kinds = getattr(config, "layer_types", None)
-    if kinds is not None:
-        different = list(dict.fromkeys(kinds))
-        config.layer_types = different * TWIN_LAYERS if len(different) < TWIN_LAYERS else different
-    config.num_hidden_layers = TWIN_LAYERS if kinds is None else len(config.layer_types)
+    if kinds is None:
+        config.num_hidden_layers = TWIN_LAYERS
+    else:
+        _keep_kinds(config, list(kinds))
     config.vocab_size = min(config.vocab_size, TWIN_VOCABULARY)
     config.pad_token_id = 0  # its own one may be outside of the vocabulary
     if getattr(config, "sliding_window", None):
         config.sliding_window = TWIN_WINDOW
     return config
+
+
+def _keep_kinds(config: PreTrainedConfig, kinds: list[str]) -> None:
+    """Reduce the layers to one of each kind, or two if layers use the keys and values of earlier ones."""
+    different = list(dict.fromkeys(kinds))
+    shares_keys = bool(getattr(config, "num_kv_shared_layers", 0))
+    chosen = different * TWIN_LAYERS if shares_keys or len(different) < TWIN_LAYERS else different
+    layers = [config.per_layer_config[kinds.index(kind)] for kind in chosen]
+    names = config.per_layer_attributes or ()
+    config.per_layer_config = None
+    config.layer_types, config.num_hidden_layers = chosen, len(chosen)
+    if shares_keys:
+        config.num_kv_shared_layers = len(different)
+    if names:
+        own = ({name: getattr(layer, name) for name in names} for layer in layers)
+        config.per_layer_config = dict(enumerate(own))
 
 
 @contextmanager

@@ -33,6 +33,7 @@ VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"
 QWEN = ("<|endoftext|>", *CHATML, "<tool_call>", "</tool_call>", "<think>", "</think>")
 LLAMA = ("<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>")
 GEMMA = ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>")
+GEMMA4 = ("<pad>", "<eos>", "<bos>", "<|turn>", "<turn|>")
 PHI = ("<|endoftext|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 GLM = ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 HARMONY = ("<|endoftext|>", "<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>", "<|call|>")
@@ -107,6 +108,24 @@ FAMILIES: dict[str, Family] = {
         "<end_of_turn>",
         "gemma3",
         MIXED_WINDOWS,
+        begin="<bos>",
+        is_tied=True,
+        forward="packed",
+    ),
+    "gemma4": Family(
+        "Gemma4TextConfig",
+        GEMMA4,
+        "<turn|>",
+        "gemma4_v5",
+        {
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 2,
+            "global_head_dim": 48,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 512,
+        },
         begin="<bos>",
         is_tied=True,
         forward="packed",

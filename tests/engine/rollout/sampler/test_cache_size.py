@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import Qwen3Config
+from transformers import Gemma4TextConfig, Qwen3Config
 
 from grpo_engine.rollout.sampler.cache_size import group_bytes, groups_that_fit
 
@@ -41,3 +41,12 @@ def test_a_group_takes_its_prompt_twice_and_the_logits_of_every_row() -> None:
 def test_as_many_groups_are_decoded_as_fit(free: int, groups: int) -> None:
     """512 completions of a 4B model, 1,024 tokens each, take 80 GB: no 80 GB device has them."""
     assert groups_that_fit(free, needed(8, 256, 1024)) == groups
+
+
+def test_if_layers_differ_each_is_counted_as_the_largest() -> None:
+    """Gemma 4: 5 layers of 8 heads of 256 numbers for each layer of 2 heads of 512."""
+    shape = {"head_dim": 256, "num_key_value_heads": 8, "attention_k_eq_v": True, "num_hidden_layers": 6}
+    config = Gemma4TextConfig(**shape, global_head_dim=512, num_global_key_value_heads=2)
+    lengths = {"group_size": 1, "prompt_tokens": 0}
+    made = [group_bytes(config, torch.bfloat16, max_tokens=tokens, **lengths) for tokens in (0, 1)]
+    assert made[1] - made[0] == 2 * 6 * 8 * 512 * 2
