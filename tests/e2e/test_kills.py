@@ -6,7 +6,6 @@ Two CPU processes replace the devices.
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -134,7 +133,7 @@ def running(folder: Path) -> Iterator[Service]:
     (folder / "marks").mkdir()
     python = engine_python(folder, f"marks/{LAST_KILL}")  # engines that are killed are real processes
     here = {"GRPO_FAULT_MARKS": str(folder / "marks"), "GRPO_ENGINE_PYTHON": str(python)}
-    with grpo_up(folder / "home", python=sys.executable, **SETTINGS, **here) as up:
+    with grpo_up(folder / "home", **SETTINGS, **here) as up:
         key = Path(up.ready["key_file"]).read_text().strip()
         with Client(up.url, key) as client:
             yield Service(up, client, client.upload(rows)["id"])
