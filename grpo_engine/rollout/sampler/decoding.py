@@ -195,8 +195,8 @@ class CacheDecoder:
             use_cache=True,
             logits_to_keep=1,
         )
-        self.cache.batch_repeat_interleave(group_size)
-        self.mask = mask.repeat_interleave(group_size, 0)
+        self.mask = mask
+        self.keep(torch.arange(len(rows)).repeat_interleave(group_size))
         return out.logits[:, -1].repeat_interleave(group_size, 0)
 
     def step(self, tokens_B: Tensor) -> Tensor:
@@ -212,7 +212,7 @@ class CacheDecoder:
 
     def keep(self, rows: Tensor) -> None:
         rows = rows.to(self.mask.device)
-        self.cache.batch_select_indices(rows)
+        self.cache.reorder_cache(rows)  # linear attention has no other method that selects rows
         self.mask = self.mask[rows]
 
 

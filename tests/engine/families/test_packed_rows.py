@@ -78,6 +78,16 @@ def test_layers_with_a_state_keep_whole_rows(family_folder: Callable[[str], Path
     assert policy.forward.slower_because == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_with_a_state_are_sampled_with_the_models_own_cache(
+    dtype: torch.dtype, family_folder: Callable[[str], Path]
+) -> None:
+    policy = load(family_folder("qwen3.5"), {"rank": 4}, dtype)
+    TorchSampler(policy, 8)
+    assert policy.decoder is not None
+    assert policy.decoder.name == "own_cache"
+
+
 def test_a_soft_cap_is_part_of_the_output_head(family_folder: Callable[[str], Path]) -> None:
     policy = load(family_folder("gemma2"), {"rank": 4}, torch.float32)
     head, hidden = output_head(policy.model), torch.randn(3, 32) * 100
