@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from service.jobs.progress import logs
+from service.jobs.results.evidence import audit_job
 from service.jobs.store import history
 from service.platform.db import Database
 from service.platform.storage import Storage
@@ -68,42 +69,46 @@ def test_two_ranks_train_and_leave_nothing(
     assert not list(temporary.iterdir())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("stopped", "before", "patience"),
-    [
-        ("ray::Rank", "prepare", place.ANSWER_SECONDS),
-        ("worker.cluster.driver", "prepare", 2.0),
-        ("worker.cluster.driver", "await_place", 2.0),
-    ],
+FROZEN = (
+    ("ray::Rank", "prepare", place.ANSWER_SECONDS),
+    ("worker.cluster.driver", "prepare", 2.0),
+    ("worker.cluster.driver", "await_place", 2.0),
 )
-def test_a_job_continues_when_a_process_of_its_cluster_stops_answering_before_the_engines_start(
-    two_gpus: Worker,
-    submit: Submit,
-    database: Database,
-    monkeypatch: pytest.MonkeyPatch,
-    stopped: str,
-    before: str,
-    patience: float,
+"""Of each attempt: a process of its cluster, the step of the runner before which it is frozen, and how long
+the worker waits for an answer during that step."""
+
+
+@pytest.mark.slow
+def test_a_job_continues_whenever_a_process_of_its_cluster_stops_answering_before_the_engines_start(
+    two_gpus: Worker, database: Database, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as a rank whose host is frozen, or a driver that waits for Ray forever."""
     frozen: list[int] = []
-    step = getattr(runner, before)
 
-    def freeze_first(*arguments: Any) -> Any:
-        if frozen:
-            return step(*arguments)
-        found = wait_until(lambda: descendants(os.getpid(), stopped.encode()), what="the process runs")
-        frozen.append(max(found))
-        os.kill(frozen[0], signal.SIGSTOP)
-        with pytest.MonkeyPatch.context() as in_this_attempt:
-            in_this_attempt.setattr(place, "ANSWER_SECONDS", patience)
-            return step(*arguments)
+    def freezing(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+        def freeze(*arguments: Any) -> Any:
+            if len(frozen) == len(FROZEN) or FROZEN[len(frozen)][1] != name:
+                return step(*arguments)
+            stopped, _, patience = FROZEN[len(frozen)]
+            found = wait_until(lambda: descendants(os.getpid(), stopped.encode()), what="the process runs")
+            frozen.append(max(found))
+            os.kill(frozen[-1], signal.SIGSTOP)
+            with pytest.MonkeyPatch.context() as in_this_attempt:
+                in_this_attempt.setattr(place, "ANSWER_SECONDS", patience)
+                return step(*arguments)
 
-    monkeypatch.setattr(runner, before, freeze_first)
-    job_id = submit(required_gpus=2)
-    run_until_idle(two_gpus, database)
-    assert_continued(two_gpus, database, job_id, frozen[0])
+        return freeze
+
+    for name in ("prepare", "await_place"):
+        monkeypatch.setattr(runner, name, freezing(name, getattr(runner, name)))
+    limit = len(FROZEN) + 1
+    settings = two_gpus.settings.model_copy(update={"max_attempts_without_checkpoint": limit})
+    worker = replace(two_gpus, settings=settings)
+    job_id = insert_job(database, insert_dataset(database, storage), required_gpus=2)
+    run_until_idle(worker, database)
+    assert_continued(worker, database, job_id, frozen)
+    assert sum("lost" in message for message in messages(database, job_id)) == len(FROZEN)
+    assert audit_job(database, storage, job_id, max_failures=limit) == []
 
 
 @pytest.mark.slow
@@ -123,16 +128,15 @@ def test_a_job_continues_when_a_rank_never_starts(
     job_id = submit(required_gpus=2)
     run_until_idle(two_gpus, database)
     freezing.join()
-    assert_continued(two_gpus, database, job_id, frozen[0])
+    assert_continued(two_gpus, database, job_id, frozen)
     assert "A rank did not start within 30 s." in messages(database, job_id)
 
 
-def assert_continued(worker: Worker, database: Database, job_id: str, frozen: int) -> None:
-    """The second attempt has succeeded, and nothing is left of the first one."""
+def assert_continued(worker: Worker, database: Database, job_id: str, frozen: list[int]) -> None:
+    """The attempt after those with a frozen process has succeeded, and nothing is left of these."""
     job = read_job(database, job_id)
-    assert (job.state, job.attempt) == ("succeeded", 2), messages(database, job_id)
-    assert any("lost" in message or "did not start" in message for message in messages(database, job_id))
-    wait_until(lambda: not Path(f"/proc/{frozen}").exists())
+    assert (job.state, job.attempt) == ("succeeded", len(frozen) + 1), messages(database, job_id)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in frozen))
     assert not engine_pids(worker.settings)
 
 
