@@ -40,6 +40,8 @@ from grpo_engine.objective.types import PackedBatch
 ATTENTION = {"full_attention", "sliding_attention"}
 """Types of layers that can run on a packed row. A proof on short sequences could miss errors of others."""
 UNSUPPORTED = "the engine's kernels do not support its layers or its adapter"
+HEADER_STARTS, HEADER_END = ("<|start|>", "<|channel|>"), "<|message|>"
+"""Special tokens around the header of a message of gpt-oss; the words between them are ordinary tokens."""
 
 
 class Policy:
@@ -61,6 +63,7 @@ class Policy:
         self.autocast = autocast
         self.architecture = type(model).__name__  # sharding derives another class
         self.stop_set = _stop_tokens(model, tokenizer)
+        self.header_tokens = _header_tokens(tokenizer)
         self.device = model.device
         self.shares_prompts = False
         self.fast: FastModel | None = None
@@ -110,8 +113,22 @@ class Policy:
         return tuple(token for token in token_ids if token < limit)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of completion tokens, special tokens left out."""
-        return cast(str, self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        """Text of completion tokens without special tokens and headers; messages begin on a new line."""
+        messages = self._messages(token_ids) if self.header_tokens else [token_ids]
+        texts = [self.tokenizer.decode(list(ids), skip_special_tokens=True) for ids in messages]
+        return "\n".join(text for text in texts if text)
+
+    def _messages(self, token_ids: Sequence[int]) -> list[list[int]]:
+        """The tokens of each message, without the words of its header."""
+        messages: list[list[int]] = [[]]
+        in_header = False
+        for token in token_ids:
+            if (part := self.header_tokens.get(token)) is not None:
+                in_header = part != HEADER_END
+                messages += [[]] if part == HEADER_END else []
+            elif not in_header:
+                messages[-1].append(token)
+        return messages
 
     def completion_text(self, token_ids: Sequence[int]) -> str:
         """Text of a whole completion; a stop token at its end is left out."""
@@ -250,6 +267,13 @@ class Policy:
     def proof(self, own: Compute) -> Proof:
         """A proof that compares computations of this model with `own`."""
         return Proof(self.model, own, peft_model=self.peft_model, autocast=self.autocast)
+
+
+def _header_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """Ids of the special tokens around messages' headers; empty if the tokenizer lacks one of them."""
+    special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items()}
+    names = (*HEADER_STARTS, HEADER_END)
+    return {special[name]: name for name in names} if special.keys() >= set(names) else {}
 
 
 def _stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
