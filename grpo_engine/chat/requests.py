@@ -5,11 +5,10 @@ Unsupported fields are refused by name if they would change the answer; others a
 
 import json
 import secrets
-from contextlib import suppress
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
-from pydantic_core import CoreSchema, core_schema, from_json
+from pydantic_core import CoreSchema, core_schema
 
 from grpo_engine.chat.protocol import MAX_COMPLETIONS, MAX_STOPS, Generate
 from grpo_engine.config.recipes import problem_at
@@ -191,7 +190,7 @@ class ChatRequest(Body):
     def command(self, **_prompt: Any) -> Generate:
         shown = [] if self.tool_choice == "none" else self.tools or []
         return super().command(
-            messages=tuple(_for_template(message) for message in self.messages),
+            messages=tuple(message.model_dump(exclude_none=True) for message in self.messages),
             tools=tuple(tool.model_dump(exclude_none=True) for tool in shown),
             max_tokens=self.max_completion_tokens or self.max_tokens,
             logprobs=bool(self.logprobs),
@@ -210,16 +209,6 @@ class CompletionRequest(Body):
 
     def command(self, **_prompt: Any) -> Generate:
         return super().command(prompt=self.prompt if isinstance(self.prompt, str) else self.prompt[0])
-
-
-def _for_template(message: Message) -> dict[str, Any]:
-    """The message with the arguments of its calls as objects: chat templates would quote a string again."""
-    shown = message.model_dump(exclude_none=True)
-    for call in shown.get("tool_calls", ()):
-        function = call.get("function", {})
-        with suppress(KeyError, ValueError, TypeError):
-            function["arguments"] = from_json(function["arguments"], allow_inf_nan=False)
-    return shown
 
 
 def _equal(given: Any, accepted: Any) -> bool:

@@ -1,26 +1,73 @@
 """The messages and tools of a row's conversation, as chat templates get them."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-TEMPLATE_FAULTS = (
-    *(TypeError, ValueError, LookupError),
+from jinja2 import TemplateError
+from pydantic_core import from_json
+
+TEMPLATE_ERRORS = (
+    *(TemplateError, TypeError, ValueError, LookupError),
     *(ArithmeticError, AttributeError, RecursionError),
 )
-"""Python's exceptions that a chat template, besides Jinja's, may raise for a conversation that it does not
-support."""
+"""Exceptions that a chat template may raise for a conversation that it does not support."""
 
 
 def plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with its text parts joined: templates of text models accept only strings."""
-    content = message.get("content")
+    """The message with its content as one text: templates of text models accept only strings, and some write
+    a missing text as `None` (GLM)."""
+    content = message.get("content") or ""
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content)
     return {**message, "content": content}
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    return str(plain(message)["content"] or "")
+    return str(plain(message)["content"])
+
+
+def rendered(render: Callable[[list[dict[str, Any]]], str], messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text that `render`, a chat template, makes of the messages.
+
+    Tool calls have their arguments as objects: most templates would quote JSON text again (OpenAI's form). A
+    template that refuses objects gets JSON text (DeepSeek-V3). Raises one of TEMPLATE_ERRORS.
+    """
+    as_objects = [_with_arguments(plain(message), read_arguments) for message in messages]
+    try:
+        return render(as_objects)
+    except TEMPLATE_ERRORS:
+        as_text = [_with_arguments(message, _written) for message in as_objects]
+        if as_text != as_objects:
+            with suppress(*TEMPLATE_ERRORS):
+                return render(as_text)
+        raise
+
+
+def read_arguments(arguments: Any) -> Any:
+    """Arguments of a tool call as an object; anything that is not an object in JSON unchanged."""
+    with suppress(ValueError, TypeError):
+        value = from_json(arguments, allow_inf_nan=False)
+        return value if isinstance(value, dict) else arguments
+    return arguments
+
+
+def _written(arguments: Any) -> Any:
+    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
+
+
+def _with_arguments(message: dict[str, Any], form: Callable[[Any], Any]) -> dict[str, Any]:
+    """The message with `form(arguments)` in its tool calls."""
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [_formed(call, form) for call in calls]} if calls else message
+
+
+def _formed(call: Mapping[str, Any], form: Callable[[Any], Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or "arguments" not in function:
+        return dict(call)
+    return {**call, "function": {**function, "arguments": form(function["arguments"])}}
 
 
 def learned_text(prompt: str, whole: str, last: Mapping[str, Any]) -> str:

@@ -2,12 +2,9 @@
 
 from typing import Any, cast
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from grpo_engine.config.messages import TEMPLATE_FAULTS
-
-TEMPLATE_ERRORS = (TemplateError, *TEMPLATE_FAULTS)
+from grpo_engine.config.messages import TEMPLATE_ERRORS
 
 
 def rendered(

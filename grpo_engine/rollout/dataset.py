@@ -13,10 +13,9 @@ from typing import Any, cast
 from transformers import PreTrainedTokenizerBase
 
 from grpo_engine.config.job import RunConfig
-from grpo_engine.config.messages import learned_text, plain, shown_tools, text_of
+from grpo_engine.config.messages import TEMPLATE_ERRORS, learned_text, rendered, shown_tools, text_of
 from grpo_engine.config.validation_split import held_out_rows, prompt_digest
 from grpo_engine.contract.errors import DatasetError
-from grpo_engine.models.chat_template import TEMPLATE_ERRORS
 from grpo_engine.objective.types import Prompt
 
 OBSERVATION = "observationqzxxzq"
@@ -165,17 +164,17 @@ class RowReader:
         return (*target[: target.index(end)], end) if end in target else (*target, end)
 
     def _render(self, index: int, row: dict[str, Any], *, generate: bool) -> str:
+        tools = shown_tools(self.tools, row.get("tools") or ()) or None
+        options = {"add_generation_prompt": generate, "strftime_now": self.created.strftime}
+
+        def render(messages: list[dict[str, Any]]) -> str:
+            text = self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **options)
+            return cast(str, text)
+
         try:
-            text = self.tokenizer.apply_chat_template(
-                [plain(message) for message in row["messages"]],
-                tools=shown_tools(self.tools, row.get("tools") or ()) or None,
-                tokenize=False,
-                add_generation_prompt=generate,
-                strftime_now=self.created.strftime,
-            )
+            return rendered(render, row["messages"])
         except TEMPLATE_ERRORS as error:
             raise DatasetError(f"row {index + 1}: the model's chat template refuses it: {error}") from error
-        return cast(str, text)
 
     def _opened(self, text: str) -> tuple[int, ...]:
         """A text with the special tokens that the tokenizer adds, but without an end of sequence after it,

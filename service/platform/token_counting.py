@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from grpo_engine.config.messages import TEMPLATE_FAULTS, plain
+from grpo_engine.config.messages import TEMPLATE_ERRORS, rendered
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_REFUSALS = (TemplateError, *TEMPLATE_FAULTS)
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length")
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of tokenizers whose end-of-sequence token is named by the model's files only."""
@@ -87,16 +86,17 @@ class ModelText:
         """
         if isinstance(self.template, str):
             raise RenderError(self.template)
+        render = partial(
+            self.template.render,
+            tools=tools or None,
+            documents=None,
+            add_generation_prompt=for_completion,
+            **self.special_tokens,
+        )
         try:
-            text = self.template.render(
-                messages=[plain(message) for message in messages],
-                tools=tools or None,
-                documents=None,
-                add_generation_prompt=for_completion,
-                **self.special_tokens,
-            )
+            text = rendered(lambda forms: render(messages=forms), messages)
             text.encode()  # a template may write half of a surrogate pair, which is not text
-        except _REFUSALS as error:
+        except TEMPLATE_ERRORS as error:
             raise RenderError(f"the model's chat template refuses it: {error}") from error
         return text
 
@@ -245,7 +245,7 @@ def _template(source: str | None) -> Template | str:
         return "the model has no chat template"
     try:
         return _environment().from_string(source)
-    except _REFUSALS as error:
+    except TEMPLATE_ERRORS as error:
         return f"the model's chat template cannot be read: {error}"
 
 

@@ -18,8 +18,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from grpo_engine.config.messages import TEMPLATE_ERRORS
 from grpo_engine.graders.errors import UnscorableError
-from grpo_engine.models.chat_template import TEMPLATE_ERRORS
 
 MODELS_KEPT = 2
 HUGE = 10**9

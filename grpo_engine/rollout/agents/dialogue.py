@@ -7,13 +7,10 @@ rendered again, whatever the chat template or the agent makes of earlier turns.
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
-from pydantic_core import from_json
-
 from grpo_engine.chat.protocol import FunctionCall, Refused
-from grpo_engine.config.messages import text_of
+from grpo_engine.config.messages import read_arguments, text_of
 from grpo_engine.contract.errors import DatasetError
 from grpo_engine.objective.types import Completion
 from grpo_engine.rollout.dataset import RowReader
@@ -141,13 +138,6 @@ def _said(message: Message) -> str:
     calls = []
     for call in message.get("tool_calls") or ():
         function = call.get("function", {})
-        calls.append([function.get("name"), _read(function.get("arguments"))])
+        calls.append([function.get("name"), read_arguments(function.get("arguments"))])
     said = [message["role"], text_of(message), calls, message.get("tool_call_id")]
     return json.dumps(said, sort_keys=True)
-
-
-def _read(arguments: Any) -> Any:
-    """Arguments of a call as an object; anything else unchanged."""
-    with suppress(ValueError, TypeError):
-        return from_json(arguments, allow_inf_nan=False)
-    return arguments

@@ -1,11 +1,13 @@
-"""What supervised training learns of a conversation, by the families' own chat templates."""
+"""Conversations as text, and what supervised training learns of them, by the families' own chat templates."""
 
 import importlib.resources
+import json
 from typing import Any
 
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
-from grpo_engine.config.messages import learned_text
+from grpo_engine.config.messages import learned_text, rendered
 from tests.engine.config.test_turn_ends import rendering
 
 QUESTION = {"role": "user", "content": "1+1?"}
@@ -13,10 +15,13 @@ SHORT, THOUGHTFUL = "2", "<think>\none and one\n</think>\n\n2"
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 
 
+def source_of(name: str) -> str:
+    return (importlib.resources.files("trl") / "chat_templates" / f"{name}.jinja").read_text()
+
+
 def learned(name: str, content: str, **more: Any) -> str:
     """What is learned of one answer."""
-    source = (importlib.resources.files("trl") / "chat_templates" / f"{name}.jinja").read_text()
-    last = {"role": "assistant", "content": content, **more}
+    source, last = source_of(name), {"role": "assistant", "content": content, **more}
     prompt = rendering(source, "</s>", for_completion=True)([QUESTION])
     whole = rendering(source, "</s>")([QUESTION, last])
     assert prompt is not None
@@ -43,3 +48,35 @@ def test_an_answer_continues_the_prompt_of_its_template(name: str, content: str,
 def test_a_call_follows_the_end_of_the_thoughts_that_the_prompt_began() -> None:
     text = learned("nemotron_3_nano", "Let me add.", tool_calls=[CALL])
     assert text.startswith("</think>Let me add.\n<tool_call>\n<function=add>\n<parameter=a>\n1\n")
+
+
+ARGUMENTS = {"city": "O'Connor 東京", "days": [1, 2]}
+OF_ARGUMENTS = {
+    "deepseekv3": '```json\n{"city": "O\'Connor 東京", "days": [1, 2]}\n```',
+    "gemma4": 'call:look{city:<|"|>O\'Connor 東京<|"|>,days:[1,2]}',
+    "glm4moe": "<arg_value>O'Connor 東京</arg_value>\n<arg_key>days</arg_key>\n<arg_value>[1, 2]</arg_value>",
+    "gptoss": '<|message|>{"city": "O\'Connor 東京", "days": [1, 2]}<|call|>',
+    "llama3_1": '"parameters": {"city": "O\'Connor 東京", "days": [1, 2]}}',
+    "qwen2_5": '"arguments": {"city": "O\'Connor 東京", "days": [1, 2]}}',
+    "qwen3": '"arguments": {"city": "O\'Connor 東京", "days": [1, 2]}}',
+    "qwen3_5_think": "<parameter=city>\nO'Connor 東京\n</parameter>\n<parameter=days>\n[1, 2]\n</parameter>",
+}
+
+
+@pytest.mark.parametrize("name", OF_ARGUMENTS)
+def test_a_call_is_the_same_text_in_every_form_that_openais_clients_write(name: str) -> None:
+    """Most templates quote arguments in JSON again; some refuse them or a missing text, or write `None`."""
+
+    def render(messages: list[dict[str, Any]]) -> str:
+        (text,), _ = render_jinja_template([messages], chat_template=source_of(name), bos_token="")
+        return str(text)
+
+    def written(arguments: Any, **content: Any) -> str:
+        calls = [{"id": "a", "type": "function", "function": {"name": "look", "arguments": arguments}}]
+        return rendered(render, [QUESTION, {"role": "assistant", **content, "tool_calls": calls}])
+
+    text = written(ARGUMENTS, content="")
+    assert OF_ARGUMENTS[name] in text
+    assert written(json.dumps(ARGUMENTS), content="") == text
+    assert written(ARGUMENTS, content=None) == text
+    assert written(ARGUMENTS) == text
