@@ -8,6 +8,8 @@ from typing import Any
 from jinja2 import TemplateError
 from pydantic_core import from_json
 
+from grpo_engine.config.tool_formats import THOUGHTS_END
+
 TEMPLATE_ERRORS = (
     *(TemplateError, TypeError, ValueError, LookupError),
     *(ArithmeticError, AttributeError, RecursionError),
@@ -78,9 +80,11 @@ def learned_text(prompt: str, whole: str, last: Mapping[str, Any]) -> str:
     """
     different = (place for place, pair in enumerate(zip(prompt, whole, strict=False)) if pair[0] != pair[1])
     shared = next(different, min(len(prompt), len(whole)))
-    if not prompt[shared:].strip():
-        return whole[shared:]
-    text, begun = text_of(last), prompt[shared:].strip()
+    if (tag := prompt.rfind("<", 0, shared)) > prompt.rfind(">", 0, shared):
+        shared = tag  # the tags differ after their first characters
+    begun, rest, text = prompt[shared:].strip(), whole[shared:], text_of(last)
+    if not begun or (THOUGHTS_END not in begun and rest.startswith(text)):
+        return rest
     return text.removeprefix(begun).lstrip() if text.startswith(begun) else text
 
 

@@ -205,7 +205,7 @@ def _checked_messages(messages: Any, kind: Kind) -> tuple[dict[str, Any], ...]:
         raise RowError("messages", f"the last message must have the role {wanted}, not {last['role']}{hint}")
     if kind == "supervised" and len(messages) == 1:
         raise RowError("messages", "must have a message before the assistant's")
-    if kind == "supervised" and not last.get("content"):
+    if kind == "supervised" and not last.get("content") and not last.get("tool_calls"):
         where = f"messages[{len(messages) - 1}].content"
         raise RowError(where, "must not be empty: it is what the model learns")
     return tuple(messages)
@@ -216,8 +216,10 @@ def _check_message(message: Any, where: str) -> None:
         raise RowError(where, "must be an object with role and content")
     if message.get("role") not in ROLES:
         raise RowError(f"{where}.role", f"must be one of {', '.join(ROLES)}")
-    content = message.get("content")
-    calls_tools = message["role"] == "assistant" and bool(message.get("tool_calls"))
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise RowError(f"{where}.tool_calls", "must be a list of objects")
+    content, calls_tools = message.get("content"), message["role"] == "assistant" and bool(calls)
     if isinstance(content, str) or (content is None and calls_tools):
         return
     if not isinstance(content, list) or not content or not all(_is_text_part(part) for part in content):

@@ -37,7 +37,8 @@ def learned(name: str, content: str, **more: Any) -> str:
         ("nemotron_3_nano", SHORT, "</think>2<|im_end|>\n"),
         ("nemotron_3_nano", THOUGHTFUL, "one and one\n</think>\n\n2<|im_end|>\n"),
         ("deepseek_r1_distill", THOUGHTFUL, "one and one\n</think>\n\n2"),
-        ("deepseek_r1_distill", "> 2", "> 2"),
+        ("deepseek_r1_distill", "<b>2</b>", "<b>2</b><｜end▁of▁sentence｜>"),
+        ("deepseek_r1_distill", "> 2", "> 2<｜end▁of▁sentence｜>"),
         ("qwen3_5_nothink", THOUGHTFUL, THOUGHTFUL),
     ],
 )
@@ -48,6 +49,13 @@ def test_an_answer_continues_the_prompt_of_its_template(name: str, content: str,
 def test_a_call_follows_the_end_of_the_thoughts_that_the_prompt_began() -> None:
     text = learned("nemotron_3_nano", "Let me add.", tool_calls=[CALL])
     assert text.startswith("</think>Let me add.\n<tool_call>\n<function=add>\n<parameter=a>\n1\n")
+
+
+def test_a_call_without_text_is_learned_after_the_thoughts_that_the_prompt_began() -> None:
+    written = {**CALL, "function": {"name": "add", "arguments": '{"a": 1}'}}
+    text = learned("deepseekv3", "", tool_calls=[written])
+    call = 'function<｜tool▁sep｜>add\n```json\n{"a": 1}\n```'
+    assert text.startswith(f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{call}<｜tool▁call▁end｜>")
 
 
 ARGUMENTS = {"city": "O'Connor 東京", "days": [1, 2]}

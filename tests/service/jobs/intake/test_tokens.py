@@ -147,18 +147,18 @@ def test_a_row_without_a_prompt_is_a_problem_of_that_row(tmp_path: Path) -> None
 
 def test_tool_calls_that_the_template_would_leave_out_of_a_demonstration_are_refused(tmp_path: Path) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": {}}}
-    answer = {"role": "assistant", "content": "one two", "tool_calls": [call]}
-    row = Row(3, ({"role": "user", "content": "four"}, answer), None, None, (), {})
-    content = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    answers = [{"role": "assistant", "content": text, "tool_calls": [call]} for text in ("one two", "", None)]
+    rows = [Row(3, ({"role": "user", "content": "four"}, each), None, None, (), {}) for each in answers]
+    content = "{% for message in messages %}{{ message.content or '' }} {% endfor %}"
     calls = "{% for call in messages[-1].tool_calls or [] %}{{ call.function.name }}{% endfor %}"
     found = []
     for name, template in (("without", content), ("with", content + calls)):
         problems, supervised = Problems(), METHOD.validate_python({"type": "supervised"})
         text = load_model_text(make_model(tmp_path / name, template=template))
-        list(LengthCheck(text, supervised, CONTEXT_TOKENS, "training_file", problems).watch([row]))
+        list(LengthCheck(text, supervised, CONTEXT_TOKENS, "training_file", problems).watch(rows))
         found.append([each.message for each in problems.found])
     reason = "training_file[3].messages: the model's chat template leaves out the last message's tool_calls"
-    assert found == [[f"{reason}. Write them in its content, or remove them"], []]
+    assert found == [[f"{reason}. Write them in its content, or remove them"] * 3, []]
 
 
 @on_sqlite

@@ -122,6 +122,11 @@ def test_a_supervised_prompt_row_has_a_completion() -> None:
             "such rows are for the method supervised",
         ),
         (line(messages=[USER], tools={}), "training_file[1].tools", "must be a list of objects"),
+        (
+            line(messages=[USER, {**ASSISTANT, "tool_calls": ["add"]}, USER]),
+            "training_file[1].messages[1].tool_calls",
+            "must be a list of objects",
+        ),
     ],
 )
 def test_a_bad_row_is_located_and_explained(content: bytes, place: str, reason: str) -> None:
@@ -144,6 +149,12 @@ def test_a_supervised_row_ends_with_the_assistant() -> None:
     assert faults(line(messages=[USER, {"role": "assistant", "content": ""}]), kind="supervised") == [
         ("training_file[1].messages[1].content", "must not be empty: it is what the model learns")
     ]
+
+
+def test_a_supervised_row_may_end_with_a_tool_call_without_text() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    row = line(messages=[USER, {"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert faults(row, kind="supervised") == []
 
 
 def test_each_bad_row_is_reported_with_its_line() -> None:
