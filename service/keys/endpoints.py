@@ -76,13 +76,17 @@ def list_tenants(principal: Admin, keys: KeysDep) -> TenantList:
 
 @router.post(SHARES, tags=["fine-tuning"])
 def create_share(
-    job_id: JobId, body: ShareCreate, principal: Sharer, shares: SharesDep, request: Request
+    job_id: JobId,
+    principal: Sharer,
+    shares: SharesDep,
+    request: Request,
+    body: ShareCreate | None = None,
 ) -> ShareWithUrl:
     """Create a link to the job's page that may only read this job, its rollouts included, until it expires.
 
     Needs the scopes read and write. Only this response contains the link's secret.
     """
-    return shares.create(principal, job_id, body, str(request.base_url))
+    return shares.create(principal, job_id, body or ShareCreate(), str(request.base_url))
 
 
 @router.get(SHARES, tags=["fine-tuning"])

@@ -43,7 +43,7 @@ def job_id(database: Database) -> str:
 
 @pytest.fixture
 def shared(client: TestClient, job_id: str) -> dict[str, Any]:
-    answer = client.post(f"{JOBS}/{job_id}/shares", json={})
+    answer = client.post(f"{JOBS}/{job_id}/shares")
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
