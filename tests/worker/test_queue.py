@@ -187,6 +187,16 @@ def test_the_third_attempt_without_a_checkpoint_poisons_the_job(database: Databa
     assert (row.state, row.failure["code"], row.attempt) == ("failed", "poisoned", 3)
     assert row.finished_at is not None
     assert recorded_states(database, job.id)[-1] == "failed"
+    assert row.failure["message"].startswith("3 attempts in a row ended without a new checkpoint. The last: ")
+
+
+def test_the_failure_of_a_job_that_is_tried_once_counts_no_attempts(database: Database) -> None:
+    job = claimed(database)
+    expire_lease(database, job.id)
+    sweep(database, max_failures=1)
+    failure = read_job(database, job.id).failure
+    assert failure is not None
+    assert failure["message"].startswith("The attempt ended without a new checkpoint. The worker")
 
 
 @pytest.mark.parametrize(("verb", "ending"), [("cancel", "cancelled"), ("pause", "paused")])

@@ -162,9 +162,11 @@ def end_attempt(
 
 def _poisoned(reason: str, attempts: int, evidence: tuple[str, ...]) -> dict[str, Any]:
     """The failure of a job whose engine ends repeatedly."""
+    ended = "The attempt" if attempts == 1 else f"{attempts} attempts in a row"
+    last = reason if attempts == 1 else f"The last: {reason}"
     return {
         "code": "poisoned",
-        "message": f"{attempts} attempts in a row ended without a new checkpoint. The last: {reason}",
+        "message": f"{ended} ended without a new checkpoint. {last}",
         "hint": "Correct what the message names. If memory or time ran out, a smaller job or a lower "
         "checkpoint_interval may get further.",
         "evidence": list(evidence),
