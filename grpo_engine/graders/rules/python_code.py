@@ -1,6 +1,6 @@
 """`python`: the user's own `grade(sample, item)`, run in a sandbox.
 
-The source is parsed here but never executed in this process. It runs in bubblewrap if that holds on this
+The source is parsed here but never executed in this process. It runs in bubblewrap if that works on this
 machine, otherwise in pydantic-monty if that is installed, otherwise only if the operator allows it
 (`sandbox/unsafe.py`).
 """
