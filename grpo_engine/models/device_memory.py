@@ -31,7 +31,9 @@ def cached_heads(config: PreTrainedConfig) -> tuple[int, int]:
 
 def _cached_heads(layer: PreTrainedConfig) -> tuple[int, int]:
     heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
-    size = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
+    # `head_dim` of latent attention (DeepSeek) is only the part of a key with a position
+    sizes = (getattr(layer, name, None) for name in ("qk_head_dim", "head_dim"))
+    size = next(filter(None, sizes), layer.hidden_size // layer.num_attention_heads)
     return int(heads), int(size)
 
 

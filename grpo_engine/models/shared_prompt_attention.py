@@ -30,7 +30,7 @@ NAME = "grpo_layout"
 
 class Attention(Protocol):
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """query [T, Hq, D], key and value [T, Hkv, D] of this call's tokens → [T, Hq · D]."""
+        """query [T, Hq, D], key [T, Hkv, D] and value [T, Hkv, Dv] of this call's tokens → [T, Hq · Dv]."""
         ...
 
 
@@ -47,7 +47,7 @@ _current = _Current()
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """transformers' interface: query [1, Hq, T, D], key and value [1, Hkv, T, D] → [1, T, Hq, D]."""
+    """transformers' interface: query [1, Hq, T, D], key and value [1, Hkv, T, D or Dv] → [1, T, Hq, Dv]."""
     names = {"sliding_window": "window", "s_aux": "sinks"}
     special = {name: kwargs[each] for each, name in names.items() if kwargs.get(each) is not None}
     scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
@@ -55,7 +55,7 @@ def _attention(
     queries, keys, values = (states[0].transpose(0, 1).to(value.dtype) for states in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
         out = _current.attentions[-1].attend(module.layer_idx, queries, keys, values, scale, **special)
-    return out.view(1, *queries.shape), None
+    return out.view(1, *queries.shape[:2], -1), None
 
 
 AttentionInterface.register(NAME, _attention)
@@ -119,7 +119,7 @@ class PackedLayout:
         window: int | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """query [T, Hq, D], key and value [T, Hkv, D] → [T, Hq · D].
+        """query [T, Hq, D], key [T, Hkv, D] and value [T, Hkv, Dv] → [T, Hq · Dv].
 
         `window`: number of tokens that a query attends to, its own included; None: all. `sinks` [Hq]: the
         score of one more key, whose value is 0.
@@ -213,7 +213,7 @@ class Block:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, sinks: Tensor | None = None
     ) -> Tensor:
-        """query [Hq, T, D], key and value [Hkv, T, D] → [Hq, M, D]."""
+        """query [Hq, T, D], key [Hkv, T, D] and value [Hkv, T, Dv] → [Hq, M, Dv]."""
         if sinks is not None:
             return self._attend_with(sinks, query, key, value, scale)
         if self.mask is not None and query.shape[0] != key.shape[0]:

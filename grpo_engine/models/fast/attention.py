@@ -19,7 +19,8 @@ from grpo_engine.models.shared_prompt_attention import Attention, Block, PackedL
 from grpo_engine.objective.types import GroupSpan
 
 Grouped = tuple[Tensor, Tensor, Tensor]
-"""A block's queries, keys and values, by key head: [R · Hkv, rows, D]. Its rows are ordered by query head."""
+"""A block's queries, keys and values, by key head: [R · Hkv, rows, D] or, of values, [R · Hkv, rows, Dv]. Its
+rows are ordered by query head."""
 
 
 DENSE_KEYS = 1024
@@ -54,7 +55,7 @@ class DenseLayout:
         self.blocks = [(block, _bias(block, dtype)) for block in blocks_of(spans, device, waste=waste)]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """query [T, Hq, D], key and value [T, Hkv, D] → [T, Hq · D]."""
+        """query [T, Hq, D], key [T, Hkv, D] and value [T, Hkv, Dv] → [T, Hq · Dv]."""
         if not torch.is_grad_enabled():
             return _forward(query, key, value, self.blocks, scale)[0]
         made = _DenseAttention.apply(query, key, value, self.blocks, scale)  # type: ignore[no-untyped-call]
@@ -78,7 +79,7 @@ def _forward(
     query: Tensor, key: Tensor, value: Tensor, blocks: Sequence[Biased], scale: float
 ) -> tuple[Tensor, list[Tensor]]:
     """The output and each block's weights [R · Hkv, shared · Tq, Tk]."""
-    out = query.new_empty(len(query), query.shape[1] * query.shape[2])
+    out = query.new_empty(len(query), query.shape[1] * value.shape[2])
     kept = []
     for block, bias in blocks:
         queries, keys, values = _take(block, query, key, value)
@@ -93,7 +94,8 @@ def _forward(
 
 def _take(block: Block, query: Tensor, key: Tensor, value: Tensor) -> Grouped:
     def taken(states: Tensor, columns: Tensor) -> Tensor:
-        return _grouped(states.flatten(1).index_select(0, columns.flatten()), columns, *key.shape[1:])
+        chosen = states.flatten(1).index_select(0, columns.flatten())
+        return _grouped(chosen, columns, key.shape[1], states.shape[2])
 
     return taken(query, block.queries), taken(key, block.keys), taken(value, block.keys)
 
@@ -138,12 +140,12 @@ class _DenseAttention(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         """With weights P: dV = Pᵀ dO; dS = P ∘ (dP − Σ dP ∘ P); dQ = dS K, dK = dSᵀ Q."""
         query, key, value, *kept = ctx.saved_tensors
-        heads, dim = key.shape[1:]
-        grad_query = torch.empty_like(grad)
-        grad_key, grad_value = key.new_zeros(len(key), heads * dim), key.new_zeros(len(key), heads * dim)
+        heads = key.shape[1]
+        grad_query = query.new_empty(len(query), query.shape[1] * query.shape[2])
+        grad_key, grad_value = (each.new_zeros(len(each), heads * each.shape[2]) for each in (key, value))
         for (block, _), weights in zip(ctx.blocks, kept, strict=True):
             queries, keys, values = _take(block, query, key, value)
-            back = _back(grad, block, heads, dim)
+            back = _back(grad, block, heads, value.shape[2])
             lost = torch.bmm(back, values.transpose(1, 2))
             lost = torch._softmax_backward_data(lost, weights, -1, weights.dtype).mul_(ctx.scale)
             _put(grad_query, block, heads, torch.bmm(lost, keys))

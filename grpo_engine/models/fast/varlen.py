@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import pad
 
 from grpo_engine.models.shared_prompt_attention import PackedLayout
 from grpo_engine.objective.types import GroupSpan
@@ -66,9 +67,12 @@ class VarlenLayout:
         window: int | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """query [T, Hq, D], key and value [T, Hkv, D] → [T, Hq · D]; the kernel does not support sinks."""
+        """query [T, Hq, D], key [T, Hkv, D] and value [T, Hkv, Dv] → [T, Hq · Dv]; no sinks in the kernel."""
         if sinks is not None:
             return self.with_masks.attend(layer, query, key, value, scale, window=window, sinks=sinks)
+        size = value.shape[2]
+        if size < query.shape[2]:  # the kernel requires values of the keys' size
+            value = pad(value, (0, query.shape[2] - size))
         out = varlen_attn(
             query,
             key.index_select(0, self.columns),
@@ -82,7 +86,7 @@ class VarlenLayout:
             **GROUPED,
         )
         assert isinstance(out, Tensor)
-        return out.flatten(1)
+        return out[..., :size].flatten(1)
 
 
 def _runs(span: GroupSpan) -> Iterator[tuple[range, range]]:

@@ -31,7 +31,7 @@ class Prefill:
     """Newly computed prompts, packed in one row."""
 
     keys: Layers
-    """One tensor [T, Hkv, D] per layer."""
+    """One tensor [T, Hkv, D] per layer; values may have another size than keys."""
     values: Layers
     lengths: tuple[int, ...]
 
@@ -63,9 +63,10 @@ class RowCache:
         self.column = torch.tensor([length - 1], device=like.device)
         rows, capacity = len(prefill.lengths) * group_size, length + self.growth
         self.bias = like.new_full((rows, 1, capacity), HIDDEN)
-        shape = rows, like.shape[1], capacity, like.shape[2]
-        self.keys = {layer: like.new_zeros(shape) for layer in prefill.keys}
-        self.values = {layer: states.new_zeros(shape) for layer, states in prefill.values.items()}
+        self.keys, self.values = (
+            {n: each.new_zeros(rows, each.shape[1], capacity, each.shape[2]) for n, each in states}
+            for states in (prefill.keys.items(), prefill.values.items())
+        )
         self.positions = prefill.positions(group_size)
         """[B] of each row's next token."""
 
@@ -114,7 +115,7 @@ class RowCache:
         self.prompts.join(new.prompts)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """query [B, Hq, D], key and value [B, Hkv, D] → [B, Hq · D]."""
+        """query [B, Hq, D], key [B, Hkv, D] and value [B, Hkv, Dv] → [B, Hq · Dv]."""
         keys, values, prompts = self.keys[layer], self.values[layer], self.prompts
         states, shared = (query, key, value), prompts.of(layer)
         if native.takes_heads(states, shared):
@@ -231,7 +232,7 @@ class PromptCache:
         return made.view(*by_prompt.shape[:4], -1).add_(self.bias[:, :, None, None])
 
     def mixed(self, layer: int, weights: Tensor) -> Tensor:
-        """Weights [B, Hkv, shared, W] → weighted sums of the values [P, Hkv, most, shared, D]."""
+        """Weights [B, Hkv, shared, W] → weighted sums of the values [P, Hkv, most, shared, Dv]."""
         by_prompt = self.by_prompt(weights)
         made = torch.bmm(by_prompt.flatten(2, 3).flatten(0, 1), self.values[layer].flatten(0, 1))
         return made.view(*by_prompt.shape[:4], -1)

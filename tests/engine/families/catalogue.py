@@ -36,6 +36,7 @@ GEMMA = ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>", "<start_
 GEMMA4 = ("<pad>", "<eos>", "<bos>", "<|turn>", "<turn|>")
 PHI = ("<|endoftext|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 GLM = ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
+DEEPSEEK = ("<｜end▁of▁sentence｜>", "<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>")
 HARMONY = ("<|endoftext|>", "<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>", "<|call|>")
 
 
@@ -183,6 +184,30 @@ FAMILIES: dict[str, Family] = {
             "n_shared_experts": 1,
             "first_k_dense_replace": 1,
         },
+        forward="packed",
+    ),
+    "deepseek-v3": Family(
+        "DeepseekV3Config",
+        DEEPSEEK,
+        "<｜end▁of▁sentence｜>",
+        "deepseekv3",
+        {
+            "num_key_value_heads": 4,
+            "head_dim": 8,
+            "q_lora_rank": 24,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 12,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "n_shared_experts": 1,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+        begin="<｜begin▁of▁sentence｜>",
         forward="packed",
     ),
     "gpt2": Family("GPT2Config", ("<|endoftext|>", *CHATML), "<|endoftext|>", is_tied=True, forward="packed"),

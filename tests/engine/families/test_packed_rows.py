@@ -1,4 +1,4 @@
-"""Rows with shared prompts through layers with windows, sinks and multipliers equal the model's own rows."""
+"""Rows with shared prompts equal the model's own: windows, sinks, multipliers, values of another size."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.engine.realistic import load, write_model
 WINDOWED = ("mistral", "gemma2", "gemma3", "phi3", "olmo3", "gpt-oss")
 
 
-@pytest.mark.parametrize("family", [*WINDOWED, "granite"])
+@pytest.mark.parametrize("family", [*WINDOWED, "granite", "deepseek-v3"])
 def test_values_and_gradients_of_all_weights_equal_the_models_own(
     family: str, family_folder: Callable[[str], Path]
 ) -> None:
@@ -69,6 +69,19 @@ def test_the_decoder_of_a_windowed_model_says_why_it_shares_no_prompts(
     assert policy.decoder is not None
     assert policy.decoder.name == "own_cache"
     assert policy.decoder.slower_because == "the cache that a group shares does not support attention windows"
+
+
+# peft, on targets of fused experts that it names itself
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_latent_attention_keeps_each_prompt_once_for_its_group(
+    dtype: torch.dtype, family_folder: Callable[[str], Path]
+) -> None:
+    policy = load(family_folder("deepseek-v3"), {"rank": 4}, dtype)
+    TorchSampler(policy, 8)
+    assert (policy.forward.name, policy.head.name) == ("packed", "frozen")
+    assert policy.decoder is not None
+    assert policy.decoder.name == "shared_prompts"
 
 
 def test_layers_with_a_state_keep_whole_rows(family_folder: Callable[[str], Path]) -> None:

@@ -106,7 +106,8 @@ def takes_heads(states: States, prompts: Shared) -> bool:
     dim, dtype = states[0].shape[-1], states[0].dtype
     is_whole = dim % (LANES << HALF.get(dtype, 0)) == 0  # bfloat16 is read two parts at a time
     is_short = prompts[0].shape[2] <= LONGEST_PROMPT
-    return is_whole and is_short and dim <= WIDEST_HEAD and takes(*states)
+    has_one_size = states[2].shape[-1] == dim
+    return is_whole and is_short and has_one_size and dim <= WIDEST_HEAD and takes(*states)
 
 
 def attend(

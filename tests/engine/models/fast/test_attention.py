@@ -40,11 +40,16 @@ def spans_of(shapes: Sequence[tuple[int, tuple[int, ...]]]) -> list[GroupSpan]:
 
 
 def states(
-    tokens: int, heads: int, shared: int, dtype: torch.dtype = torch.float64, dim: int = DIM
+    tokens: int,
+    heads: int,
+    shared: int,
+    dtype: torch.dtype = torch.float64,
+    dim: int = DIM,
+    value_dim: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(tokens)
-    counts = (heads * shared, heads, heads)
-    made = [torch.randn(tokens, n, dim, generator=generator, dtype=torch.float64) for n in counts]
+    shapes = (heads * shared, dim), (heads, dim), (heads, value_dim or dim)
+    made = [torch.randn(tokens, *shape, generator=generator, dtype=torch.float64) for shape in shapes]
     query, key, value = (each.to(dtype).requires_grad_(True) for each in made)
     return query, key, value
 
@@ -56,7 +61,7 @@ def row_by_row(spans: Sequence[GroupSpan], window: int = 1000, sinks: Tensor | N
         def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
             shared = query.shape[1] // key.shape[1]
             keys, values = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
-            out = query.new_zeros(query.shape)
+            out = query.new_zeros(*query.shape[:2], value.shape[2])
             for span in spans:
                 prompt = list(range(span.start, span.completions_start))
                 first = span.completions_start
@@ -97,6 +102,15 @@ def test_dense_and_kernel_attention_equal_each_row_alone(name: str, heads: int, 
     spans = spans_of(SHAPES[name])
     given = states(spans[-1].end, heads, shared)
     expected = row_by_row(spans)
+    assert_agree(DenseLayout(spans, CPU, torch.float64), expected, given)
+    assert_agree(PackedLayout(spans, CPU), expected, given)
+
+
+@pytest.mark.parametrize("value_dim", [3, 7])
+@pytest.mark.parametrize("name", SHAPES)
+def test_values_may_have_another_size_than_keys(name: str, value_dim: int) -> None:
+    spans = spans_of(SHAPES[name])
+    given, expected = states(spans[-1].end, 2, 2, value_dim=value_dim), row_by_row(spans)
     assert_agree(DenseLayout(spans, CPU, torch.float64), expected, given)
     assert_agree(PackedLayout(spans, CPU), expected, given)
 

@@ -122,3 +122,4 @@ def test_a_long_prompt_is_left_to_the_products_of_its_group() -> None:
     near, far = ((each, each, each[:, :1, :, 0], torch.zeros(1, dtype=torch.long)) for each in prompts)
     assert native.takes_heads(states, near)
     assert not native.takes_heads(states, far)
+    assert not native.takes_heads((*states[:2], normal(1, 2, 16)), near)  # nor values of another size

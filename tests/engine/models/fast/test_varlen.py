@@ -20,6 +20,14 @@ def test_one_call_attends_as_each_row_alone(
     assert_agree(varlen.VarlenLayout(spans, CPU), row_by_row(spans), given)
 
 
+@pytest.mark.parametrize("name", SHAPES)
+def test_smaller_values_are_padded_for_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_by_definition)
+    spans = spans_of(SHAPES[name])
+    given = states(spans[-1].end, 2, 2, value_dim=3)
+    assert_agree(varlen.VarlenLayout(spans, CPU), row_by_row(spans), given)
+
+
 @pytest.mark.parametrize(
     ("capability", "dtype", "head_dim", "expected"),
     [

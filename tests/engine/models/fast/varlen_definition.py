@@ -28,6 +28,7 @@ def varlen_by_definition(
     """Sequence i has queries [query_ends[i]:query_ends[i + 1]], aligned with the end of its keys."""
     before, after = window_size
     assert after == 0
+    assert query.shape[2] == key.shape[2] == value.shape[2]
     assert enable_gqa or query.shape[1] == key.shape[1]
     queries, keys = read(query_ends), read(key_ends)
     assert [max(queries), max(keys)] == [longest_queries, longest_keys]

@@ -160,19 +160,22 @@ def test_prompts_are_kept_once_for_their_group(make_policy: Callable[..., Policy
     assert run.decoder.cache.length == 0
 
 
-def random_prefill(lengths: tuple[int, ...], heads: int, dtype: torch.dtype = torch.float64) -> Prefill:
+def random_prefill(
+    lengths: tuple[int, ...], heads: int, dtype: torch.dtype = torch.float64, value_size: int = 4
+) -> Prefill:
     generator = torch.Generator().manual_seed(3)
     keys, values = (
-        torch.randn(sum(lengths), heads, 4, generator=generator, dtype=torch.float64).to(dtype)
-        for _ in range(2)
+        torch.randn(sum(lengths), heads, size, generator=generator, dtype=torch.float64).to(dtype)
+        for size in (4, value_size)
     )
     return Prefill({0: keys}, {0: values}, lengths)
 
 
+@pytest.mark.parametrize("value_size", [4, 3, 7])
 @pytest.mark.parametrize(("heads", "shared"), [(2, 1), (2, 2), (1, 4), (3, 4)])
-def test_attention_to_a_shared_prompt_equals_its_formula(heads: int, shared: int) -> None:
+def test_attention_to_a_shared_prompt_equals_its_formula(heads: int, shared: int, value_size: int) -> None:
     lengths, group, scale = (5, 1, 9), 3, 0.3
-    prefill = random_prefill(lengths, heads)
+    prefill = random_prefill(lengths, heads, value_size=value_size)
     rows, generator = RowCache(prefill, group), torch.Generator().manual_seed(1)
     seen = [
         [states[0].split(lengths)[row // group] for states in (prefill.keys, prefill.values)]
@@ -180,7 +183,8 @@ def test_attention_to_a_shared_prompt_equals_its_formula(heads: int, shared: int
     ]
     for turn in range(5):
         query = torch.randn(len(seen), heads * shared, 4, generator=generator, dtype=torch.float64)
-        new = [torch.randn(len(seen), heads, 4, generator=generator, dtype=torch.float64) for _ in range(2)]
+        shapes = ((len(seen), heads, size) for size in (4, value_size))
+        new = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
         rows.length += 1
         rows.advance()
         made = rows.attend(0, query, new[0], new[1], scale)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import Gemma4TextConfig, Qwen3Config
+from transformers import DeepseekV3Config, Gemma4TextConfig, Qwen3Config
 
 from grpo_engine.rollout.sampler.cache_size import group_bytes, groups_that_fit
 
@@ -50,3 +50,11 @@ def test_if_layers_differ_each_is_counted_as_the_largest() -> None:
     lengths = {"group_size": 1, "prompt_tokens": 0}
     made = [group_bytes(config, torch.bfloat16, max_tokens=tokens, **lengths) for tokens in (0, 1)]
     assert made[1] - made[0] == 2 * 6 * 8 * 512 * 2
+
+
+def test_latent_attention_is_counted_with_whole_keys() -> None:
+    """DeepSeek-V3: `head_dim` is 64, the part of a key with a position."""
+    config = DeepseekV3Config(num_hidden_layers=6)
+    lengths = {"group_size": 1, "prompt_tokens": 0}
+    made = [group_bytes(config, torch.bfloat16, max_tokens=tokens, **lengths) for tokens in (0, 1)]
+    assert made[1] - made[0] == 2 * 6 * 128 * (128 + 64) * 2
