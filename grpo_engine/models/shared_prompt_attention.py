@@ -45,7 +45,7 @@ _current = _Current()
 
 
 def _attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """transformers' interface: query [1, Hq, T, D], key and value [1, Hkv, T, D or Dv] → [1, T, Hq, Dv]."""
     names = {"sliding_window": "window", "s_aux": "sinks"}
