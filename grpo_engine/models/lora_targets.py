@@ -60,8 +60,8 @@ def adapter_shape(model: PreTrainedModel, lora: Lora) -> LoraConfig:
 
 def _not_wrapped(model: PreTrainedModel, config: LoraConfig) -> list[str]:
     """Linear layers that PEFT wraps without effect, wrongly (routers with two results, products by group) or
-    not at all (Mamba's), and those whose matrices it would not load again."""
-    found, renamed = set(), _renamed_when_read(model)
+    not at all (Mamba's), those whose matrices it would not load again, and those that share a matrix."""
+    found, renamed, shared = set(), _renamed_when_read(model), _shared(model)
     for name, module in model.named_modules():
         leaf = name.rpartition(".")[2]
         try:
@@ -71,9 +71,19 @@ def _not_wrapped(model: PreTrainedModel, config: LoraConfig) -> list[str]:
             is_refused = True
         if isinstance(module, nn.Linear) and (is_refused or _is_router(module) or _is_grouped(module)):
             found.add(leaf)
-        elif f"{name}.weight" in renamed:
+        elif f"{name}.weight" in renamed or name in shared:
             found.add(_in_layer(name))
     return sorted(found)
+
+
+def _shared(model: PreTrainedModel) -> set[str]:
+    """Names of linear layers that use another one's matrix, as blocks of Zamba2 do.
+
+    Each would get an adapter of its own, and merging would add all of them to the one matrix.
+    """
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    uses = Counter(id(module.weight) for module in layers.values())
+    return {name for name, module in layers.items() if uses[id(module.weight)] > 1}
 
 
 def _renamed_when_read(model: PreTrainedModel) -> set[str]:

@@ -16,6 +16,7 @@ from transformers import (
     Llama4TextConfig,
     MambaConfig,
     RecurrentGemmaConfig,
+    Zamba2Config,
 )
 
 from grpo_engine.config.hyperparameters import Lora
@@ -226,3 +227,17 @@ def test_experts_in_two_dimensions_are_left_out_and_reported() -> None:
     adapter = lora.attach(AutoModelForCausalLM.from_config(config), Lora(rank=4))
     assert left_out(adapter) == dict.fromkeys((f"ffn.experts.mlp.{name}" for name in ("w1", "v1", "w2")), 2)
     adapter(input_ids=torch.arange(8)[None], use_cache=False).logits.sum().backward()
+
+
+def test_layers_that_share_a_matrix_are_left_out_and_reported() -> None:
+    """Zamba2's attention blocks; merging would add the adapter of each one to the same matrix."""
+    sizes = {**SIZES, "num_mem_blocks": 1, "n_mamba_heads": 4, "mamba_headdim": 16, "mamba_d_state": 8}
+    layers = {"num_hidden_layers": 2, "layers_block_type": ["hybrid", "hybrid"], "mamba_ngroups": 1}
+    config = Zamba2Config(vocab_size=64, pad_token_id=0, **{**sizes, **layers})
+    model = AutoModelForCausalLM.from_config(config)
+    adapter = lora.attach(model, Lora(rank=4))
+    assert set(left_out(adapter)) >= {
+        f"shared_transformer.{name}.weight" for name in ("self_attn.q_proj", "feed_forward.down_proj")
+    }
+    weights = [layer.get_base_layer().weight for layer in lora.lora_layers(adapter)]
+    assert len({id(weight) for weight in weights}) == len(weights) == 6
