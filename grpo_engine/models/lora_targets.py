@@ -22,8 +22,9 @@ from transformers.pytorch_utils import Conv1D
 from grpo_engine.config.hyperparameters import Lora
 from grpo_engine.contract.errors import ConfigError
 
-_NOT_CALLED = "dt_proj"
-"""A linear layer of Mamba. transformers uses its weight without calling it, which bypasses an adapter."""
+_NOT_CALLED = ("dt_proj", "router.classifier")
+"""Linear layers of Mamba and LongCat. transformers uses their weights without calling them, which bypasses an
+adapter."""
 
 
 def adapter_shape(model: PreTrainedModel, lora: Lora) -> LoraConfig:
@@ -66,7 +67,7 @@ def _not_wrapped(model: PreTrainedModel, config: LoraConfig) -> list[str]:
         leaf = name.rpartition(".")[2]
         try:
             _check_lora_target_modules_mamba(config, model, leaf)
-            is_refused = leaf == _NOT_CALLED
+            is_refused = f".{name}".endswith(tuple(f".{each}" for each in _NOT_CALLED))
         except ValueError:
             is_refused = True
         if isinstance(module, nn.Linear) and (is_refused or _is_router(module) or _is_grouped(module)):

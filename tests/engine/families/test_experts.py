@@ -14,7 +14,9 @@ from transformers import (
     FalconH1Config,
     LagunaConfig,
     Llama4TextConfig,
+    LongcatFlashConfig,
     MambaConfig,
+    PreTrainedConfig,
     RecurrentGemmaConfig,
     Zamba2Config,
 )
@@ -59,6 +61,18 @@ LAGUNA = {
     "num_attention_heads_per_layer": [4, 4],
     "mlp_layer_types": ["dense", "sparse"],
     "shared_expert_intermediate_size": 16,
+}
+LONGCAT = {
+    **SIZES,
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8),
+    "head_dim": 8,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "zero_expert_num": 1,
+    "moe_topk": 2,
+    "expert_ffn_hidden_size": 16,
+    "ffn_hidden_size": 48,
+    "num_layers": 1,
 }
 RANKS = {"qwen3-moe": 8, "mixtral": 8, "glm4-moe": 8}
 """PEFT gives each of two fused projections its own rank."""
@@ -186,12 +200,24 @@ def test_a_layer_that_peft_refuses_is_left_out_and_reported() -> None:
     assert left_out(lora.attach(model, Lora(rank=4))) == {"mamba.out_proj.weight": 2}
 
 
-def test_a_layer_whose_weight_is_used_without_calling_it_is_left_out_and_reported() -> None:
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            MambaConfig(vocab_size=64, pad_token_id=0, **MAMBA),
+            ["mixer.dt_proj.weight", "mixer.out_proj.weight"],
+        ),
+        (LongcatFlashConfig(vocab_size=64, pad_token_id=0, **LONGCAT), ["mlp.router.classifier.weight"]),
+    ],
+    ids=["mamba", "longcat"],
+)
+def test_a_layer_whose_weight_is_used_without_calling_it_is_left_out_and_reported(
+    config: PreTrainedConfig, expected: list[str]
+) -> None:
     """An adapter on it would never be trained."""
-    model = AutoModelForCausalLM.from_config(MambaConfig(vocab_size=64, pad_token_id=0, **MAMBA))
-    adapter = lora.attach(model, Lora(rank=4))
-    assert left_out(adapter) == {"mixer.dt_proj.weight": 2, "mixer.out_proj.weight": 2}
-    adapter(input_ids=torch.arange(8)[None]).logits.sum().backward()
+    adapter = lora.attach(AutoModelForCausalLM.from_config(config), Lora(rank=4))
+    assert sorted(left_out(adapter)) == expected
+    adapter(input_ids=torch.arange(8)[None], use_cache=False).logits.sum().backward()
     assert [
         name for name, each in adapter.named_parameters() if each.requires_grad and each.grad is None
     ] == []
