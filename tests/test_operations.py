@@ -133,5 +133,8 @@ def test_alerts_and_table_name_existing_metrics(exposed: set[str]) -> None:
     bases = {re.sub(r"_(count|bucket|sum)$", "", name) for name in used}
     assert bases <= exposed
     assert len(alerts()) == 8
+    rated = re.findall(r"(?:increase|rate)\((grpo_\w+)", " ".join(rule["expr"] for rule in alerts()))
+    # counters of jobs become lower when a job is deleted, which Prometheus takes for a restart
+    assert {name.split("_")[1] for name in rated} == {"http"}
     tabled = set(re.findall(r"`(grpo_[a-z_]+)", GUIDE)) - {"grpo_http_"}
     assert tabled == {name for name in exposed if not name.endswith("_created")}

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy.exc import ProgrammingError
 from starlette.datastructures import State
 
+from service.jobs.diagnosis.failures import CODES
 from service.jobs.model.states import TERMINAL, JobState
 from service.jobs.store.queue_health import (
     WARNINGS,
@@ -94,7 +95,9 @@ def _of_jobs(
     yield _gauge("grpo_leases_overdue", "Expired leases, not requeued yet.", ("pool",), overdue)
     finished = {key: num for key, num in by_state.items() if JobState(key[0]) in TERMINAL}
     yield _counter("grpo_jobs_finished", "Jobs that ended, by result.", ("result", "pool"), finished)
-    yield _counter("grpo_jobs_failed", "Failed jobs by code.", ("code",), codes)
+    # from 0, so that the first failure is a change, too
+    failed = dict.fromkeys(CODES, 0) | codes
+    yield _counter("grpo_jobs_failed", "Failed jobs by code.", ("code",), failed)
     attempts, expired = Counter[str](), Counter[str]()
     for each in counts:
         attempts[each.pool] += each.num_attempts

@@ -135,3 +135,4 @@ _CAUSES: dict[str, tuple[str, Callable[[Run], Change]]] = {
     "poisoned": ("Too many attempts in a row ended without a new checkpoint.", _less_memory_if_named),
 }
 """Error code → cause, and the function that suggests a change."""
+CODES = tuple(_CAUSES)

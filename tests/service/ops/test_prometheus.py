@@ -68,6 +68,7 @@ def test_ended_jobs_are_counted_by_result_and_failed_ones_by_code(
     assert found[("grpo_jobs_finished_total", "default", "succeeded")] == 1
     assert found[("grpo_jobs_finished_total", "default", "failed")] == 3
     assert found[("grpo_jobs_failed_total", "no_signal")] == 2
+    assert found[("grpo_jobs_failed_total", "disk_full")] == 0
     insert_job(database, state="failed", failure={"code": "no_signal"})
     insert_job(database, state="failed")
     found = scraped(anonymous)
