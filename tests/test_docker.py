@@ -178,6 +178,13 @@ def test_each_image_is_built_by_one_service_and_never_pulled() -> None:
             assert service["pull_policy"] == "never"
 
 
+def test_variables_of_a_bucket_are_passed_on() -> None:
+    guide = (ROOT / "docs" / "operate" / "storage.md").read_text()
+    named = set(re.findall(r"`(AWS_[A-Z_]+)`", guide))
+    passed_on = {name for name, value in COMPOSE["x-environment"].items() if value is None}
+    assert passed_on == named
+
+
 def test_every_setting_can_be_given_in_an_optional_file() -> None:
     for name in OURS:
         assert SERVICES[name]["env_file"] == [{"path": "grpo.env", "required": False}]
