@@ -53,7 +53,7 @@ def examine(
         "disk": lambda: stores.disk(settings),
         "model servers": lambda: serving.model_servers(settings),
         "models": lambda: machine.models(settings),
-        "sandbox": machine.sandbox,
+        "sandbox": lambda: machine.sandbox(settings),
         "engine": lambda: software.engine(settings),
     }
     limits = {"engine": software.ENGINE_SECONDS + 1, "model": model.MODEL_SECONDS + 1}

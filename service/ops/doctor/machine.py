@@ -7,11 +7,12 @@ from grpo_engine.files.model_folder import damage
 from grpo_engine.files.readable import unreadable_file
 from grpo_engine.sandbox import monty, self_test
 from service.ops.doctor.findings import Finding, failure, ok, warning
+from service.ops.doctor.software import runs_jobs
 from service.platform.catalog import Catalog, CatalogEntry, CatalogError
 from service.settings import Settings
 
 
-def sandbox() -> Iterator[Finding]:
+def sandbox(settings: Settings) -> Iterator[Finding]:
     """Whether the sandbox withstands the attacks that a worker tries when it starts."""
     found = self_test()
     if found.available:
@@ -19,6 +20,9 @@ def sandbox() -> Iterator[Finding]:
         return
     rest = "python graders run in a subset of the language" if monty.installed() else "such jobs are refused"
     advice = "Install bubblewrap and allow user namespaces (sysctl kernel.unprivileged_userns_clone=1)."
+    if not runs_jobs(settings):
+        rest = "no worker has started on this host"
+        advice = f"The API and the sweeper need no sandbox. If this host should run jobs: {advice}"
     yield warning("sandbox", f"{found.reason}; {rest}", advice)
 
 

@@ -80,7 +80,7 @@ def engine(settings: Settings) -> Iterator[Finding]:
 
 
 def runs_jobs(settings: Settings) -> bool:
-    """Whether this host needs an engine; in production, hosts of the API and the sweeper need none."""
+    """Whether this host needs an engine and a sandbox; in production, the API and the sweeper need none."""
     return settings.mode == "embedded" or settings.alive_file.exists()
 
 

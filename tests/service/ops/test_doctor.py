@@ -135,9 +135,11 @@ def test_a_package_that_is_missing_or_too_old_is_named(monkeypatch: pytest.Monke
     assert "torch" not in found
 
 
-def test_a_sandbox_that_fails_an_attack_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandbox_that_fails_an_attack_is_a_warning(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(machine, "self_test", lambda: Capability(None, reason="not contained: network"))
-    found = only(machine.sandbox())
+    found = only(machine.sandbox(settings))
     assert found.level is Level.WARNING
     assert found.found.startswith("not contained: network; ")
     assert "bubblewrap" in found.advice
@@ -205,7 +207,7 @@ def test_a_check_that_hangs_or_fails_is_a_finding_beside_the_others(
         raise RuntimeError("redis://:hidden@host broke")
 
     monkeypatch.setattr(stores, "broker", hang)
-    monkeypatch.setattr(machine, "sandbox", forever.wait)
+    monkeypatch.setattr(machine, "sandbox", lambda _settings: forever.wait())
     monkeypatch.setattr(stores, "disk", break_off)
     settings = settings_for(tmp_path, engine_python="/nowhere/python")
     found = [each for each in examine(settings, 3.0) if each.check in ("broker", "disk", "sandbox")]

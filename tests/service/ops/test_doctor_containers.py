@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
+import pytest
 from pydantic import SecretStr
 
-from service.ops.doctor import software
+from grpo_engine.sandbox import Capability
+from service.ops.doctor import machine, software
 from service.ops.doctor.findings import Level
 from service.settings import Settings
 from tests.service.job_samples import CONTEXT_TOKENS, make_model
@@ -63,3 +65,17 @@ def test_a_missing_engine_is_a_failure_only_on_a_host_that_runs_jobs(tmp_path: P
     assert (found.level, found.found.split(" has no ")[1]) == (Level.FAILURE, "nowhere_to_be_found")
     (found,) = software.engine(Settings(home=tmp_path / "embedded", engine_module="nowhere_to_be_found"))
     assert found.level is Level.FAILURE
+
+
+def test_a_missing_sandbox_refuses_jobs_only_on_a_host_that_runs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "self_test", lambda: Capability(None, reason="no bubblewrap"))
+    api = Settings(home=tmp_path, **PRODUCTION)
+    (found,) = machine.sandbox(api)
+    assert found.found == "no bubblewrap; no worker has started on this host"
+    assert found.advice.startswith("The API and the sweeper need no sandbox. ")
+    api.alive_file.touch()
+    (found,) = machine.sandbox(api)
+    assert "; no worker" not in found.found
+    assert found.advice.startswith("Install bubblewrap")
