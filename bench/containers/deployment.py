@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -22,6 +23,10 @@ FILES = (
     ROOT / "docker" / "compose.yaml",
     ROOT / "docker" / "compose.cpu.yaml",
     Path(__file__).with_name("two_ranks.yaml"),
+)
+COMPOSE = (
+    *("docker", "compose", "--project-name", PROJECT),
+    *(word for path in FILES for word in ("--file", str(path))),
 )
 GRADER = """
 def grade(sample, item):
@@ -43,8 +48,12 @@ class Deployment:
         return cls({**docker, **own, "GRPO_PORT": str(port)}, port)
 
     def compose(self, *arguments: str) -> str:
-        files = [word for path in FILES for word in ("--file", str(path))]
-        return run(self.environment, "docker", "compose", "--project-name", PROJECT, *files, *arguments)
+        return run(self.environment, *COMPOSE, *arguments)
+
+    def shell(self, script: str, **variables: str) -> None:
+        """Run a script of bash in which `compose` is this deployment's `docker compose`."""
+        function = f'compose() {{ {shlex.join(COMPOSE)} "$@"; }}\n'
+        run({**self.environment, **variables}, "bash", "-euc", function + script)
 
     def docker(self, *arguments: str) -> str:
         return run(self.environment, "docker", *arguments)

@@ -5,6 +5,7 @@
 
 import argparse
 import json
+import re
 import signal
 import sys
 import tempfile
@@ -71,6 +72,7 @@ def _check_deployment(deployment: Deployment, folder: Path) -> Iterator[str]:
         assert client.get(f"{JOBS}/{job_id}")["status"] == "succeeded"
         _check_adapter(client, job_id, folder)
         yield "down and up keep the data"
+        yield from _check_guide(deployment, client, job_id, folder)
 
 
 def _check_restarts(deployment: Deployment, client: Client, file_id: str) -> Iterator[str]:
@@ -98,6 +100,28 @@ def _check_two_workers(deployment: Deployment, client: Client, file_id: str) -> 
     finished(client, submit(client, file_id, num_steps=5))
     yield "if one of two workers is frozen, it is unhealthy and the other runs jobs"
     deployment.docker("kill", frozen)
+
+
+def _check_guide(deployment: Deployment, client: Client, job_id: str, folder: Path) -> Iterator[str]:
+    backup, restore, upgrade = guide_commands()
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        deployment.shell(backup, BACKUP=scratch)
+        deployment.compose("down", "--volumes")
+        deployment.shell(restore, BACKUP=scratch)
+    deployment.start()
+    _check_adapter(client, job_id, folder)
+    yield "a backup can be restored into new volumes"
+    deployment.shell(upgrade)
+    deployment.start()
+    assert client.get(f"{JOBS}/{job_id}")["status"] == "succeeded"
+    yield "the commands of an upgrade work"
+
+
+def guide_commands() -> list[str]:
+    """The commands of docs/operate/deployment.md for Docker: backup, restore and upgrade."""
+    guide = (ROOT / "docs/operate/deployment.md").read_text()
+    section = guide.partition("## Backup and upgrade with Docker\n")[2].partition("\n## ")[0]
+    return re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
 
 
 def _check_adapter(client: Client, job_id: str, folder: Path) -> None:
