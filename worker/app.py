@@ -34,6 +34,8 @@ def make_app(settings: Settings) -> Celery:
         task_default_queue=queue_name(settings.pool),
         # a Redis that is read-only during a failover is an outage, too
         broker_channel_error_retry=True,
+        # concerns late acknowledgement only, which is off; unset, each reconnection logs a warning
+        worker_cancel_long_running_tasks_on_connection_loss=True,
         worker_prefetch_multiplier=1,
         worker_disable_prefetch=True,
         worker_concurrency=settings.slots,
