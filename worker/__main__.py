@@ -1,4 +1,4 @@
-"""`python -m worker [--pool NAME] [--slots N] [--once]`: a polling worker."""
+"""`python -m worker [--pool NAME] [--once]`: a polling worker."""
 
 import argparse
 
@@ -13,11 +13,9 @@ def main() -> None:
     """Run until SIGTERM, which releases running jobs after a checkpoint; with --once, run at most one job."""
     parser = argparse.ArgumentParser(prog="worker", description=__doc__)
     parser.add_argument("--pool", help="claim jobs of this pool only (default: GRPO_POOL)")
-    parser.add_argument("--slots", type=int, help="jobs to run at the same time (default: GRPO_SLOTS)")
     parser.add_argument("--once", action="store_true", help="run at most one job, then exit")
     given = parser.parse_args()
-    stated = {name: getattr(given, name) for name in ("pool", "slots") if getattr(given, name) is not None}
-    settings = Settings(**stated)
+    settings = Settings(**({} if given.pool is None else {"pool": given.pool}))
     logs.own_process(settings.log_level)
     worker = Worker.open(settings, worker_name(), stop_flag())
     (try_job if given.once else work)(worker)

@@ -85,11 +85,10 @@ def api_command(host: str, port: int) -> list[str]:
     return [sys.executable, "-m", "service", "--host", host, "--port", str(port)]
 
 
-def worker_command(pool: str, slots: int | None = None) -> list[str]:
+def worker_command(pool: str) -> list[str]:
     """The command line of a polling worker. The service starts it as a process, because it must not import
     workers."""
-    stated = [] if slots is None else ["--slots", str(slots)]
-    return [sys.executable, "-m", "worker", "--pool", pool, *stated]
+    return [sys.executable, "-m", "worker", "--pool", pool]
 
 
 def serve(
@@ -104,15 +103,14 @@ def serve(
 def worker(
     pool: Annotated[str, typer.Option(help="Run the jobs of this pool.", envvar="GRPO_POOL")] = "default",
     slots: Annotated[
-        int | None,
-        typer.Option(
-            help="Jobs to run at the same time (default: one per GPU, at least one).", min=1, max=64
-        ),
+        int | None, typer.Option(help="Jobs to run at the same time (default: one per GPU, at least one).")
     ] = None,
 ) -> None:
     """Start a worker that polls for jobs (with Celery: `celery -A worker.app worker`)."""
+    if slots is not None:
+        os.environ["GRPO_SLOTS"] = str(slots)  # checked with the other settings, and read by the worker
     private_settings()
-    _become(worker_command(pool, slots))
+    _become(worker_command(pool))
 
 
 def migrate(as_json: JsonFlag = False) -> None:

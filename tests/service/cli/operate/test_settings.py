@@ -51,3 +51,10 @@ def test_a_full_disk_is_reported_at_once_and_after_a_variable_without_effect(tmp
     assert f"MiB are free, {1 << 40} MiB are required" in error
     assert "lower GRPO_MIN_FREE_DISK_BYTES" in done.stderr
     assert not (tmp_path / "home" / "logs").exists()
+
+
+def test_more_slots_than_gpus_are_refused_before_the_worker_starts(tmp_path: Path) -> None:
+    given = environment(tmp_path, GRPO_GPUS="2", GRPO_SLOTS="1")
+    done = call_grpo("worker", "--slots", "3", environment=given)
+    expected = "Error: GRPO_SLOTS is 3, but each slot needs a GPU and GRPO_GPUS is 2\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", expected)
