@@ -230,7 +230,7 @@ class Policy:
     def prove_shared_prompts(self) -> None:
         """Use the fastest forward pass that computes what the model's own does. Raises ModelError."""
         if other := set(getattr(self.model.config, "layer_types", None) or ()) - ATTENTION:
-            reason = f"layers of type {', '.join(sorted(other))} carry a state along the whole row"
+            reason = f"layers of type {', '.join(sorted(other))} are computed only on whole rows"
             self.use_forward(Choice("padded", reason))
             return
         fits = FastModel.fitting(self.model, self.compute_dtype) is not None

@@ -1,6 +1,7 @@
 """Rows with shared prompts equal the model's own: windows, sinks, multipliers, values of another size."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,15 @@ from grpo_engine.models.forward import output_head
 from grpo_engine.models.logprobs import CappedHead, num_logits
 from grpo_engine.models.shared_prompt_attention import Block, window_of
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
-from tests.engine.families.catalogue import WINDOW
+from tests.engine.families.catalogue import FAMILIES, WINDOW
+from tests.engine.families.models import make_family
 from tests.engine.models.test_shared_prompts import MIXED, batch_of, both
 from tests.engine.realistic import load, write_model
 
+pytestmark = [
+    # peft, on targets of fused experts that it names itself
+    pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning"),
+]
 WINDOWED = ("mistral", "gemma2", "gemma3", "phi3", "olmo3", "gpt-oss")
 
 
@@ -71,8 +77,6 @@ def test_the_decoder_of_a_windowed_model_says_why_it_shares_no_prompts(
     assert policy.decoder.slower_because == "the cache that a group shares does not support attention windows"
 
 
-# peft, on targets of fused experts that it names itself
-@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_latent_attention_keeps_each_prompt_once_for_its_group(
     dtype: torch.dtype, family_folder: Callable[[str], Path]
@@ -87,7 +91,18 @@ def test_latent_attention_keeps_each_prompt_once_for_its_group(
 def test_layers_with_a_state_keep_whole_rows(family_folder: Callable[[str], Path]) -> None:
     policy = load(family_folder("qwen3.5"), {"rank": 4})
     assert policy.forward.name == "padded"
-    expected = "layers of type linear_attention carry a state along the whole row"
+    expected = "layers of type linear_attention are computed only on whole rows"
+    assert policy.forward.slower_because == expected
+
+
+def test_layers_that_select_their_keys_keep_whole_rows(tmp_path: Path) -> None:
+    """DeepSeek-V3.2 attends to 2,048 keys; the proof's sequences are shorter and could not show a mistake."""
+    family = FAMILIES["deepseek-v3"]
+    shape = {**family.shape, "index_head_dim": 16, "index_n_heads": 2}
+    base = make_family(tmp_path / "base", replace(family, config="DeepseekV32Config", shape=shape))
+    policy = load(base, {"rank": 4}, torch.float32)
+    assert policy.forward.name == "padded"
+    expected = "layers of type indexed_attention are computed only on whole rows"
     assert policy.forward.slower_because == expected
 
 
