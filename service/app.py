@@ -36,7 +36,7 @@ from service.probes import endpoints as probing
 from service.rollouts import endpoints as rollouts
 from service.serving import endpoints as chat
 from service.serving.answer import AnswerFeed, open_client
-from service.settings import Settings
+from service.settings import Settings, settings_or_exit
 from service.web import error_handlers, openapi, swagger
 from service.web.auth import usable_keys
 from service.web.key_use import KeyUse
@@ -69,7 +69,7 @@ class Service(FastAPI):
 
 def create_app(settings: Settings | None = None) -> FastAPI:
     """Build the service, by default with settings from the environment."""
-    settings = settings or Settings()
+    settings = settings or settings_or_exit()
     logs.configure(settings.log_level)
     app = Service(
         title="GRPO service",

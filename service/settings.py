@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import quote, urlsplit
 
-from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from grpo_engine.config.runtime import Runtime
 from grpo_engine.process.gpus import count_visible_gpus
@@ -247,6 +247,37 @@ class Settings(BaseSettings):
     def alive_file(self) -> Path:
         """The file that this host's worker touches in its main loop; containers may share `home`."""
         return self.home / f"worker.{socket.gethostname()}.healthcheck"
+
+
+class InvalidSetting(Exception):
+    """A variable of the environment has an unusable value, which the message does not show."""
+
+    def __init__(self, message: str, variable: str | None) -> None:
+        super().__init__(message)
+        self.variable = variable
+
+
+def read_settings(**stated: Any) -> Settings:
+    """The settings of the environment, over which `stated` take precedence. Raises InvalidSetting."""
+    try:
+        return Settings(**stated)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name, *inside = first["loc"] or (None,)
+        place = "".join(f"{part}: " for part in inside)
+        variable = None if name is None else f"GRPO_{name}".upper()
+        raise InvalidSetting(place + first["msg"].removeprefix("Value error, "), variable) from error
+    except SettingsError as error:  # its message has the field's name, but not its value
+        found = re.search(r'field "(\w+)"', str(error))
+        raise InvalidSetting("it is not JSON", f"GRPO_{found[1]}".upper() if found else None) from None
+
+
+def settings_or_exit(**stated: Any) -> Settings:
+    """`read_settings` for programs other than `grpo`: an invalid setting ends the process with a sentence."""
+    try:
+        return read_settings(**stated)
+    except InvalidSetting as error:
+        sys.exit(f"{error.variable}: {error}" if error.variable else str(error))
 
 
 OTHERS = {"URL", "API_KEY", "ENDPOINTS", "ENDPOINT_SECRET", "ALLOWED_HOSTS", "FAULT", "FAULT_MARKS"}

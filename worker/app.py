@@ -17,7 +17,7 @@ from service.jobs.store.machines import of_this_machine
 from service.jobs.store.wakeups import TASK, celery_settings, queue_name, refuse_eviction
 from service.ops.helper_heartbeats import CHAT, CLUSTER, SWEEPER
 from service.platform import logs
-from service.settings import Settings
+from service.settings import Settings, settings_or_exit
 from worker.attempt.worker import Worker, worker_name
 from worker.launchers.warm_pool import WarmPool
 from worker.loop import try_job, watch_cluster
@@ -45,7 +45,7 @@ def make_app(settings: Settings) -> Celery:
     return celery
 
 
-settings = Settings()
+settings = settings_or_exit()
 draining = StopFlag()
 app = make_app(settings)
 stopping = StopFlag()

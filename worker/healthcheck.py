@@ -8,7 +8,7 @@ import argparse
 import sys
 import time
 
-from service.settings import Settings
+from service.settings import settings_or_exit
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60, help="maximum age (default: 60)")
     limit_seconds = parser.parse_args().seconds
     try:
-        touched_at = Settings().alive_file.stat().st_mtime
+        touched_at = settings_or_exit().alive_file.stat().st_mtime
     except FileNotFoundError:
         sys.exit("no worker has started here yet")
     age_seconds = time.time() - touched_at

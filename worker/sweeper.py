@@ -20,7 +20,7 @@ from service.ops import helper_heartbeats
 from service.ops.helper_heartbeats import CHAT, CLUSTER, SINKS, SWEEPER, WEBHOOKS, Heartbeat
 from service.platform import logs
 from service.platform.db import Database, connect
-from service.settings import Settings
+from service.settings import Settings, settings_or_exit
 from worker.clock_jumps import ClockJumps
 from worker.cluster.capacity import cluster_hosts, cluster_machine
 from worker.sinks.keeper import Keeper
@@ -117,7 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="worker.sweeper", description=__doc__)
     parser.add_argument("--beside-worker", action="store_true", help="a worker runs on this machine")
     given = parser.parse_args()
-    settings = Settings()
+    settings = settings_or_exit()
     logs.own_process(settings.log_level)
     stopping = stop_flag()
     logger.info("sweeping", every_seconds=settings.sweep_seconds, beside_worker=given.beside_worker)

@@ -1,5 +1,8 @@
-"""Paths and URLs in the settings."""
+"""Paths and URLs in the settings, and programs with an invalid one."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,8 @@ from pydantic import ValidationError
 from service.platform.db import connect
 from service.settings import Settings
 from tests.conftest import settings_for
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_relative_paths_belong_to_the_folder_of_the_start(
@@ -62,3 +67,15 @@ def test_every_spelling_of_a_supported_database_is_accepted(tmp_path: Path) -> N
     for scheme in ("postgres", "postgresql", "postgresql+psycopg"):
         found = settings_for(tmp_path, f"{scheme}://u@h/db").sqlalchemy_url
         assert found == "postgresql+psycopg://u@h/db"
+
+
+PROGRAMS = ("service", "worker", "worker.sweeper", "worker.serving.chat", "worker.healthcheck")
+
+
+@pytest.mark.parametrize("program", [*PROGRAMS, "celery -A worker.app worker"])
+def test_a_program_with_an_invalid_setting_ends_with_a_sentence(program: str, tmp_path: Path) -> None:
+    given = {"PATH": os.environ["PATH"], "GRPO_HOME": str(tmp_path), "GRPO_LEASE_SECONDS": "hidden"}
+    command = [sys.executable, "-m", *program.split()]
+    done = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True)
+    expected = "GRPO_LEASE_SECONDS: Input should be a valid number, unable to parse string as a number\n"
+    assert (done.returncode, done.stderr) == (1, expected)

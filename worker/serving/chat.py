@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.ops.helper_heartbeats import CHAT, Heartbeat
 from service.platform import logs
 from service.platform.db import reason_of
-from service.settings import Settings
+from service.settings import settings_or_exit
 from worker.attempt.worker import Worker, worker_name
 from worker.serving.model_keeper import BEAT_SECONDS, ModelKeeper
 from worker.supervision import Flag, run_rounds, stop_flag
@@ -66,7 +66,7 @@ def only_one(home: Path) -> Iterator[bool]:
 
 def main() -> None:
     """Answer requests until SIGTERM or SIGINT."""
-    settings = Settings()
+    settings = settings_or_exit()
     logs.own_process(settings.log_level)
     stopping = stop_flag()
     worker = Worker.open(settings, worker_name())

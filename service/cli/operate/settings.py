@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
 
 from service.cli.terminal.errors import CommandError
 from service.cli.terminal.output import JsonFlag, print_line
-from service.settings import Settings
+from service.settings import InvalidSetting, Settings, read_settings
 
 if TYPE_CHECKING:
     from service.platform.db import Database
@@ -25,17 +23,9 @@ if TYPE_CHECKING:
 def settings_here() -> Settings:
     """This deployment's settings. Raises CommandError for an invalid value."""
     try:
-        return Settings()
-    except ValidationError as error:
-        first = error.errors()[0]
-        name, *inside = first["loc"] or (None,)
-        place = "".join(f"{part}: " for part in inside)
-        variable = None if name is None else f"GRPO_{name}".upper()
-        raise CommandError(place + first["msg"].removeprefix("Value error, "), param=variable) from error
-    except SettingsError as error:  # its message has the field's name, but not its value
-        found = re.search(r'field "(\w+)"', str(error))
-        variable = f"GRPO_{found[1]}".upper() if found else None
-        raise CommandError("it is not JSON", param=variable) from None
+        return read_settings()
+    except InvalidSetting as error:
+        raise CommandError(str(error), param=error.variable) from None
     except RuntimeError as error:  # neither HOME nor the list of users names a folder
         hint = "set it to a folder that this user can write to"
         raise CommandError("this user has no home directory", param="GRPO_HOME", hint=hint) from error
