@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 
 from grpo_engine.contract.strict_json import unique_keys
+from service.files.contents import NOT_JSONL
 from service.jobs.model.dataset import RowError, parse_line
 
 HUB = "hf://"
@@ -127,11 +128,17 @@ def is_jsonl(source: str) -> bool:
 
 
 def _kind(path: Path) -> str:
-    """A file's format, by its first bytes; CSV, also with tabs, by its name."""
+    """A file's format, by its first bytes; CSV, also with tabs, by its name.
+
+    Raises Unreadable for an archive and for UTF-16.
+    """
     with path.open("rb") as file:
         start = file.read(64).removeprefix(BOM_UTF8).lstrip()
     if start.startswith(PARQUET):
         return "parquet"
+    for first_bytes, reason, _ in NOT_JSONL:
+        if start.startswith(first_bytes):
+            raise Unreadable(f"{path}: {reason}")
     if path.suffix.lower() in DELIMITERS:
         return "csv"
     return "json" if start.startswith(b"[") else "jsonl"

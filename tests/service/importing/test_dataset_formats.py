@@ -1,5 +1,6 @@
 """Datasets in other formats become JSONL on the user's machine, value by value, or are refused by name."""
 
+import gzip
 import json
 import sys
 from datetime import UTC, date, datetime
@@ -161,6 +162,9 @@ def test_a_file_with_tabs_between_its_cells_is_read(tmp_path: Path) -> None:
         ("a.csv", b'a\n"b" c\n', "a.csv, line 2 is not CSV: "),
         ("a.csv", b"a,b\n", "a.csv has no rows"),
         ("a.json", b"[]", "a.json has no rows"),
+        ("a.jsonl.gz", gzip.compress(b"{}\n"), "a.jsonl.gz: it is a gzip archive. Unpack it$"),
+        ("a.csv", b"PK\x03\x04", "a.csv: it is a ZIP archive or an Excel workbook. Unpack it, or save it as"),
+        ("a.csv", "a,b\n1,2\n".encode("utf-16"), "a.csv: it is encoded in UTF-16. Save it as UTF-8$"),
     ],
 )
 def test_a_file_that_is_not_its_format_is_refused_by_place(
