@@ -90,10 +90,10 @@ def write_jsonl(
     target: Path, rows: Iterable[Row], columns: Mapping[str, str], *, plain: bool = False
 ) -> None:
     """Write the rows as JSONL. Raises Unreadable, with row and column, for a value that cannot be stored."""
+    found = dict[str, None]()
     with target.open("w", encoding="utf-8") as lines:
         for number, row in enumerate(rows, 1):
-            if missing := [name for name in columns if number == 1 and name not in row]:
-                raise Unreadable(f"there is no column {missing[0]!r}: the columns are {', '.join(row)}")
+            found |= dict.fromkeys(row)
             named = {columns.get(name, name): value for name, value in row.items()}
             if len(named) < len(row):
                 names = [columns.get(name, name) for name in row]
@@ -101,6 +101,8 @@ def write_jsonl(
                 raise Unreadable(f"two columns would be named {twice!r}: rename the other one as well")
             made = named if plain else _with_messages(named, columns.values())
             lines.write(_line(made, number) + "\n")
+    if found and (missing := [name for name in columns if name not in found]):
+        raise Unreadable(f"there is no column {missing[0]!r}: the columns are {', '.join(found)}")
 
 
 def stored_rows(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
@@ -111,7 +113,7 @@ def stored_rows(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
 def _with_messages(row: Row, renamed: Collection[str]) -> Row:
     """The row with `messages` made of its renamed prompt, a text or messages, and of its completion."""
     name = next((name for name in ("messages", "prompt") if name in renamed), None)
-    if name is None or not isinstance(row[name], str | list):
+    if name is None or not isinstance(row.get(name), str | list):
         return row
     turns = row[name] if isinstance(row[name], list) else [{"role": "user", "content": row[name]}]
     used = {name, "messages"}

@@ -211,6 +211,16 @@ def test_a_renamed_prompt_and_completion_become_messages(tmp_path: Path) -> None
         rows_of(source, columns={"a": "level"})
 
 
+def test_a_renamed_column_may_be_missing_or_null_in_some_rows(tmp_path: Path) -> None:
+    rows = [{"q": None, "n": 1}, {"q": "2+2?", "n": 2}]
+    expected = [{"n": 1}, {"messages": [{"role": "user", "content": "2+2?"}], "n": 2}]
+    assert rows_of(parquet(tmp_path / "rows.parquet", rows), columns={"q": "prompt"}) == expected
+    missing = written(tmp_path / "rows.jsonl", '{"n": 1}\n{"q": "2+2?", "n": 2}\n')
+    assert rows_of(missing, columns={"q": "prompt"}) == expected
+    with pytest.raises(Unreadable, match="there is no column 'p': the columns are n, q"):
+        rows_of(missing, columns={"p": "prompt"})
+
+
 def test_splits_and_columns_that_do_not_exist_are_refused_with_those_that_do(tmp_path: Path) -> None:
     source = dataset_folder(tmp_path / "gsm")
     with pytest.raises(Unreadable, match=r"Unknown split \"tset\". Should be one of \['train', 'test'\]"):
