@@ -33,10 +33,13 @@ def text_of(message: Mapping[str, Any]) -> str:
 def rendered(render: Callable[[list[dict[str, Any]]], str], messages: Sequence[Mapping[str, Any]]) -> str:
     """The text that `render`, a chat template, makes of the messages.
 
+    The role developer becomes system, because few templates know it and the others leave its messages out.
     Tool calls have their arguments as objects: most templates would quote JSON text again (OpenAI's form). A
     template that refuses objects gets JSON text (DeepSeek-V3). Raises one of TEMPLATE_ERRORS.
     """
     as_objects = [_with_arguments(plain(message), read_arguments) for message in messages]
+    for message in as_objects:
+        message["role"] = "system" if message["role"] == "developer" else message["role"]
     try:
         return render(as_objects)
     except TEMPLATE_ERRORS:

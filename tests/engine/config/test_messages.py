@@ -71,20 +71,34 @@ OF_ARGUMENTS = {
 }
 
 
+def shown(name: str, *messages: dict[str, Any]) -> str:
+    """The messages as the template's text."""
+
+    def render(forms: list[dict[str, Any]]) -> str:
+        (text,), _ = render_jinja_template([forms], chat_template=source_of(name), bos_token="")
+        return str(text)
+
+    return rendered(render, messages)
+
+
 @pytest.mark.parametrize("name", OF_ARGUMENTS)
 def test_a_call_is_the_same_text_in_every_form_that_openais_clients_write(name: str) -> None:
     """Most templates quote arguments in JSON again; some refuse them or a missing text, or write `None`."""
 
-    def render(messages: list[dict[str, Any]]) -> str:
-        (text,), _ = render_jinja_template([messages], chat_template=source_of(name), bos_token="")
-        return str(text)
-
     def written(arguments: Any, **content: Any) -> str:
         calls = [{"id": "a", "type": "function", "function": {"name": "look", "arguments": arguments}}]
-        return rendered(render, [QUESTION, {"role": "assistant", **content, "tool_calls": calls}])
+        return shown(name, QUESTION, {"role": "assistant", **content, "tool_calls": calls})
 
     text = written(ARGUMENTS, content="")
     assert OF_ARGUMENTS[name] in text
     assert written(json.dumps(ARGUMENTS), content="") == text
     assert written(ARGUMENTS, content=None) == text
     assert written(ARGUMENTS) == text
+
+
+@pytest.mark.parametrize("name", ["gemma3", "glm4moe", "gptoss", "llama3", "qwen3", "qwen3_5_think"])
+def test_a_developer_s_message_is_written_as_a_system_message(name: str) -> None:
+    """Without that, Qwen and GLM would leave it out, and Gemma would refuse it."""
+    text = shown(name, {"role": "developer", "content": "Be brief."}, QUESTION)
+    assert "Be brief." in text
+    assert text == shown(name, {"role": "system", "content": "Be brief."}, QUESTION)
