@@ -3,6 +3,7 @@
 Rows stream: a file of any size needs the memory of one row.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -164,31 +165,43 @@ def parse_line(line: bytes) -> dict[str, Any]:
 def checked_row(row: dict[str, Any], kind: Kind, line: int) -> Row:
     """The row, checked and split into its fields. Raises RowError if the kind of training cannot use it."""
     if ("messages" in row) == ("prompt" in row):
-        both = "the row has both messages and prompt: give one of them"
-        raise RowError("messages", both if "messages" in row else _neither(row))
+        raise RowError("messages", _both_or_neither(row))
     tools = [] if row.get("tools") is None else row["tools"]
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise RowError("tools", "must be a list of objects")
+        written = ", not their JSON as a string" if isinstance(tools, str) else ""
+        raise RowError("tools", f"must be a list of objects{written}")
     item = {name: value for name, value in row.items() if name not in ("messages", "tools")}
     if "messages" in row:
         messages = _checked_messages(row["messages"], kind)
         return Row(line, messages, None, None, tuple(tools), item)
+    prompt = _text(row, "prompt")
     completion = _text(row, "completion") if kind == "supervised" else None
-    return Row(line, None, _text(row, "prompt"), completion, tuple(tools), item)
+    return Row(line, None, prompt, completion, tuple(tools), item)
 
 
-def _neither(row: dict[str, Any]) -> str:
-    names = ", ".join(name[:SHOWN_CHARACTERS] for name in [*row][:SHOWN_FIELDS]) or "no field"
-    rename = "`grpo files upload --map FIELD=prompt` renames a field"
-    return f"the row has neither messages nor prompt, but {names}: give one of them ({rename})"
+def _both_or_neither(row: dict[str, Any]) -> str:
+    if "messages" in row:
+        return f"the row has both messages and prompt: give one of them ({_rename('prompt=OTHER_NAME')})"
+    names = f"the row has neither messages nor prompt, but {_names(row)}"
+    return f"{names}: give one of them ({_rename('FIELD=prompt')})"
+
+
+def _names(fields: dict[str, Any]) -> str:
+    return ", ".join(name[:SHOWN_CHARACTERS] for name in [*fields][:SHOWN_FIELDS]) or "no field"
+
+
+def _rename(mapping: str) -> str:
+    return f"`grpo files upload --map {mapping}` renames a field"
 
 
 def _text(row: dict[str, Any], name: str) -> str:
     value = row.get(name)
     if name not in row:
-        raise RowError(name, f"the row has no {name}")
+        raise RowError(name, f"the row has no {name}, but {_names(row)} ({_rename(f'FIELD={name}')})")
     if isinstance(value, list):
-        raise RowError(name, "must be a string; a list of messages belongs in messages")
+        has_both = isinstance(row.get("completion"), list)
+        hint = "write those of prompt and completion as one list" if has_both else _rename("prompt=messages")
+        raise RowError(name, f"must be a string; a list of messages belongs in messages ({hint})")
     if not isinstance(value, str) or not value:
         raise RowError(name, "must be a non-empty string")
     return value
@@ -215,7 +228,9 @@ def _check_message(message: Any, where: str) -> None:
     if not isinstance(message, dict):
         raise RowError(where, "must be an object with role and content")
     if message.get("role") not in ROLES:
-        raise RowError(f"{where}.role", f"must be one of {', '.join(ROLES)}")
+        role = json.dumps(message["role"])[:SHOWN_CHARACTERS] if "role" in message else ""
+        given = f"not {role}" if role else f"but the message has {_names(message)}"
+        raise RowError(f"{where}.role", f"must be one of {', '.join(ROLES)}, {given}")
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise RowError(f"{where}.tool_calls", "must be a list of objects")

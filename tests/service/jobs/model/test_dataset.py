@@ -61,7 +61,11 @@ def test_a_supervised_prompt_row_has_a_completion() -> None:
     assert problems.found == []
     assert rows[0].completion == "4"
     assert faults(line(prompt="2+2="), kind="supervised") == [
-        ("training_file[1].completion", "the row has no completion")
+        (
+            "training_file[1].completion",
+            "the row has no completion, but prompt "
+            "(`grpo files upload --map FIELD=completion` renames a field)",
+        )
     ]
 
 
@@ -95,20 +99,32 @@ def test_a_supervised_prompt_row_has_a_completion() -> None:
         (
             line(prompt="a", messages=[USER]),
             "training_file[1].messages",
-            "the row has both messages and prompt: give one of them",
+            "the row has both messages and prompt: give one of them (`grpo files upload --map prompt=",
         ),
         (line(prompt=""), "training_file[1].prompt", "must be a non-empty string"),
         (
             line(prompt=[USER]),
             "training_file[1].prompt",
-            "must be a string; a list of messages belongs in messages",
+            "must be a string; a list of messages belongs in messages "
+            "(`grpo files upload --map prompt=messages` renames a field)",
+        ),
+        (
+            line(prompt=[USER], completion=[ASSISTANT]),
+            "training_file[1].prompt",
+            "must be a string; a list of messages belongs in messages "
+            "(write those of prompt and completion as one list)",
         ),
         (line(messages=[]), "training_file[1].messages", "must be a list of at least one message"),
         (line(messages=["a"]), "training_file[1].messages[0]", "must be an object with role and content"),
         (
             line(messages=[{"role": "robot", "content": "a"}]),
             "training_file[1].messages[0].role",
-            "must be one of developer, system, user, assistant, tool",
+            'must be one of developer, system, user, assistant, tool, not "robot"',
+        ),
+        (
+            line(messages=[{"from": "human", "value": "a"}]),
+            "training_file[1].messages[0].role",
+            "must be one of developer, system, user, assistant, tool, but the message has from, value",
         ),
         (
             line(messages=[{"role": "user", "content": 4}]),
@@ -122,6 +138,11 @@ def test_a_supervised_prompt_row_has_a_completion() -> None:
             "such rows are for the method supervised",
         ),
         (line(messages=[USER], tools={}), "training_file[1].tools", "must be a list of objects"),
+        (
+            line(messages=[USER], tools="[]"),
+            "training_file[1].tools",
+            "must be a list of objects, not their JSON as a string",
+        ),
         (
             line(messages=[USER, {**ASSISTANT, "tool_calls": ["add"]}, USER]),
             "training_file[1].messages[1].tool_calls",
