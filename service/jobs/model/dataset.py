@@ -221,6 +221,9 @@ def _checked_messages(messages: Any, kind: Kind) -> tuple[dict[str, Any], ...]:
     if kind == "supervised" and not last.get("content") and not last.get("tool_calls"):
         where = f"messages[{len(messages) - 1}].content"
         raise RowError(where, "must not be empty: it is what the model learns")
+    if kind == "supervised" and last.get("weight") == 0:
+        where = f"messages[{len(messages) - 1}].weight"
+        raise RowError(where, "must not be 0: the model learns the last message. Remove it, or the row")
     return tuple(messages)
 
 
@@ -231,6 +234,8 @@ def _check_message(message: Any, where: str) -> None:
         role = json.dumps(message["role"])[:SHOWN_CHARACTERS] if "role" in message else ""
         given = f"not {role}" if role else f"but the message has {_names(message)}"
         raise RowError(f"{where}.role", f"must be one of {', '.join(ROLES)}, {given}")
+    if message.get("function_call"):
+        raise RowError(f"{where}.function_call", "is not supported: write the call in tool_calls")
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise RowError(f"{where}.tool_calls", "must be a list of objects")

@@ -127,6 +127,11 @@ def test_a_supervised_prompt_row_has_a_completion() -> None:
             "must be one of developer, system, user, assistant, tool, but the message has from, value",
         ),
         (
+            line(messages=[USER, {**ASSISTANT, "function_call": {"name": "add", "arguments": "{}"}}, USER]),
+            "training_file[1].messages[1].function_call",
+            "is not supported: write the call in tool_calls",
+        ),
+        (
             line(messages=[{"role": "user", "content": 4}]),
             "training_file[1].messages[0].content",
             "must be a string or a list of",
@@ -170,6 +175,13 @@ def test_a_supervised_row_ends_with_the_assistant() -> None:
     assert faults(line(messages=[USER, {"role": "assistant", "content": ""}]), kind="supervised") == [
         ("training_file[1].messages[1].content", "must not be empty: it is what the model learns")
     ]
+    assert faults(line(messages=[USER, {**ASSISTANT, "weight": 0}]), kind="supervised") == [
+        (
+            "training_file[1].messages[1].weight",
+            "must not be 0: the model learns the last message. Remove it, or the row",
+        )
+    ]
+    assert faults(line(messages=[USER, {**ASSISTANT, "weight": 1}]), kind="supervised") == []
 
 
 def test_a_supervised_row_may_end_with_a_tool_call_without_text() -> None:
