@@ -1,6 +1,6 @@
 """Checks that every row fits the model: rendered with its chat template, counted with its tokenizer."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +15,9 @@ from service.platform.token_counting import ModelText, RenderError
 BATCH_ROWS = 256
 BATCH_CHARACTERS = 2**21
 """Rows up to this many characters are counted together; a longer row is counted alone."""
+LEARNED_FIELDS = (("tool_calls",), ("reasoning_content", "reasoning", "thinking"))
+"""Fields of a last message, besides its content, that supervised training learns; a model reads one of each
+group."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +89,11 @@ class LengthCheck:
         prompt = self._prompt(row, row.messages[:-1], row.tools)
         last = row.messages[-1]
         target = self._learned(row, prompt, last)
-        if last.get("tool_calls") and self._leaves_out_calls(row, prompt, target):
-            reason = "the model's chat template leaves out the last message's tool_calls"
-            raise RenderError(f"{reason}. Write them in its content, or remove them")
+        for names in LEARNED_FIELDS:
+            given = [name for name in names if last.get(name)]
+            if given and self._leaves_out(names, row, prompt, target):
+                reason = f"the model's chat template leaves out the last message's {given[0]}"
+                raise RenderError(f"{reason}. Write it in its content, or remove it")
         return _Texts(row, prompt, target)
 
     def _prompt(
@@ -98,7 +103,8 @@ class LengthCheck:
         prompt = self.text.render(messages, tools, for_completion=True)
         if any(each.get("tool_calls") for each in messages):
             with suppress(RenderError):
-                silent = self.text.render(list(map(_without_calls, messages)), tools, for_completion=True)
+                without = [_without(("tool_calls",), message) for message in messages]
+                silent = self.text.render(without, tools, for_completion=True)
                 if silent == prompt:
                     self.rows_without_calls.append(row.line)
         return prompt
@@ -109,11 +115,11 @@ class LengthCheck:
         whole = self.text.render([*row.messages[:-1], last], row.tools, for_completion=False)
         return learned_text(prompt, whole, last)
 
-    def _leaves_out_calls(self, row: Row, prompt: str, target: str) -> bool:
-        """Whether the target lacks the tool calls of the row's last message."""
+    def _leaves_out(self, names: Collection[str], row: Row, prompt: str, target: str) -> bool:
+        """Whether the target lacks these fields of the row's last message."""
         assert row.messages is not None
         with suppress(RenderError):
-            return self._learned(row, prompt, _without_calls(row.messages[-1])) == target
+            return self._learned(row, prompt, _without(names, row.messages[-1])) == target
         return False
 
     def _count(self) -> None:
@@ -188,5 +194,5 @@ class LengthCheck:
             self.problems.add(where, reason)
 
 
-def _without_calls(message: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in message.items() if key != "tool_calls"}
+def _without(names: Collection[str], message: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if name not in names}

@@ -158,7 +158,22 @@ def test_tool_calls_that_the_template_would_leave_out_of_a_demonstration_are_ref
         list(LengthCheck(text, supervised, CONTEXT_TOKENS, "training_file", problems).watch(rows))
         found.append([each.message for each in problems.found])
     reason = "training_file[3].messages: the model's chat template leaves out the last message's tool_calls"
-    assert found == [[f"{reason}. Write them in its content, or remove them"] * 3, []]
+    assert found == [[f"{reason}. Write it in its content, or remove it"] * 3, []]
+
+
+def test_thoughts_that_the_template_would_leave_out_of_a_demonstration_are_refused(tmp_path: Path) -> None:
+    question, answer = {"role": "user", "content": "four"}, {"role": "assistant", "content": "one"}
+    thoughts = [{"thinking": "two"}, {"reasoning_content": "two"}, {"reasoning": "two", "thinking": "two"}]
+    content = "{% for message in messages %}{{ message.thinking }} {{ message.content }} {% endfor %}"
+    text = load_model_text(make_model(tmp_path, template=content))
+    problems, supervised = Problems(), METHOD.validate_python({"type": "supervised"})
+    check = LengthCheck(text, supervised, CONTEXT_TOKENS, "training_file", problems)
+    rows = [Row(line, (question, answer | own), None, None, (), {}) for line, own in enumerate(thoughts, 1)]
+    list(check.watch(rows))
+    reason = "the model's chat template leaves out the last message's reasoning_content"
+    assert [each.message for each in problems.found] == [
+        f"training_file[2].messages: {reason}. Write it in its content, or remove it"
+    ]
 
 
 @on_sqlite
