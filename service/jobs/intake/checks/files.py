@@ -139,6 +139,8 @@ class FileCheck:
         )
         if not environments_of(method):  # with environments, equal rows are different tasks
             rows = self.duplicates.watch(rows, use.param, is_held_out_part=use.part == "held_out")
+        if isinstance(method, Supervised) and use.name == "training_file":
+            rows = self._watch_turns(rows)
         if self.text is None:
             return sum(1 for _ in self._graded(rows, use))
         tools = tuple(function_schemas(self.report.tools))
@@ -151,6 +153,21 @@ class FileCheck:
             text = f"{first}: the model's chat template leaves out the tool_calls of earlier turns{more}."
             self.report.warn("tool_calls_not_shown", f"{text} Write them in the content of those turns.")
         return num_rows
+
+    def _watch_turns(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Yields the rows unchanged. Warns of assistant turns that are not learned; weight 0 permits it."""
+        num_rows = num_found = 0
+        for row in rows:
+            num_rows += 1
+            earlier = (row.messages or ())[:-1]
+            num_found += any(each["role"] == "assistant" and each.get("weight") != 0 for each in earlier)
+            yield row
+        if num_found:
+            text = (
+                f"training_file: {num_found:,} of {num_rows:,} rows have assistant turns before the last one."
+            )
+            hint = "Only the last one is learned; add a row that ends with each turn to learn it as well"
+            self.report.warn("earlier_turns_not_learned", f"{text} {hint}, or give it the weight 0.")
 
     def _check_level(self, row: Row, use: DatasetUse) -> None:
         """Adds a problem if the curriculum is by levels and the row has none."""

@@ -13,7 +13,7 @@ from service.jobs.intake.recent_results import RecentResults
 from service.platform.storage import Storage, open_storage
 from service.settings import Settings
 from tests.conftest import on_sqlite
-from tests.service.job_samples import GRADER, create, jsonl, reinforcement, request, row, upload
+from tests.service.job_samples import GRADER, chat, create, jsonl, reinforcement, request, row, upload
 
 pytestmark = [on_sqlite, pytest.mark.usefixtures("model")]  # nothing here depends on the database
 
@@ -130,3 +130,18 @@ def test_more_than_a_hundred_problems_are_all_counted(client: TestClient) -> Non
     checked = client.post(f"{JOBS}/validate", json=body).json()
     assert (checked["num_problems"], len(checked["problems"])) == (780, 100)
     assert checked["problems"][99]["alike"] == 780
+
+
+def test_assistant_turns_that_are_not_learned_cause_a_warning(client: TestClient) -> None:
+    question, answer = chat("four", "one")["messages"]
+    said = [[question, each, question, answer] for each in (answer, answer | {"weight": 0})]
+    file_id = upload(client, jsonl(*({"messages": messages} for messages in said), chat("two", "one")))
+    warnings = create(client, file_id, method=SUPERVISED)["warnings"]
+    found = [each for each in warnings if each["code"] == "earlier_turns_not_learned"]
+    assert [each["message"] for each in found] == [
+        "training_file: 1 of 3 rows have assistant turns before the last one. Only the last one is learned; "
+        "add a row that ends with each turn to learn it as well, or give it the weight 0."
+    ]
+    asked = [[question, answer, question], [question]]
+    rows = jsonl(*({"messages": messages, "answer": "4"} for messages in asked))
+    assert create(client, upload(client, rows))["warnings"] == []
