@@ -4,10 +4,8 @@ import json
 import os
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
@@ -22,18 +20,7 @@ from service.platform.token_counting import (
     RenderError,
     load_model_text,
 )
-from service.settings import Settings
-from tests.conftest import on_sqlite
-from tests.service.job_samples import (
-    CONTEXT_TOKENS,
-    METHOD,
-    chat,
-    jsonl,
-    make_model,
-    reinforcement,
-    request,
-    upload,
-)
+from tests.service.job_samples import CONTEXT_TOKENS, METHOD, make_model, reinforcement
 
 MESSAGES = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "What is 2+2?"}]
 
@@ -125,84 +112,6 @@ def test_long_rows_do_not_wait_for_one_another(tmp_path: Path, monkeypatch: pyte
     waiting = [len(check._waiting) for _ in check.watch(rows)]
     assert waiting == [1, 0, 1, 0, 1, 0, 1]
     assert (check.counted.rows, check.problems.found) == (7, [])
-
-
-def test_a_row_without_a_prompt_is_a_problem_of_that_row(tmp_path: Path) -> None:
-    """The first token of a completion is predicted from the prompt's last one."""
-    template = "{% if messages | length > 1 %}{{ messages[0].content }}{% endif %}"
-    check = LengthCheck(
-        load_model_text(make_model(tmp_path, template=template)),
-        METHOD.validate_python({"type": "supervised"}),
-        CONTEXT_TOKENS,
-        "training_file",
-        Problems(),
-    )
-    rows = [Row(line, chat()["messages"], None, None, (), {}) for line in (1, 2)]
-    assert len(list(check.watch(rows))) == 2
-    assert [each.message for each in check.problems.found] == [
-        "training_file[1].messages: has no tokens before the completion",
-        "training_file[2].messages: has no tokens before the completion",
-    ]
-
-
-def test_tool_calls_that_the_template_would_leave_out_of_a_demonstration_are_refused(tmp_path: Path) -> None:
-    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": {}}}
-    answers = [{"role": "assistant", "content": text, "tool_calls": [call]} for text in ("one two", "", None)]
-    rows = [Row(3, ({"role": "user", "content": "four"}, each), None, None, (), {}) for each in answers]
-    content = "{% for message in messages %}{{ message.content or '' }} {% endfor %}"
-    calls = "{% for call in messages[-1].tool_calls or [] %}{{ call.function.name }}{% endfor %}"
-    found = []
-    for name, template in (("without", content), ("with", content + calls)):
-        problems, supervised = Problems(), METHOD.validate_python({"type": "supervised"})
-        text = load_model_text(make_model(tmp_path / name, template=template))
-        list(LengthCheck(text, supervised, CONTEXT_TOKENS, "training_file", problems).watch(rows))
-        found.append([each.message for each in problems.found])
-    reason = "training_file[3].messages: the model's chat template leaves out the last message's tool_calls"
-    assert found == [[f"{reason}. Write it in its content, or remove it"] * 3, []]
-
-
-def test_thoughts_that_the_template_would_leave_out_of_a_demonstration_are_refused(tmp_path: Path) -> None:
-    question, answer = {"role": "user", "content": "four"}, {"role": "assistant", "content": "one"}
-    thoughts = [{"thinking": "two"}, {"reasoning_content": "two"}, {"reasoning": "two", "thinking": "two"}]
-    content = "{% for message in messages %}{{ message.thinking }} {{ message.content }} {% endfor %}"
-    text = load_model_text(make_model(tmp_path, template=content))
-    problems, supervised = Problems(), METHOD.validate_python({"type": "supervised"})
-    check = LengthCheck(text, supervised, CONTEXT_TOKENS, "training_file", problems)
-    rows = [Row(line, (question, answer | own), None, None, (), {}) for line, own in enumerate(thoughts, 1)]
-    list(check.watch(rows))
-    reason = "the model's chat template leaves out the last message's reasoning_content"
-    assert [each.message for each in problems.found] == [
-        f"training_file[2].messages: {reason}. Write it in its content, or remove it"
-    ]
-
-
-@on_sqlite
-@pytest.mark.parametrize("method", [{"type": "supervised"}, reinforcement()])
-def test_earlier_tool_calls_that_the_template_leaves_out_cause_a_warning(
-    client: TestClient, settings: Settings, method: dict[str, Any]
-) -> None:
-    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-    calling = {"role": "assistant", "content": "", "tool_calls": [call]}
-    answer = {"role": "tool", "tool_call_id": "a", "content": "4"}
-    question, turn = {"role": "user", "content": "four"}, {"role": "assistant", "content": "one"}
-    last = turn if method["type"] == "supervised" else question
-    said = [[question, turn, question, last], *([question, calling, answer, last],) * 2]
-    rows = jsonl(*({"messages": [*messages], "answer": "4"} for messages in said))
-    content = "{% for message in messages %}{{ message.content }} {% endfor %}"
-    calls = "{% for message in messages if message.tool_calls %}{{ message.tool_calls | length }}{% endfor %}"
-    found = []
-    for name, template in (("tiny", content), ("showing", content + calls)):
-        make_model(settings.home, name, template=template)
-        body = request(upload(client, rows), method=method, model=name)
-        report = client.post("/v1/fine_tuning/jobs/validate", json=body).json()
-        assert report["valid"] is True
-        warnings = [each for each in report["warnings"] if each["code"] == "tool_calls_not_shown"]
-        found.append([each["message"] for each in warnings])
-    reason = (
-        "training_file[2].messages: the model's chat template leaves out the tool_calls of earlier turns "
-        "(and 1 more like it). Write them in the content of those turns."
-    )
-    assert found == [[reason], []]
 
 
 def test_text_parts_are_joined(tmp_path: Path) -> None:
