@@ -46,6 +46,8 @@ class LengthCheck:
     """Counts of all rows so far."""
     rows_without_calls: list[int] = field(default_factory=list)
     """Lines of the rows whose prompts lack the tool calls of earlier turns."""
+    rows_without_tools: list[int] = field(default_factory=list)
+    """Lines of the rows whose prompts lack their own tools, in a job without tools."""
     _waiting: list[_Texts] = field(default_factory=list)
     _num_characters: int = 0
     """Number of characters in the waiting rows."""
@@ -99,7 +101,7 @@ class LengthCheck:
     def _prompt(
         self, row: Row, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
     ) -> str:
-        """The rendered messages; remembers a row whose tool calls the template leaves out."""
+        """The rendered messages; remembers a row whose tools or tool calls the template leaves out."""
         prompt = self.text.render(messages, tools, for_completion=True)
         if any(each.get("tool_calls") for each in messages):
             with suppress(RenderError):
@@ -107,6 +109,10 @@ class LengthCheck:
                 silent = self.text.render(without, tools, for_completion=True)
                 if silent == prompt:
                     self.rows_without_calls.append(row.line)
+        if row.tools and not self.tools:
+            with suppress(RenderError):
+                if self.text.render(messages, None, for_completion=True) == prompt:
+                    self.rows_without_tools.append(row.line)
         return prompt
 
     def _learned(self, row: Row, prompt: str, last: Mapping[str, Any]) -> str:
@@ -116,10 +122,10 @@ class LengthCheck:
         return learned_text(prompt, whole, last)
 
     def _leaves_out(self, names: Collection[str], row: Row, prompt: str, target: str) -> bool:
-        """Whether the target lacks these fields of the row's last message."""
+        """Whether the target lacks these fields of the row's last message; it may lack the turn's end too."""
         assert row.messages is not None
         with suppress(RenderError):
-            return self._learned(row, prompt, _without(names, row.messages[-1])) == target
+            return self._learned(row, prompt, _without(names, row.messages[-1])).startswith(target)
         return False
 
     def _count(self) -> None:

@@ -147,12 +147,19 @@ class FileCheck:
         lengths = LengthCheck(self.text, method, self.context_tokens, use.param, problems, tools)
         num_rows = sum(1 for _ in self._graded(lengths.watch(rows), use))
         self.row_tokens[use.name] = lengths.counted
-        if silent := lengths.rows_without_calls:
-            first, count = f"{use.param}[{silent[0]}].messages", len(silent)
-            more = f" (and {count - 1:,} more like it)" if count > 1 else ""
-            text = f"{first}: the model's chat template leaves out the tool_calls of earlier turns{more}."
-            self.report.warn("tool_calls_not_shown", f"{text} Write them in the content of those turns.")
+        hint = "Write them in the content of those turns."
+        calls = "the tool_calls of earlier turns"
+        self._warn_of_rows("tool_calls_not_shown", use, lengths.rows_without_calls, calls, hint)
+        hint = "Describe them in the row's messages."
+        self._warn_of_rows("tools_not_shown", use, lengths.rows_without_tools, "the row's tools", hint)
         return num_rows
+
+    def _warn_of_rows(self, code: str, use: DatasetUse, lines: Sequence[int], what: str, hint: str) -> None:
+        """Warns of the rows of which the model's chat template leaves out something."""
+        if lines:
+            more = f" (and {len(lines) - 1:,} more like it)" if len(lines) > 1 else ""
+            text = f"{use.param}[{lines[0]}].messages: the model's chat template leaves out {what}{more}."
+            self.report.warn(code, f"{text} {hint}")
 
     def _watch_turns(self, rows: Iterable[Row]) -> Iterator[Row]:
         """Yields the rows unchanged. Warns of assistant turns that are not learned; weight 0 permits it."""

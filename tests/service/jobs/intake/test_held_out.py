@@ -168,7 +168,7 @@ def test_repeated_prompts_of_demonstrations_count_whatever_their_answers(client:
 def test_another_conversation_or_other_tools_are_not_a_repetition(client: TestClient) -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
     rows = [row(), row("What is 2+2 ?"), row(tools=[tool]), {"prompt": "What is 2+2?", "answer": "4"}]
-    assert warnings(validated(client, training_file=upload(client, jsonl(*rows)))) == {}
+    assert "duplicate_rows" not in warnings(validated(client, training_file=upload(client, jsonl(*rows))))
 
 
 def test_fifty_thousand_rows_are_compared_in_less_than_two_seconds() -> None:

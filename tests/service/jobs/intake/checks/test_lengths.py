@@ -60,16 +60,40 @@ def test_tool_calls_that_the_template_would_leave_out_of_a_demonstration_are_ref
 def test_thoughts_that_the_template_would_leave_out_of_a_demonstration_are_refused(tmp_path: Path) -> None:
     question, answer = {"role": "user", "content": "four"}, {"role": "assistant", "content": "one"}
     thoughts = [{"thinking": "two"}, {"reasoning_content": "two"}, {"reasoning": "two", "thinking": "two"}]
-    content = "{% for message in messages %}{{ message.thinking }} {{ message.content }} {% endfor %}"
-    text = load_model_text(make_model(tmp_path, template=content))
-    problems, supervised = Problems(), METHOD.validate_python({"type": "supervised"})
-    check = LengthCheck(text, supervised, CONTEXT_TOKENS, "training_file", problems)
     rows = [Row(line, (question, answer | own), None, None, (), {}) for line, own in enumerate(thoughts, 1)]
-    list(check.watch(rows))
-    reason = "the model's chat template leaves out the last message's reasoning_content"
-    assert [each.message for each in problems.found] == [
-        f"training_file[2].messages: {reason}. Write it in its content, or remove it"
+    turn = "{% if message.role == 'assistant' %}<think>{{ message.thinking }}</think>{% endif %}"
+    said = f"{{% for message in messages %}}{turn}{{{{ message.content }}}} <end>{{% endfor %}}"
+    thoughtless = said + "{% if add_generation_prompt %}<think></think>{% endif %}"
+    found = []
+    for name, template in (("thoughtful", said), ("thoughtless", thoughtless)):
+        problems, supervised = Problems(), METHOD.validate_python({"type": "supervised"})
+        text = load_model_text(make_model(tmp_path / name, template=template))
+        list(LengthCheck(text, supervised, CONTEXT_TOKENS, "training_file", problems).watch(rows))
+        found.append([each.message for each in problems.found])
+    reason = "messages: the model's chat template leaves out the last message's"
+    refused = [
+        f"training_file[{line}].{reason} {name}. Write it in its content, or remove it"
+        for line, name in ((1, "thinking"), (2, "reasoning_content"), (3, "reasoning"))
     ]
+    assert found == [[refused[1]], refused]
+
+
+@on_sqlite
+@pytest.mark.parametrize("method", [{"type": "supervised"}, reinforcement()])
+def test_tools_of_rows_that_the_template_leaves_out_cause_a_warning(
+    client: TestClient, settings: Settings, method: dict[str, Any]
+) -> None:
+    messages = chat("four", "one")["messages"][: 2 if method["type"] == "supervised" else 1]
+    rows = [{"messages": messages, "answer": "4", "tools": tools} for tools in ([], [{"name": "add"}])]
+    said = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    found = []
+    for name, template in (("tiny", said), ("showing", said + "{{ tools }}")):
+        make_model(settings.home, name, template=template)
+        body = request(upload(client, jsonl(*rows)), method=method, model=name)
+        warnings = client.post("/v1/fine_tuning/jobs/validate", json=body).json()["warnings"]
+        found.append([each["message"] for each in warnings if each["code"] == "tools_not_shown"])
+    reason = "training_file[2].messages: the model's chat template leaves out the row's tools."
+    assert found == [[f"{reason} Describe them in the row's messages."], []]
 
 
 @on_sqlite
