@@ -35,9 +35,10 @@ def rendered(render: Callable[[list[dict[str, Any]]], str], messages: Sequence[M
 
     The role developer becomes system, because few templates know it and the others leave its messages out.
     Tool calls have their arguments as objects: most templates would quote JSON text again (OpenAI's form). A
-    template that refuses objects gets JSON text (DeepSeek-V3). Raises one of TEMPLATE_ERRORS.
+    template that refuses objects gets JSON text (DeepSeek-V3). Null fields, as OpenAI's clients write them,
+    and empty lists are left out: some templates only check that they exist. Raises one of TEMPLATE_ERRORS.
     """
-    as_objects = [_with_arguments(plain(message), read_arguments) for message in messages]
+    as_objects = [_with_arguments(_without_nulls(plain(message)), read_arguments) for message in messages]
     for message in as_objects:
         message["role"] = "system" if message["role"] == "developer" else message["role"]
     try:
@@ -50,8 +51,14 @@ def rendered(render: Callable[[list[dict[str, Any]]], str], messages: Sequence[M
         raise
 
 
+def _without_nulls(message: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if value not in (None, [])}
+
+
 def read_arguments(arguments: Any) -> Any:
     """Arguments of a tool call as an object; anything that is not an object in JSON unchanged."""
+    if arguments in (None, ""):
+        return {}
     with suppress(ValueError, TypeError):
         value = from_json(arguments, allow_inf_nan=False)
         return value if isinstance(value, dict) else arguments

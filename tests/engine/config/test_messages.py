@@ -96,6 +96,24 @@ def test_a_call_is_the_same_text_in_every_form_that_openais_clients_write(name: 
     assert written(ARGUMENTS) == text
 
 
+@pytest.mark.parametrize("name", OF_ARGUMENTS)
+def test_fields_that_are_null_or_empty_are_as_if_missing(name: str) -> None:
+    """gpt-oss takes a message with the field tool_calls for one with calls, whatever the field has."""
+    answer = {"role": "assistant", "content": "4"}
+    text = shown(name, QUESTION, answer)
+    assert shown(name, QUESTION, {**answer, "tool_calls": None, "refusal": None, "thinking": None}) == text
+    assert shown(name, QUESTION, {**answer, "tool_calls": []}) == text
+
+
+@pytest.mark.parametrize("name", OF_ARGUMENTS)
+def test_arguments_that_are_null_or_empty_are_no_arguments(name: str) -> None:
+    def written(arguments: Any) -> str:
+        calls = [{"id": "a", "type": "function", "function": {"name": "look", "arguments": arguments}}]
+        return shown(name, QUESTION, {"role": "assistant", "tool_calls": calls})
+
+    assert written("") == written(None) == written({})
+
+
 @pytest.mark.parametrize("name", ["gemma3", "glm4moe", "gptoss", "llama3", "qwen3", "qwen3_5_think"])
 def test_a_developer_s_message_is_written_as_a_system_message(name: str) -> None:
     """Without that, Qwen and GLM would leave it out, and Gemma would refuse it."""
