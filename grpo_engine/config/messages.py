@@ -1,6 +1,7 @@
 """The messages and tools of a row's conversation, as chat templates get them."""
 
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,6 +16,9 @@ TEMPLATE_ERRORS = (
     *(ArithmeticError, AttributeError, RecursionError),
 )
 """Exceptions that a chat template may raise for a conversation that it does not support."""
+
+OPENING_CHARACTERS = 16
+"""An end of a prompt with at least this many characters is recognised in the whole conversation."""
 
 
 def plain(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,16 +90,25 @@ def learned_text(prompt: str, whole: str, last: Mapping[str, Any]) -> str:
     """What supervised training learns after `prompt`: the turn `last` of the rendered conversation `whole`.
 
     Templates of reasoning models end the prompt with the beginning of the thoughts, and may write a whole
-    conversation differently there: with other spaces (Nemotron), or without the thoughts (DeepSeek-R1).
+    conversation differently there: with other spaces (Nemotron), or without the thoughts (DeepSeek-R1). That
+    of gpt-oss leaves out the thoughts of calling turns if an answer follows, but not in the answer's prompt.
     """
     different = (place for place, pair in enumerate(zip(prompt, whole, strict=False)) if pair[0] != pair[1])
     shared = next(different, min(len(prompt), len(whole)))
     if (tag := prompt.rfind("<", 0, shared)) > prompt.rfind(">", 0, shared):
         shared = tag  # the tags differ after their first characters
     begun, rest, text = prompt[shared:].strip(), whole[shared:], text_of(last)
+    if THOUGHTS_END not in begun and len(end := _longest_end(prompt[shared:], rest)) >= OPENING_CHARACTERS:
+        return rest.rpartition(end)[2]
     if not begun or (THOUGHTS_END not in begun and rest.startswith(text)):
         return rest
     return text.removeprefix(begun).lstrip() if text.startswith(begun) else text
+
+
+def _longest_end(text: str, within: str) -> str:
+    """The longest end of `text` that is a part of `within`."""
+    length = bisect_right(range(1, len(text) + 1), 0, key=lambda size: text[-size:] not in within)
+    return text[len(text) - length :]
 
 
 def shown_tools(own: Sequence[dict[str, Any]], of_row: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -58,6 +58,20 @@ def test_a_call_without_text_is_learned_after_the_thoughts_that_the_prompt_began
     assert text.startswith(f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{call}<｜tool▁call▁end｜>")
 
 
+def test_an_answer_after_calls_with_thoughts_is_learned_as_a_whole() -> None:
+    """The template leaves the thoughts of calling turns out of a conversation that ends with an answer."""
+    calling = {"role": "assistant", "thinking": "I need it.", "tool_calls": [CALL]}
+    turns = [calling, {"role": "tool", "content": "3"}, calling, {"role": "tool", "content": "4"}]
+    prompt = rendering(source_of("gptoss"), "</s>", for_completion=True)([QUESTION, *turns])
+    last = {"role": "assistant", "content": "4", "thinking": "So 4."}
+    whole = rendering(source_of("gptoss"), "</s>")([QUESTION, *turns, last])
+    assert prompt is not None
+    assert whole is not None
+    thoughts = "<|channel|>analysis<|message|>So 4.<|end|>"
+    answer = "<|start|>assistant<|channel|>final<|message|>4<|return|>"
+    assert learned_text(prompt, whole, last) == thoughts + answer
+
+
 ARGUMENTS = {"city": "O'Connor 東京", "days": [1, 2]}
 OF_ARGUMENTS = {
     "deepseekv3": '```json\n{"city": "O\'Connor 東京", "days": [1, 2]}\n```',
