@@ -15,7 +15,7 @@ from service.platform.token_counting import ModelText, RenderError
 BATCH_ROWS = 256
 BATCH_CHARACTERS = 2**21
 """Rows up to this many characters are counted together; a longer row is counted alone."""
-LEARNED_FIELDS = (("tool_calls",), ("reasoning_content", "reasoning", "thinking"))
+LEARNED_FIELDS = (("reasoning_content", "reasoning", "thinking"), ("tool_calls",))
 """Fields of a last message, besides its content, that supervised training learns; a model reads one of each
 group."""
 

@@ -59,7 +59,12 @@ def test_tool_calls_that_the_template_would_leave_out_of_a_demonstration_are_ref
 
 def test_thoughts_that_the_template_would_leave_out_of_a_demonstration_are_refused(tmp_path: Path) -> None:
     question, answer = {"role": "user", "content": "four"}, {"role": "assistant", "content": "one"}
-    thoughts = [{"thinking": "two"}, {"reasoning_content": "two"}, {"reasoning": "two", "thinking": "two"}]
+    thoughts: list[dict[str, Any]] = [
+        {"thinking": "two"},
+        {"reasoning_content": "two"},
+        {"reasoning": "two", "thinking": "two"},
+        {"thinking": "two", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]},
+    ]
     rows = [Row(line, (question, answer | own), None, None, (), {}) for line, own in enumerate(thoughts, 1)]
     turn = "{% if message.role == 'assistant' %}<think>{{ message.thinking }}</think>{% endif %}"
     said = f"{{% for message in messages %}}{turn}{{{{ message.content }}}} <end>{{% endfor %}}"
@@ -73,9 +78,9 @@ def test_thoughts_that_the_template_would_leave_out_of_a_demonstration_are_refus
     reason = "messages: the model's chat template leaves out the last message's"
     refused = [
         f"training_file[{line}].{reason} {name}. Write it in its content, or remove it"
-        for line, name in ((1, "thinking"), (2, "reasoning_content"), (3, "reasoning"))
+        for line, name in ((1, "thinking"), (2, "reasoning_content"), (3, "reasoning"), (4, "thinking"))
     ]
-    assert found == [[refused[1]], refused]
+    assert found == [[refused[1], refused[3].replace("thinking", "tool_calls")], refused]
 
 
 @on_sqlite
