@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_engine.config.job import Method, Supervised
-from grpo_engine.config.messages import learned_text, shown_tools
+from grpo_engine.config.messages import learned_text, shown_tools, text_of
 from service.jobs.intake.subject import RowTokens
 from service.jobs.model.dataset import Problems, Row
 from service.jobs.model.methods import sampling_of
@@ -78,12 +78,14 @@ class LengthCheck:
             self._waiting.append(texts)
             self._num_characters += len(texts.prompt) + len(texts.target or "")
         except RenderError as error:
-            self.problems.add(f"{self.file}[{row.line}].messages", str(error))
+            part = "completion" if row.messages is None else "messages"
+            self.problems.add(f"{self.file}[{row.line}].{part}", str(error))
         if len(self._waiting) >= BATCH_ROWS or self._num_characters >= BATCH_CHARACTERS:
             self._count()
 
     def _texts(self, row: Row) -> _Texts:
         if row.messages is None:
+            self._check_end(row.completion or "")
             return _Texts(row, row.prompt or "", row.completion)
         if not isinstance(self.method, Supervised):
             tools = shown_tools(self.tools, row.tools)
@@ -96,7 +98,15 @@ class LengthCheck:
             if given and self._leaves_out(names, row, prompt, target):
                 reason = f"the model's chat template leaves out the last message's {given[0]}"
                 raise RenderError(f"{reason}. Write it in its content, or remove it")
+        self._check_end(text_of(last))
         return _Texts(row, prompt, target)
+
+    def _check_end(self, learned: str) -> None:
+        """Raises RenderError for a text that ends, for the model, before its last character."""
+        end = self.text.special_tokens.get("eos_token")
+        if end and end in learned.rstrip().removesuffix(end):
+            reason = f"has the model's end of sequence, {end}, inside the text that is learned"
+            raise RenderError(f"{reason}, and the rest would not be learned: remove it")
 
     def _prompt(
         self, row: Row, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None

@@ -83,6 +83,24 @@ def test_thoughts_that_the_template_would_leave_out_of_a_demonstration_are_refus
     assert found == [[refused[1], refused[3].replace("thinking", "tool_calls")], refused]
 
 
+def test_an_end_of_sequence_inside_a_learned_text_is_refused(tmp_path: Path) -> None:
+    """The model stops there, so the engine learns no further."""
+    problems, supervised = Problems(), METHOD.validate_python({"type": "supervised"})
+    text = load_model_text(make_model(tmp_path))
+    end = text.special_tokens["eos_token"]
+    question = {"role": "user", "content": f"four {end} two"}
+    texts = (f"one {end}\n", f"one {end} two")
+    turns = [(question, {"role": "assistant", "content": each}) for each in texts]
+    rows = [Row(line, messages, None, None, (), {}) for line, messages in enumerate(turns, 1)]
+    rows += [Row(line, None, "four", each, (), {}) for line, each in enumerate(texts, 3)]
+    list(LengthCheck(text, supervised, CONTEXT_TOKENS, "training_file", problems).watch(rows))
+    reason = f"has the model's end of sequence, {end}, inside the text that is learned"
+    assert [each.message for each in problems.found] == [
+        f"{place}: {reason}, and the rest would not be learned: remove it"
+        for place in ("training_file[2].messages", "training_file[4].completion")
+    ]
+
+
 @on_sqlite
 @pytest.mark.parametrize("method", [{"type": "supervised"}, reinforcement()])
 def test_tools_of_rows_that_the_template_leaves_out_cause_a_warning(
