@@ -60,7 +60,7 @@ FORMATS = (
         r"<tool_call>\s*(?:<function=(?P<name>[^>\s]+)>)?",
         r"</tool_call>",
         "xml-inline",
-        _tags(r"<parameter=(?P<key>[^>\s]+)>\n?(?P<value>(?:(?!<parameter=).)*?)\n?</parameter>"),
+        _tags(r"<parameter=(?P<key>[^<>\n]+)>\n?(?P<value>(?:(?!<parameter=).)*?)\n?</parameter>"),
     ),
     ToolFormat(
         "glm",

@@ -24,6 +24,8 @@ from grpo_engine.rollout.tools.argument_types import with_types
 PYTHON_TAG = "<|python_tag|>"
 _OBJECT = re.compile(r'\{\s*"(?:name|type|parameters|arguments)"\s*:')
 _ARGUMENTS = re.compile(r'"(?:parameters|arguments)"')
+_BARE_KEY = re.compile(r'<\|"\|>.*?<\|"\|>|(?<=[{,])(?P<key>[^"<>{}\[\],:]+)(?=:)', re.DOTALL)
+"""A text of Gemma, whose colons are no ends of keys, or a key."""
 _TURN_END = re.compile(r"<\|eo[tm]_id\|>")
 _SHOWN_CHARACTERS = 64
 
@@ -83,7 +85,8 @@ class CallReader:
         if rest := self._unread(match["body"]):
             return self._malformed(f"{rest[:_SHOWN_CHARACTERS]!r} is neither an argument nor complete")
         try:
-            found = parse_response(match[0], self._template, prefix="", tools=self._tools)
+            text = _BARE_KEY.sub(_quoted, match[0]) if "string_delims" in self.known.options else match[0]
+            found = parse_response(text, self._template, prefix="", tools=self._tools)
         except (ValueError, RecursionError) as error:
             return self._malformed(_not_json(error.__cause__ or error))
         except KeyError:
@@ -99,6 +102,11 @@ class CallReader:
 
     def _malformed(self, reason: str) -> ToolCall:
         return ToolCall("", error=f"{reason}; a call is {self.known.example}")
+
+
+def _quoted(found: re.Match[str]) -> str:
+    """A key in Gemma's quotes; transformers would quote it only if it has no other character than `\\w`."""
+    return f'<|"|>{found["key"].strip()}<|"|>' if found["key"] else found[0]
 
 
 def _template(known: ToolFormat) -> dict[str, Any]:

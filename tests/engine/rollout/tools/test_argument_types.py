@@ -1,4 +1,4 @@
-"""Arguments that a format writes as text get the types of the tool's schema, wherever it gives them."""
+"""Arguments that a format writes as text get the types of the tool's schema; their names may be any text."""
 
 from typing import Any
 
@@ -49,3 +49,14 @@ def test_the_type_of_an_argument_may_be_given_by_a_reference_or_its_values(
     tool = {"type": "function", "function": {"name": "add", "parameters": parameters}}
     text = FAMILIES["xml"].call("add", {"a": written})
     assert CallReader(XML, [tool]).read(text) == [ToolCall("add", {"a": value})]
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_names_of_arguments_that_are_no_identifiers_arrive_unchanged(name: str) -> None:
+    """Schemas of other people's servers have them. Gemma writes them without quotes."""
+    arguments = {"user-id": 7, "$ref": {"a.b": [True, {"@type": "{x-y:1}, a:b"}]}, "due date": "-"}
+    types = {"user-id": {"type": "integer"}, "$ref": {"type": "object"}, "due date": {"type": "string"}}
+    tool = {"function": {"name": "add", "parameters": {"type": "object", "properties": types}}}
+    (known,) = [each for each in FORMATS if each.name == FAMILIES[name].format]
+    read = CallReader(known, [tool]).read(FAMILIES[name].call("add", arguments))
+    assert read == [ToolCall("add", arguments)]
