@@ -23,6 +23,8 @@ from grpo_engine.process import deadline
 from grpo_engine.sandbox import Limits, Outcome, PythonServer, SandboxUnavailable, self_test
 
 MAX_CODE_CHARACTERS = 256_000
+FORM = 'a JSON list of {"call", "args", "expected"} or {"stdin", "expected_stdout"} objects'
+"""How an error message describes tests; many datasets have assert statements instead."""
 _LIMITS = Limits(memory_bytes=2**30, processes=32)
 _MEMORY = re.compile(r"processes used more than [0-9,]+ bytes")
 """Finds the sandbox's own message."""
@@ -70,7 +72,7 @@ class CodeTests(RewardGrader):
             try:
                 read_tests(text)
             except ValueError as error:
-                found.append(f"its tests do not parse: {error}")
+                found.append(f"its tests do not parse as {FORM}: {error}")
         return found
 
     def evaluate(self, sample: Sample, item: Mapping[str, Any]) -> Graded:

@@ -198,6 +198,11 @@ def test_only_the_inside_of_the_tag_counts() -> None:
     ("tests", "problem"),
     [
         ("no json", "its tests do not parse"),
+        (
+            ["assert add(1, 2) == 3"],
+            'its tests do not parse as a JSON list of {"call", "args", "expected"} or '
+            '{"stdin", "expected_stdout"} objects: ',
+        ),
         ([], "at least 1"),
         ([{"call": "f"}], "do not parse"),
         ([{"stdin": "x"}], "do not parse"),
