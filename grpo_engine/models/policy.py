@@ -96,11 +96,11 @@ class Policy:
         """Fingerprint of the base's weight files; trained weights fit only this base."""
         return base_fingerprint(self.source)
 
-    def fix_positions(self, max_tokens: int) -> None:
-        """Make the values of each sequence independent of its length, which is at most this."""
-        for model in (self.model, self.reference_model):
-            if model is not None:
-                fix_positions(model, max_tokens)
+    def fix_positions(self, max_tokens: int) -> bool:
+        """Make each sequence's values independent of its length, at most this. False: they already are."""
+        models = [model for model in (self.model, self.reference_model) if model is not None]
+        depends = [fix_positions(model, max_tokens) for model in models]
+        return any(depends)
 
     @property
     def num_embeddings(self) -> int:

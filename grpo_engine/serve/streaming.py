@@ -48,6 +48,8 @@ class StreamingSampler(TorchSampler):
             grown(row, tokens, logprobs, FinishReason.STOP if stopped else FinishReason.LENGTH)
 
         rows = self.rows([(0, sample) for sample in range(num_completions)], sampling, on_row)
+        max_tokens = len(token_ids) + sampling.max_tokens
+        depends_on_length = self.policy.fix_positions(max_tokens)
         for _ in steps(self._decoder(), [token_ids], num_completions, 1, rows):
             for row, length in zip(
                 rows.live[rows.running].tolist(), rows.at[rows.running].tolist(), strict=True
@@ -56,3 +58,5 @@ class StreamingSampler(TorchSampler):
                     grown(row, rows.tokens[row, :length].tolist(), rows.logprobs[row, :length].tolist(), None)
             yield found
             found = []
+            if depends_on_length:  # another request may have changed its positions
+                self.policy.fix_positions(max_tokens)

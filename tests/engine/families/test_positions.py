@@ -1,6 +1,7 @@
 """Rotary positions whose angles differ in long sequences: the same in sampling, training and transformers."""
 
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from grpo_engine.contract.events import StepFinished
 from grpo_engine.models.loading import load_policy
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.sampler.base import Sampling
+from grpo_engine.serve.streaming import StreamingSampler
 from grpo_engine.training_free.local_client import LocalModelClient
 from tests.engine.conftest import write_rows
 from tests.engine.families.catalogue import FAMILIES
@@ -98,3 +100,24 @@ def test_an_attempt_has_the_values_of_one_forward_pass(
             logprobs = logits[len(prompt.token_ids) - 1 : -1].log_softmax(-1)
             expected = logprobs.gather(1, torch.tensor(each.token_ids)[:, None]).squeeze(1)
             assert float((torch.tensor(each.logprobs) - expected).abs().max()) < EXACT
+
+
+def test_each_of_two_requests_at_the_same_time_has_the_angles_of_its_longest_sequence(tmp_path: Path) -> None:
+    """The first one becomes long while it grows, the second one stays short."""
+    source = reinforcement(make_phi(tmp_path / "base", SHORT), tmp_path).model
+    settings = SupervisedHyperparameters.model_validate({})
+    policies = [load_policy(source, settings, torch.device("cpu"), torch.float32, seed=1) for _ in range(2)]
+    sampler, prompt, lengths = StreamingSampler(policies[0]), IDS[:8], (2 * SHORT, SHORT // 2)
+    found: list[tuple[list[int], list[float]]] = [([], []), ([], [])]
+    with torch.no_grad():
+        requests = [sampler.grow(prompt, 1, Sampling(max_tokens=length, seed=3)) for length in lengths]
+        for both in zip_longest(*requests, fillvalue=[]):
+            for (tokens, logprobs), growths in zip(found, both, strict=True):
+                tokens += [token for each in growths for token in each.token_ids]
+                logprobs += [logprob for each in growths for logprob in each.logprobs]
+        for length, (tokens, logprobs) in zip(lengths, found, strict=True):
+            policies[1].fix_positions(len(prompt) + length)
+            logits = policies[1].model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+            expected = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None]).squeeze(1)
+            assert float((torch.tensor(logprobs) - expected).abs().max()) < EXACT
+    assert len(found[0][0]) > SHORT
