@@ -22,41 +22,51 @@ OPENING_CHARACTERS = 16
 
 
 def plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with its content as one text: templates of text models accept only strings, and some write
-    a missing text as `None` (GLM)."""
-    content = message.get("content") or ""
+    """The message with its text parts joined: templates of text models accept only strings."""
+    content = message.get("content")
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content)
     return {**message, "content": content}
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    return str(plain(message)["content"])
+    return str(plain(message)["content"] or "")
 
 
 def rendered(render: Callable[[list[dict[str, Any]]], str], messages: Sequence[Mapping[str, Any]]) -> str:
     """The text that `render`, a chat template, makes of the messages.
 
     The role developer becomes system, because few templates know it and the others leave its messages out.
-    Tool calls have their arguments as objects: most templates would quote JSON text again (OpenAI's form). A
-    template that refuses objects gets JSON text (DeepSeek-V3). Null fields, as OpenAI's clients write them,
-    and empty lists are left out: some templates only check that they exist. Raises one of TEMPLATE_ERRORS.
+    Tool calls have their arguments as objects: most templates would quote JSON text again (OpenAI's form).
+    Empty fields are left out: some templates only check that they exist, or write null as a word. A template
+    that refuses this gets JSON text and, as the content of a call without text, null (DeepSeek-V3, R1), or an
+    empty text (Cohere, Phi-3). Raises the template's first refusal, one of TEMPLATE_ERRORS.
     """
-    as_objects = [_with_arguments(_without_nulls(plain(message)), read_arguments) for message in messages]
+    as_objects = [_with_arguments(_without_empty(plain(message)), read_arguments) for message in messages]
     for message in as_objects:
         message["role"] = "system" if message["role"] == "developer" else message["role"]
-    try:
-        return render(as_objects)
-    except TEMPLATE_ERRORS:
-        as_text = [_with_arguments(message, _written) for message in as_objects]
-        if as_text != as_objects:
-            with suppress(*TEMPLATE_ERRORS):
-                return render(as_text)
-        raise
+    forms = [as_objects]
+    if any(message.get("tool_calls") for message in as_objects):
+        forms.append([_with_arguments(_with_content(message, None), _written) for message in as_objects])
+        forms.append([_with_content(message, "") for message in as_objects])
+    refusals = []
+    for form in forms:
+        try:
+            return render(form)
+        except TEMPLATE_ERRORS as error:
+            refusals.append(error)
+    raise refusals[0]
 
 
-def _without_nulls(message: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in message.items() if value not in (None, [])}
+def _without_empty(message: dict[str, Any]) -> dict[str, Any]:
+    """The message without null, empty lists and, if it calls tools, empty texts."""
+    empty: tuple[Any, ...] = (None, [], "") if message.get("tool_calls") else (None, [])
+    return {name: value for name, value in message.items() if value not in empty}
+
+
+def _with_content(message: dict[str, Any], content: str | None) -> dict[str, Any]:
+    """The message with this content if it is a turn of the model without text."""
+    return {"content": content, **message} if message["role"] == "assistant" else message
 
 
 def read_arguments(arguments: Any) -> Any:

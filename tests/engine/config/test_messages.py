@@ -10,7 +10,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from grpo_engine.config.messages import learned_text, rendered
 from tests.engine.config.test_turn_ends import rendering
 
-QUESTION = {"role": "user", "content": "1+1?"}
+QUESTION: dict[str, Any] = {"role": "user", "content": "1+1?"}
+ANSWER: dict[str, Any] = {"role": "assistant", "content": "4"}
 SHORT, THOUGHTFUL = "2", "<think>\none and one\n</think>\n\n2"
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 
@@ -95,37 +96,44 @@ def shown(name: str, *messages: dict[str, Any]) -> str:
     return rendered(render, messages)
 
 
+def calling(arguments: Any, **more: Any) -> dict[str, Any]:
+    calls = [{"id": "a", "type": "function", "function": {"name": "look", "arguments": arguments}}]
+    return {"role": "assistant", **more, "tool_calls": calls}
+
+
 @pytest.mark.parametrize("name", OF_ARGUMENTS)
 def test_a_call_is_the_same_text_in_every_form_that_openais_clients_write(name: str) -> None:
     """Most templates quote arguments in JSON again; some refuse them or a missing text, or write `None`."""
-
-    def written(arguments: Any, **content: Any) -> str:
-        calls = [{"id": "a", "type": "function", "function": {"name": "look", "arguments": arguments}}]
-        return shown(name, QUESTION, {"role": "assistant", **content, "tool_calls": calls})
-
-    text = written(ARGUMENTS, content="")
+    text = shown(name, QUESTION, calling(ARGUMENTS, content=""))
     assert OF_ARGUMENTS[name] in text
-    assert written(json.dumps(ARGUMENTS), content="") == text
-    assert written(ARGUMENTS, content=None) == text
-    assert written(ARGUMENTS) == text
+    assert shown(name, QUESTION, calling(json.dumps(ARGUMENTS), content="")) == text
+    assert shown(name, QUESTION, calling(ARGUMENTS, content=None)) == text
+    assert shown(name, QUESTION, calling(ARGUMENTS)) == text
 
 
 @pytest.mark.parametrize("name", OF_ARGUMENTS)
 def test_fields_that_are_null_or_empty_are_as_if_missing(name: str) -> None:
     """gpt-oss takes a message with the field tool_calls for one with calls, whatever the field has."""
-    answer = {"role": "assistant", "content": "4"}
-    text = shown(name, QUESTION, answer)
-    assert shown(name, QUESTION, {**answer, "tool_calls": None, "refusal": None, "thinking": None}) == text
-    assert shown(name, QUESTION, {**answer, "tool_calls": []}) == text
+    text = shown(name, QUESTION, ANSWER)
+    assert shown(name, QUESTION, {**ANSWER, "tool_calls": None, "refusal": None, "thinking": None}) == text
+    assert shown(name, QUESTION, {**ANSWER, "tool_calls": []}) == text
 
 
 @pytest.mark.parametrize("name", OF_ARGUMENTS)
 def test_arguments_that_are_null_or_empty_are_no_arguments(name: str) -> None:
-    def written(arguments: Any) -> str:
-        calls = [{"id": "a", "type": "function", "function": {"name": "look", "arguments": arguments}}]
-        return shown(name, QUESTION, {"role": "assistant", "tool_calls": calls})
+    forms = [shown(name, QUESTION, calling(arguments)) for arguments in ("", None, {})]
+    assert forms == forms[-1:] * 3
 
-    assert written("") == written(None) == written({})
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}])
+def test_a_template_that_writes_only_calls_without_text_gets_null_as_content(content: dict[str, Any]) -> None:
+    text = shown("deepseek_r1_distill", QUESTION, calling(ARGUMENTS, **content))
+    assert OF_ARGUMENTS["deepseekv3"] in text
+
+
+@pytest.mark.parametrize("name", ["cohere", "phi3"])
+def test_a_template_that_writes_no_calls_gets_an_empty_text_as_content(name: str) -> None:
+    assert shown(name, QUESTION, calling(ARGUMENTS)) == shown(name, QUESTION, {**ANSWER, "content": ""})
 
 
 @pytest.mark.parametrize("name", ["gemma3", "glm4moe", "gptoss", "llama3", "qwen3", "qwen3_5_think"])
